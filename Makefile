@@ -1,0 +1,59 @@
+# Everything is made in .venv of this clone. Override with e.g. `make run PYTHON=python3.12 ARGS="--log-level debug"`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+# PyTorch is pinned. On Linux its default build carries CUDA; TORCH_ARGS takes pip's options for a CPU-only index.
+TORCH  := torch==2.13.0
+TORCH_ARGS ?=
+CONFIG ?= sluice.yaml
+ARGS   ?=
+# Keys are asked for when there is one; without SLUICE_ADMIN_KEY the gateway serves this machine only, keys off.
+export SLUICE_AUTH__ENABLED ?= $(if $(SLUICE_ADMIN_KEY),true,false)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-env lint format bench clean check
+
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is %d.%d. Try: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: on Debian or Ubuntu, apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.torch: | $(BIN)/python
+	@echo "Installing PyTorch (once)…"
+	@$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
+	@touch $@
+
+$(VENV)/.run: pyproject.toml | $(VENV)/.torch
+	@echo "Installing Sluice…"
+	@$(PIP) install --quiet --editable '.[embedded,replay]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml scripts/test-env | $(VENV)/.torch
+	@PIP='$(PIP)' sh scripts/test-env
+	@touch $@ $(VENV)/.run
+
+run: $(VENV)/.run ## Start the gateway on 127.0.0.1:8000 with the demo model
+	@exec $(BIN)/sluice serve --config $(CONFIG) $(ARGS)
+
+test-env: $(VENV)/.test ## Install everything that the tests need
+
+test: $(VENV)/.test ## Run the whole suite: linters, types, import rules, tests
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/check
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/test $(ARGS)
+
+check: test ## The same as test: what CI runs
+
+lint: $(VENV)/.test ## Linters, types and import rules only
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/check
+
+format: $(VENV)/.test ## Format the code
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+bench: $(VENV)/.test ## Run the benchmarks (minutes)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/bench
+
+clean: ## Remove the environment and what was built
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis sluice.db*

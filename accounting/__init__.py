@@ -1,0 +1,1 @@
+"""Keys, usage rows and the ledger."""

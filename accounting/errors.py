@@ -1,0 +1,26 @@
+"""Errors of accounting.
+
+::
+
+    AccountingError
+    ├── LedgerUnavailable   the ledger's url cannot be used, or its rows cannot be read now
+    └── AlreadySettled      an account was used after it was settled: a defect of the caller
+"""
+
+from __future__ import annotations
+
+
+class AccountingError(Exception):
+    """Something about usage cannot be recorded or read."""
+
+
+class LedgerUnavailable(AccountingError):
+    """The ledger's url cannot be used, or its rows cannot be read now; the message tells which."""
+
+
+class AlreadySettled(AccountingError):
+    """An account was settled or updated after it had been settled."""
+
+    def __init__(self, generation_id: str) -> None:
+        self.generation_id = generation_id
+        super().__init__(f"the account of generation {generation_id!r} is settled already")

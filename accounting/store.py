@@ -1,0 +1,212 @@
+"""The ledger's database: makes the table, writes batches, reads rows. Holds no rows itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import event, select
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    IntegrityError,
+    InvalidRequestError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from accounting.errors import AccountingError, LedgerUnavailable
+from accounting.tables import INSERTS, from_columns, generations, to_columns
+from accounting.values import UsageRow
+
+ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
+# How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
+# that thread cannot be interrupted and closing waits for it; longer locks are met by trying again.
+BUSY_TIMEOUT_MS = 500
+# The writer, and a few reports beside it.
+POOL_CONNECTIONS = 4
+
+
+class UnwritableRows(AccountingError):
+    """All other rows of a batch are durable; these are refused by the database for what they hold."""
+
+    def __init__(self, generation_ids: frozenset[str]) -> None:
+        self.generation_ids = generation_ids
+        super().__init__(f"{len(generation_ids)} rows cannot be written")
+
+
+class GenerationStore:
+    """The table ``generations`` behind a url."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine: AsyncEngine | None = None
+        self._prepared = False
+        self._in_memory = False
+
+    def connect(self) -> None:
+        """Check the url and make the engine; touches no database. Raises LedgerUnavailable."""
+        allowed = " or ".join(f"{driver}://…" for driver in ALLOWED_DRIVERS)
+        try:
+            url = make_url(self._url)
+        except (ArgumentError, ValueError) as error:
+            # The text is not repeated: a password may stand anywhere in what is no url.
+            raise LedgerUnavailable(f"ledger.url is not a database url; allowed: {allowed}") from error
+        if url.drivername not in ALLOWED_DRIVERS:
+            raise LedgerUnavailable(f"ledger.url is of {url.drivername!r}; allowed: {allowed}")
+        try:
+            self._engine = _engine(url)
+        except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
+            raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
+        self._in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+    async def prepare(self) -> None:
+        """Make the table and its indices when they are not there."""
+        if self._prepared:
+            return
+        engine = self._opened()
+        try:
+            if engine.dialect.name == "sqlite" and not self._in_memory:
+                _mend_companions(Path(engine.url.database or ""))
+                await _use_wal(engine)
+            async with engine.begin() as connection:
+                await connection.run_sync(generations.metadata.create_all)
+        except Exception:
+            await self._forget_connections()
+            raise
+        self._prepared = True
+
+    async def write(self, batch: Sequence[UsageRow]) -> None:
+        """Make ``batch`` durable in one transaction; rows that are there already stay as they are.
+
+        Raises UnwritableRows when the database refuses some for what they hold, the others being
+        durable; anything else means that nothing is known to be durable, and the batch is to be written
+        again. An empty batch only makes the table.
+        """
+        await self.prepare()
+        if not batch:
+            return
+        try:
+            await self._insert(batch)
+        except Exception as error:
+            if not is_the_rows_fault(error):
+                await self._forget_connections()
+                raise
+        else:
+            return
+        unwritable: set[str] = set()
+        for row in batch:
+            try:
+                await self._insert((row,))
+            except Exception as error:
+                if not is_the_rows_fault(error):
+                    await self._forget_connections()
+                    raise
+                unwritable.add(row.generation_id)
+        if unwritable:
+            raise UnwritableRows(frozenset(unwritable))
+
+    async def newest(self, limit: int) -> list[UsageRow]:
+        """Rows by start, newest first. Raises LedgerUnavailable."""
+        query = (
+            select(generations)
+            .order_by(generations.c.started_at.desc(), generations.c.generation_id)
+            .limit(limit)
+        )
+        try:
+            async with self._opened().connect() as connection:
+                found = (await connection.execute(query)).mappings().all()
+        except (SQLAlchemyError, OSError) as error:
+            kind = type(getattr(error, "orig", None) or error).__name__
+            raise LedgerUnavailable(f"the ledger cannot be read now ({kind})") from error
+        return [from_columns(columns) for columns in found]
+
+    async def close(self, timeout_s: float) -> None:
+        """Close all connections, waiting at most ``timeout_s`` seconds for calls that are under way."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            async with asyncio.timeout(timeout_s):
+                await engine.dispose()
+
+    async def _insert(self, rows: Sequence[UsageRow]) -> None:
+        engine = self._opened()
+        async with engine.begin() as connection:
+            await connection.execute(INSERTS[engine.dialect.name], [to_columns(row) for row in rows])
+
+    async def _forget_connections(self) -> None:
+        """Begin anew next time: a file may be another one by then, a server may have lost its tables."""
+        if self._in_memory:
+            return
+        self._prepared = False
+        await self._opened().dispose()
+
+    def _opened(self) -> AsyncEngine:
+        if self._engine is None:
+            raise LedgerUnavailable("the ledger is not open")
+        return self._engine
+
+
+def _engine(url: URL) -> AsyncEngine:
+    if url.get_backend_name() != "sqlite":
+        return create_async_engine(url, pool_size=POOL_CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+    engine = create_async_engine(url)
+
+    def set_up(connection: DBAPIConnection, _: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        # A row is a bill: a power cut must not take it back, and a batch pays one sync for all its rows.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.close()
+
+    def roll_back(connection: DBAPIConnection, _: object, error: BaseException | None) -> None:
+        # A cancelled call leaves its thread in the middle of a transaction. Closing alone does not end it:
+        # SQLite keeps a closed connection, locks included, for as long as a cursor of it is referenced.
+        # A connection that cannot even roll back is closed next, which is all that is left to do.
+        if error is not None:
+            with contextlib.suppress(sqlite3.Error, ValueError):
+                connection.rollback()
+
+    event.listen(engine.sync_engine, "connect", set_up)
+    event.listen(engine.sync_engine, "invalidate", roll_back)
+    return engine
+
+
+def _mend_companions(database: Path) -> None:
+    """Give the files beside a SQLite database its own permissions again.
+
+    SQLite makes them with the database's permissions of that moment and keeps them; so after a time of
+    being read-only, even only read from, a database stays so until its companion is writable too.
+    """
+    if not os.access(database, os.W_OK):
+        return
+    for suffix in ("-wal", "-shm"):
+        companion = database.with_name(database.name + suffix)
+        if companion.exists() and not os.access(companion, os.W_OK):
+            companion.chmod(stat.S_IMODE(database.stat().st_mode))
+
+
+async def _use_wal(engine: AsyncEngine) -> None:
+    """Reports read while the writer writes. Kept in the file, and asked for only once."""
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+
+
+def is_the_rows_fault(error: Exception) -> bool:
+    """Whether writing the same row again would fail again, however the database is."""
+    if isinstance(error, IntegrityError | DataError):
+        return True
+    cause: object = error.orig if isinstance(error, StatementError) else error
+    # PostgreSQL's classes 22 (the value) and 23 (a constraint), whatever class the driver makes of them.
+    if str(getattr(cause, "sqlstate", ""))[:2] in ("22", "23"):
+        return True
+    # What a driver cannot even bind: an integer beyond 64 bits, a text that is not Unicode.
+    return isinstance(cause, OverflowError | UnicodeError)

@@ -1,0 +1,1 @@
+"""The LoRA adapter registry: which adapter serves a request."""

@@ -1,0 +1,1 @@
+"""Admission control: which request may go to its backend now, and why not."""

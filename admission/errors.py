@@ -1,0 +1,31 @@
+"""Errors of the admission stage.
+
+::
+
+    AdmissionError
+    └── Refused     the request may not go to its backend now
+"""
+
+from __future__ import annotations
+
+from admission.values import Reason
+
+
+class AdmissionError(Exception):
+    """Admission did not let a request through."""
+
+
+class Refused(AdmissionError):
+    """The request was kept from its backend.
+
+    Args:
+        reason: the stable code.
+        estimated_wait_s: how long it would have waited, seconds.
+        retry_after_s: when trying again makes sense, seconds from now.
+    """
+
+    def __init__(self, reason: Reason, *, estimated_wait_s: float, retry_after_s: float) -> None:
+        self.reason = reason
+        self.estimated_wait_s = estimated_wait_s
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{reason.value} (estimated wait {estimated_wait_s:.2f} s)")

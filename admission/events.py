@@ -1,0 +1,62 @@
+"""What admission tells: frozen facts for metrics, spans and logs; admission itself knows none of those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from admission.values import Reason
+
+
+class Outcome(StrEnum):
+    """How a slot ended; only ``succeeded`` teaches the service time."""
+
+    SUCCEEDED = "succeeded"
+    DROPPED = "dropped"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A slot was given.
+
+    ``queue_depth`` and ``kv_usage`` are what the decision saw; ``in_flight`` counts the new slot.
+    """
+
+    backend: str
+    tenant: str
+    priority: int
+    estimated_wait_s: float
+    queue_depth: int
+    kv_usage: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """A request was kept from its backend; the figures are what the decision saw."""
+
+    backend: str
+    tenant: str
+    priority: int
+    reason: Reason
+    estimated_wait_s: float
+    retry_after_s: float
+    queue_depth: int
+    kv_usage: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A slot came back. ``held_s`` is the time from admission until its outcome was known, seconds."""
+
+    backend: str
+    tenant: str
+    outcome: Outcome
+    held_s: float
+    estimated_wait_s: float
+    in_flight: int
+
+
+AdmissionEvent = Admitted | RefusedEvent | Released

@@ -1,0 +1,1 @@
+"""Token budgets: what of a prompt is sent, counted exactly."""

@@ -1,0 +1,93 @@
+"""Control tokens, and why a message cannot contain one.
+
+A tokenizer turns the characters ``<|im_end|>`` into the token that ends a turn wherever they stand, in a
+user's words too; so whoever may write a message could end it and write the next one in another role.
+Neither ``transformers`` (unless asked) nor vLLM prevents that. Here a control token comes from the template
+alone: the same characters inside a message are tokenized as the plain text they are. A message without such
+characters, which is every honest one, gets exactly the ids that ``transformers`` gives; decoded, the prompt
+is the rendered text in either case.
+
+How: before rendering, occurrences inside message texts are broken by a mark that no tokenizer's control
+token contains; in the rendered text only the template's own control tokens are whole. They become ids; what
+stands between them is unmarked and tokenized with control tokens switched off.
+
+Control tokens are the added tokens that ``tokenizer.json`` marks special, of two characters or more. Added
+tokens not marked special (runs of blanks, ``<think>``) are ordinary vocabulary: templates look for some of
+them in old answers, and none of them ends a turn. Raw prompts are not guarded: their callers write the
+template's markup themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Unicode noncharacters: never in interchanged text by definition; if they are, they are escaped.
+_MARK = "\ufdd0"
+_BREAK = _MARK + "\ufdd1"
+_ESCAPED_MARK = _MARK + "\ufdd2"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of rendered text: a control token (``token_id`` set), or text to be tokenized as text."""
+
+    text: str
+    token_id: int | None = None
+
+
+class ControlTokens:
+    """Finds control tokens in texts, breaks them in messages, and cuts rendered texts at them.
+
+    Args:
+        ids: id by content, of every control token.
+        always: guard every message, whatever it contains: set when a normalizer could make a control
+            token out of characters that are not it.
+    """
+
+    def __init__(self, ids: Mapping[str, int], *, always: bool = False) -> None:
+        self.ids = {content: token_id for content, token_id in ids.items() if len(content) > 1}
+        self._always = always
+        # Longest first, so that a token is not mistaken for a shorter one that it starts with.
+        longest_first = sorted(self.ids, key=lambda content: (-len(content), content))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def forged_in(self, text: str) -> bool:
+        """Whether a message of this text must be guarded."""
+        return self._always or self._pattern.search(text) is not None
+
+    def guard(self, text: str) -> str:
+        """``text`` with every control token in it broken; :meth:`unguard` gives ``text`` back."""
+        text = text.replace(_MARK, _ESCAPED_MARK)
+        # Tokens may overlap, so breaking one can leave another whole: again until none is.
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
+        return text
+
+    @staticmethod
+    def unguard(text: str) -> str:
+        """The text without the marks of :meth:`guard`."""
+        return text.replace(_BREAK, "").replace(_ESCAPED_MARK, _MARK)
+
+    @staticmethod
+    def split_at_breaks(text: str) -> list[str]:
+        """The parts of a guarded text between its marks, for vocabularies that could spell a token anew."""
+        return [part.replace(_ESCAPED_MARK, _MARK) for part in text.split(_BREAK)]
+
+    def segments(self, guarded: str) -> list[Segment]:
+        """A rendered, guarded text, cut at the control tokens that the template wrote; marks still in."""
+        found: list[Segment] = []
+        at = 0
+        for match in self._pattern.finditer(guarded):
+            if match.start() > at:
+                found.append(Segment(guarded[at : match.start()]))
+            found.append(Segment(match[0], self.ids[match[0]]))
+            at = match.end()
+        if at < len(guarded):
+            found.append(Segment(guarded[at:]))
+        return found
+
+    def opens(self, text: str) -> bool:
+        """Whether ``text`` starts with a control token."""
+        return self._pattern.match(text) is not None

@@ -1,0 +1,94 @@
+"""Errors of the budget stage.
+
+::
+
+    BudgetError
+    ├── ContextTooLong      what may not be trimmed does not fit
+    ├── EmptyPrompt         there is no token to start from
+    ├── InvalidReserve      the answer's reserve leaves no room for any prompt
+    ├── TemplateRefused     the model's chat template does not take such a conversation
+    ├── TokenizerError      the model folder's tokenizer cannot be used (at start, never for a request)
+    └── UnknownTokenId      a raw prompt holds an id outside the vocabulary
+"""
+
+from __future__ import annotations
+
+from budgeting.values import Section
+
+
+class BudgetError(Exception):
+    """A prompt cannot be planned."""
+
+
+class ContextTooLong(BudgetError):
+    """Only what may not be trimmed (system part, latest turn, raw prompt) is over the limit.
+
+    Args:
+        section: the section that is too long.
+        needed: tokens that must be sent.
+        allowed: tokens there is room for: the model's length less the reserve.
+        reserve: tokens kept for the answer.
+    """
+
+    def __init__(self, *, section: Section, needed: int, allowed: int, reserve: int) -> None:
+        self.section = section
+        self.needed = needed
+        self.allowed = allowed
+        self.reserve = reserve
+        super().__init__(
+            f"the prompt needs {needed} tokens that may not be trimmed, {needed - allowed} more than the "
+            f"{allowed} that fit beside {reserve} reserved for the answer (largest section: {section.value})"
+        )
+
+
+class InvalidReserve(BudgetError):
+    """``max_tokens`` is not smaller than the model's whole length."""
+
+    def __init__(self, *, max_tokens: int, max_model_len: int) -> None:
+        self.max_tokens = max_tokens
+        self.max_model_len = max_model_len
+        super().__init__(f"max_tokens is {max_tokens}; allowed: 1 to {max_model_len - 1}")
+
+
+class EmptyPrompt(BudgetError):
+    """A raw prompt of no tokens: a model has nothing to continue."""
+
+    def __init__(self) -> None:
+        super().__init__("the prompt holds no tokens; allowed: at least 1")
+
+
+class TemplateRefused(BudgetError):
+    """The chat template raised: the model was not made for this order of roles, or for such a message.
+
+    Args:
+        reason: what the template said; its own words, cut to 200 characters.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason[:200]
+        super().__init__(f"the model's chat template refuses these messages: {self.reason}")
+
+
+class TokenizerError(BudgetError):
+    """A model folder's tokenizer or chat template is missing, malformed or unsafe.
+
+    Raised while loading, never for a request.
+
+    Args:
+        folder: the folder as configured.
+        problem: the file, what is wrong with it and what is needed.
+    """
+
+    def __init__(self, folder: str, problem: str) -> None:
+        self.folder = folder
+        self.problem = problem
+        super().__init__(f"tokenizer of {folder}: {problem}")
+
+
+class UnknownTokenId(BudgetError):
+    """A raw prompt given as token ids holds one that the vocabulary does not have."""
+
+    def __init__(self, token_id: int, vocabulary: int) -> None:
+        self.token_id = token_id
+        self.vocabulary = vocabulary
+        super().__init__(f"token id {token_id} is not in the vocabulary; allowed: ids below {vocabulary}")

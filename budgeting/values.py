@@ -1,0 +1,133 @@
+"""Values of the budget stage: a canonical prompt goes in, a plan that fits the model comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class Section(StrEnum):
+    """The parts of a prompt that have a token budget of their own (seed 000 §11)."""
+
+    SYSTEM = "system"
+    RETRIEVAL = "retrieval"
+    RECENT_TURNS = "recent_turns"
+    OLDER_SUMMARY = "older_summary"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message as a backend will see it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceChunk:
+    """A piece of retrieved evidence.
+
+    Args:
+        chunk_id: the caller's id, reported when the chunk is dropped.
+        source_type: where it comes from (``catalog``, ``review``…), shown to the model.
+        text: the evidence itself.
+        score: relevance, higher is better; ``None`` counts as lower than any score.
+    """
+
+    chunk_id: str
+    source_type: str
+    text: str
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalPrompt:
+    """A prompt in canonical order: the stable part first, volatile parts after it.
+
+    ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant
+    messages, oldest first, the last one being the latest turn; ``context`` is the rendered volatile
+    block (empty when there is none). ``raw`` replaces all of it for text completions: a text, or token
+    ids, that no chat template touches and that is never trimmed.
+    """
+
+    system: tuple[str, ...] = ()
+    turns: tuple[Message, ...] = ()
+    evidence: tuple[EvidenceChunk, ...] = ()
+    context: str = ""
+    raw: str | tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionBudgets:
+    """Tokens each section may use before it borrows (defaults: seed 000 §11)."""
+
+    system: int = 400
+    retrieval: int = 1400
+    recent_turns: int = 1200
+    older_summary: int = 400
+
+    @property
+    def total(self) -> int:
+        """Tokens of all sections together (3,400 by default)."""
+        return self.system + self.retrieval + self.recent_turns + self.older_summary
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRequest:
+    """What the planner is asked: a prompt, and how many tokens the answer must have room for.
+
+    ``max_tokens`` is the caller's wish (``None``: the reserve of the prompt version, else the default
+    reserve of the model length).
+    """
+
+    prompt: CanonicalPrompt
+    max_tokens: int | None = None
+    budgets: SectionBudgets = field(default_factory=SectionBudgets)
+    reserve: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionCounts:
+    """Tokens per section as sent, markup included; they add up to the prompt's length."""
+
+    system: int = 0
+    retrieval: int = 0
+    recent_turns: int = 0
+    older_summary: int = 0
+
+    @property
+    def total(self) -> int:
+        """The prompt's length in tokens."""
+        return self.system + self.retrieval + self.recent_turns + self.older_summary
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is sent, exactly.
+
+    ``token_ids`` is the whole prompt as the engine will see it; ``messages`` is the same prompt for
+    backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
+    prefix: the boundary behind which volatile content starts. ``generation_reserve`` is the most tokens
+    that the answer may have; ``counts.total + generation_reserve <= max_model_len`` always.
+    """
+
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    counts: SectionCounts
+    generation_reserve: int
+    prefix_tokens: int
+    dropped_chunks: tuple[str, ...] = ()
+    dropped_turns: int = 0
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether anything the caller sent is missing from the prompt."""
+        return bool(self.dropped_chunks) or self.dropped_turns > 0

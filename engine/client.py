@@ -1,0 +1,310 @@
+"""The gateway's side of the engine: starts the child process, submits requests, hands out what comes back.
+
+Everything here runs on the event loop and nothing blocks it: a frame that arrives is sorted into the
+mailboxes of the open tickets, and a ticket's ``receive`` takes all that its mailbox holds.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engine.errors import (
+    DuplicateRequest,
+    EngineBusy,
+    EngineDead,
+    EngineError,
+    EngineStartError,
+    error_from_code,
+)
+from engine.limits import check_request
+from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput, coalesce
+from engine.wire import Abort, Add, Command, Died, Event, FrameReader, Start, Started, Step, encode
+
+# Commands that the child has not read yet: it reads between steps, so this is many times what one step can
+# leave.
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_SOURCE_ROOT = Path(__file__).resolve().parent.parent
+
+
+class EngineState(StrEnum):
+    """new → starting → ready → stopped; dead when the process ended by itself."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+class Ticket:
+    """One request in flight, a context manager: leaving it before the end aborts the request at once."""
+
+    def __init__(self, request_id: str, wire_id: str, client: "EngineClient") -> None:
+        self.request_id = request_id
+        self.wire_id = wire_id
+        self._client = client
+        self._mailbox: list[SequenceOutput] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed: EngineError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Ends the request, if it has not ended: the command is sent before this returns."""
+        self._client._release(self)
+
+    async def receive(self) -> SequenceOutput:
+        """Waits for output and returns all there is, as one.
+
+        Raises EngineDead once the engine has died and everything that came before has been received. Not to
+        be called by two tasks at once, nor after the output with a ``finish_reason``.
+        """
+        if not self._mailbox and self._closed is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._mailbox:
+            outputs, self._mailbox = self._mailbox, []
+            return replace(coalesce(outputs), request_id=self.request_id)
+        raise self._closed or EngineError("the ticket has no more output")
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        self._mailbox.append(output)
+        self._wake()
+
+    def _close(self, reason: EngineError) -> None:
+        self._closed = reason
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """An engine in a process of its own.
+
+    ``on_signals`` is called after every step, ``on_death`` once if the process ends by itself; both on the
+    event loop, and they must not block.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_signals: Callable[[EngineSignals], None] | None = None,
+        on_death: Callable[[EngineDead], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._on_signals = on_signals
+        self._on_death = on_death
+        self._state = EngineState.NEW
+        self._signals: EngineSignals | None = None
+        self._info: EngineInfo | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None
+        self._death = ""
+        self._by_wire_id: dict[str, Ticket] = {}
+        self._request_ids: set[str] = set()
+        self._submitted = 0
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        return self._state
+
+    @property
+    def signals(self) -> EngineSignals | None:
+        """What the last step reported; None before the first one."""
+        return self._signals
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What was loaded; None before the start."""
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> EngineInfo:
+        """Starts the process and loads the model.
+
+        Raises EngineStartError; after that, or when cancelled, no process is left.
+        """
+        if self._state is not EngineState.NEW:
+            raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
+        self._state = EngineState.STARTING
+        try:
+            self._started = asyncio.get_running_loop().create_future()
+            await self._spawn()
+            self._send(Start(self.config))
+            self._info = await self._started
+        except BaseException:
+            self._state = EngineState.STOPPED
+            await self._end_process(timeout_s=0.0)
+            raise
+        self._state = EngineState.READY
+        return self._info
+
+    def submit(self, request: GenerationRequest) -> Ticket:
+        """Sends a request. Raises EngineDead, or the RequestRefused that tells why it cannot run."""
+        if self._state is not EngineState.READY or self._info is None or self._transport is None:
+            raise EngineDead(self._death or f"the engine is {self._state.value}")
+        if request.request_id in self._request_ids:
+            raise DuplicateRequest(f"request {request.request_id!r} is in flight")
+        if (
+            len(self._by_wire_id) >= self._info.max_requests
+            or self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES
+        ):
+            raise EngineBusy(f"{len(self._by_wire_id)} requests are in flight")
+        check_request(request, self._info)
+        # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
+        self._submitted += 1
+        ticket = Ticket(request.request_id, f"{self._submitted}:{request.request_id}", self)
+        self._by_wire_id[ticket.wire_id] = ticket
+        self._request_ids.add(request.request_id)
+        self._send(Add(replace(request, request_id=ticket.wire_id)))
+        return ticket
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
+        if self._state is not EngineState.DEAD:
+            self._state = EngineState.STOPPED
+        self._close_tickets("the engine was stopped")
+        await self._end_process(timeout_s)
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "engine.process",
+                    str(theirs.fileno()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=_child_environment(),
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: _Receiver(self), sock=ours)
+
+    async def _end_process(self, timeout_s: float) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        except TimeoutError:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+    def _send(self, command: Command) -> None:
+        if self._transport is not None:
+            self._transport.write(encode(command))
+
+    def _release(self, ticket: Ticket) -> None:
+        if self._by_wire_id.pop(ticket.wire_id, None) is None:
+            return
+        self._request_ids.discard(ticket.request_id)
+        self._send(Abort(ticket.wire_id))
+        ticket._close(EngineError("the ticket was left"))
+
+    def _receive(self, event: Event) -> None:
+        if isinstance(event, Step):
+            for output in event.outputs:
+                self._deliver(output)
+            self._signals = event.signals
+            if self._on_signals is not None:
+                self._on_signals(event.signals)
+        elif isinstance(event, Died):
+            self._death = f"the engine failed: {event.message}"
+        elif self._started is not None and not self._started.done():
+            if isinstance(event, Started):
+                self._started.set_result(event.info)
+            else:
+                self._started.set_exception(error_from_code(event.code, event.message))
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        ticket = self._by_wire_id.get(output.request_id)
+        if ticket is None:
+            return  # aborted while the step ran
+        if output.finish_reason is not None:
+            del self._by_wire_id[ticket.wire_id]
+            self._request_ids.discard(ticket.request_id)
+        ticket._deliver(output)
+
+    def _connection_lost(self, error: Exception | None) -> None:
+        if error is not None and not self._death:
+            self._death = f"the connection to the engine failed: {error}"
+        if self._state is EngineState.STARTING and self._started is not None and not self._started.done():
+            message = self._death or "the engine process ended while it started; its log says why"
+            self._started.set_exception(EngineStartError(message))
+        if self._state is not EngineState.READY:
+            return
+        self._state = EngineState.DEAD
+        self._death = self._death or "the engine process ended unexpectedly"
+        self._close_tickets(self._death)
+        if self._on_death is not None:
+            self._on_death(EngineDead(self._death))
+
+    def _close_tickets(self, message: str) -> None:
+        tickets = list(self._by_wire_id.values())
+        self._by_wire_id.clear()
+        self._request_ids.clear()
+        for ticket in tickets:
+            ticket._close(EngineDead(message))
+
+
+class _Receiver(asyncio.Protocol):
+    """Feeds what the socket brings to the client."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._reader = FrameReader(Event)
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._reader.feed(data):
+            self._client._receive(event)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client._connection_lost(error)
+
+
+def _child_environment() -> dict[str, str]:
+    """This process's environment, with the place where the package ``engine`` is found.
+
+    OpenMP's threads sleep while they wait instead of spinning: on two busy cores a spinning wait for a thread
+    that is not scheduled took 10 ms a step, a sleeping one 2 ms.
+    """
+    paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    defaults = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,134 @@
+"""The engine's process: reads commands, steps while there is work, sends one frame a step.
+
+Started by ``engine.client`` as ``python -m engine.process FD`` with one end of a socket pair. It ends when
+the other end is closed, so it never outlives its parent; Ctrl-C is the parent's to handle; it logs to stderr.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineStartError, RequestRefused
+from engine.values import FinishReason, GenerationRequest, SamplingParams, SequenceOutput
+from engine.wire import (
+    Abort,
+    Add,
+    Command,
+    Died,
+    Event,
+    FrameReader,
+    Start,
+    Started,
+    StartFailed,
+    Step,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+_READ_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class Channel:
+    """The child's end of the socket. It blocks: a child whose parent does not read has nothing to do."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._reader = FrameReader(Command)
+
+    def receive(self, *, wait: bool) -> list[Command] | None:
+        """The commands that have come, with ``wait`` at least one. None when the parent closed its end."""
+        commands: list[Command] = []
+        while not commands:
+            if not wait and not select.select([self._socket], [], [], 0)[0]:
+                break
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                return None
+            commands.extend(self._reader.feed(data))
+        return commands
+
+    def send(self, event: Event) -> None:
+        """Sends a frame. Raises ConnectionError when the parent has gone."""
+        self._socket.sendall(encode(event))
+
+
+def serve(engine: "Engine", channel: Channel) -> None:
+    """Runs until the parent closes its end."""
+    while (commands := channel.receive(wait=not engine.has_work)) is not None:
+        outputs = [output for command in commands if (output := _apply(engine, command)) is not None]
+        if engine.has_work:
+            outputs += engine.step()
+        channel.send(Step(tuple(outputs), engine.signals))
+
+
+def _apply(engine: "Engine", command: Command) -> SequenceOutput | None:
+    """Carries out one command; a refused request gets an output that says so."""
+    if isinstance(command, Abort):
+        engine.abort(command.request_id)
+    elif isinstance(command, Add):
+        try:
+            engine.add(command.request)
+        except RequestRefused as error:
+            _log.warning("refused %s: %s", command.request.request_id, error)
+            return SequenceOutput(command.request.request_id, "", (), FinishReason.ERROR, error=error.code)
+    return None
+
+
+def _load(command: Command) -> "Engine":
+    if not isinstance(command, Start):
+        raise EngineStartError(f"the first command was {type(command).__name__}, not Start")
+    try:
+        from engine.build import build_engine
+    except ImportError as error:
+        raise EngineStartError(f"the embedded engine needs PyTorch and its companions: {error}") from error
+    engine = build_engine(command.config)
+    _warm_up(engine)
+    return engine
+
+
+def _warm_up(engine: "Engine") -> None:
+    """One token for nobody, so that the first request does not pay for what libraries set up on first use."""
+    engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2, temperature=0.0)))
+    while engine.has_work:
+        engine.step()
+
+
+def main(argv: list[str]) -> int:
+    """Serves on the socket whose number is the only argument; returns the exit status."""
+    # Ctrl-C and a service manager's SIGTERM reach every process of the tree: the parent drains, then closes
+    # the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
+    channel = Channel(socket.socket(fileno=int(argv[0])))
+    try:
+        commands = channel.receive(wait=True)
+        if commands is None:
+            return 0
+        try:
+            engine = _load(commands[0])
+        except EngineStartError as error:
+            channel.send(StartFailed(error.code, str(error)))
+            return 1
+        channel.send(Started(engine.info))
+        serve(engine, channel)
+    except ConnectionError:
+        _log.info("the parent has gone")
+    except Exception as error:
+        _log.exception("the engine failed")
+        channel.send(Died(f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(status)  # nothing is left to tidy up, and tearing torch down takes a second on a busy machine

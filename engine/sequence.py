@@ -1,0 +1,75 @@
+"""One request on its way through the engine: what is known, what is computed, what it holds.
+
+    token_ids:  [ prompt ............ | output ...... ]
+                [ computed ...... | pending ......... ]      computed tokens have their keys and values in
+                blocks
+
+There is no prefill or decode state: a sequence has pending tokens, and when the last known token has been
+computed, the next one can be sampled. A new prompt has many pending tokens, a running answer one, a preempted
+sequence all.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.values import GenerationRequest
+
+
+class Status(Enum):
+    """Where the sequence is. It holds blocks and a row only while RUNNING."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row."""
+
+    request: GenerationRequest
+    arrived_at: float
+    seed: int
+    token_ids: list[int] = field(init=False)
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_cached: int = 0
+    blocks: list[int] = field(default_factory=list)
+    row: int = -1
+    first_scheduled_at: float | None = None
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known and not computed."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def queue_wait_s(self) -> float | None:
+        """Seconds from arrival until first scheduled."""
+        return None if self.first_scheduled_at is None else self.first_scheduled_at - self.arrived_at
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from first scheduled to the first token."""
+        if self.first_token_at is None or self.first_scheduled_at is None:
+            return None
+        return self.first_token_at - self.first_scheduled_at

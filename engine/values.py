@@ -1,0 +1,159 @@
+"""What goes into the engine and what comes out: frozen values, free of torch, sent between processes."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import StrEnum
+
+GIB = 1024**3
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the tokens of one request and when to end it.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off; top-k is applied before top-p. ``seed``
+    fixes the tokens whatever else is in the batch; without one the engine draws a seed. ``stop`` strings are
+    cut from the text, a stop id stays in ``token_ids`` but gives no text.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue; ``request_id`` is unique in flight, a higher ``priority`` more important."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step, or several coalesced, brought for one request.
+
+    ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
+    scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
+    and on the last one. ``stop_reason`` is the stop string or stop id that matched, None for the model's own
+    end token. ``error`` is a stable code (``nan_output``, ``out_of_memory`` or an ``EngineError.code``) when
+    ``finish_reason`` is ERROR.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    queue_wait_s: float | None = None
+    prefill_s: float | None = None
+    error: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSignals:
+    """The engine's state after a step: gauges, and counters (``preemptions``, ``prefix_*``, ``steps``) since
+    the start.
+
+    ``kv_usage`` is the share of blocks in use, 0 to 1; ``prefix_queries`` and ``prefix_hits`` count tokens.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 0
+    kv_usage: float = 0.0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    step_s: float = 0.0
+    tokens_scheduled: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to load the model and how much to run at once.
+
+    ``dtype`` "auto" is float32 on the CPU and the checkpoint's dtype on CUDA; ``device`` "auto" is CUDA when
+    there is one. ``max_model_len`` is lowered to what the model and the pool can hold; ``EngineInfo`` tells
+    the result. ``block_size`` 16 wastes half a block a sequence, about 3 % at 256 tokens (seed 002 §5.1).
+    ``max_num_batched_tokens`` bounds the step time, and so the gap that a long prompt makes between two
+    tokens of the others; on a GPU 2,048 to 8,192 (§5.3). ``num_blocks`` None is as many as ``kv_cache_bytes``
+    holds. ``num_threads`` None is one thread a core, without the core that the gateway needs. ``max_waiting``
+    bounds the queue. ``seed`` starts the seeds drawn for requests without one; None is different at each
+    start.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int = 4096
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 1024
+    num_blocks: int | None = None
+    kv_cache_bytes: int = GIB
+    num_threads: int | None = None
+    max_waiting: int = 4096
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What was loaded. ``max_model_len`` counts prompt and output together and is what really holds."""
+
+    model: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    total_blocks: int
+    kv_bytes_per_token: int
+    max_requests: int
+    dtype: str
+    device: str
+    parameters: int
+    load_s: float
+
+
+def coalesce(outputs: Seq[SequenceOutput]) -> SequenceOutput:
+    """Joins consecutive outputs of one request, oldest first, into one. ``outputs`` must not be empty."""
+    last = outputs[-1]
+    if len(outputs) == 1:
+        return last
+    timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
+    return SequenceOutput(
+        request_id=last.request_id,
+        text="".join([output.text for output in outputs]),
+        token_ids=tuple([token for output in outputs for token in output.token_ids]),
+        finish_reason=last.finish_reason,
+        prompt_tokens=last.prompt_tokens,
+        output_tokens=last.output_tokens,
+        cached_tokens=last.cached_tokens,
+        queue_wait_s=timed.queue_wait_s,
+        prefill_s=timed.prefill_s,
+        error=last.error,
+        stop_reason=last.stop_reason,
+    )

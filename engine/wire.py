@@ -1,0 +1,105 @@
+"""What goes over the socket between the gateway's process and the engine's: length-prefixed msgpack frames.
+
+Commands go down (one ``Start``, then ``Add`` and ``Abort``), events come up (``Started`` or ``StartFailed``,
+then one ``Step`` for each step with all of its outputs, ``Died`` if the engine fails). Each side ends by
+closing the socket.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput
+
+_LENGTH_BYTES = 4
+# The largest frame is a Start or Add: a prompt of a million tokens takes some 5 MB.
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load this."""
+
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """Generate this."""
+
+    request: GenerationRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Drop this."""
+
+    request_id: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The engine is ready."""
+
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, and the process ends; ``code`` is that of the error."""
+
+    code: str
+    message: str
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Everything one step brought."""
+
+    outputs: tuple[SequenceOutput, ...]
+    signals: EngineSignals
+
+
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """The engine failed and the process ends."""
+
+    message: str
+
+
+Command = Start | Add | Abort
+Event = Started | StartFailed | Step | Died
+
+
+class ProtocolError(EngineError):
+    """The other side sent something that is not a frame."""
+
+    code = "engine_protocol_error"
+
+
+def encode(message: Command | Event) -> bytes:
+    """One frame."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+class FrameReader:
+    """Cuts a byte stream into messages of one direction. Raises ProtocolError for what is not one."""
+
+    def __init__(self, message_type: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that ``data`` completes."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_BYTES:
+            body = start + _LENGTH_BYTES
+            length = int.from_bytes(self._buffer[start:body], "big")
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}")
+            if len(self._buffer) < body + length:
+                break
+            start = body + length
+            try:
+                message = self._decoder.decode(self._buffer[body:start])
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"a frame is not readable: {error}") from error
+            yield message
+        del self._buffer[:start]

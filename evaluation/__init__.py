@@ -1,0 +1,1 @@
+"""Offline evaluation of models, adapters and policies."""

@@ -1,0 +1,1 @@
+"""The gateway: the request's journey, its HTTP edge, and the only place that constructs things."""

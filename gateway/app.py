@@ -1,0 +1,108 @@
+"""The application: every path of the HTTP edge on one FastAPI app."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Lifespan
+
+from gateway.contracts.refusals import first_refusal, path_of
+from gateway.errors import PublicError, public_error
+from gateway.http import monitors, openai, schema, tokenize
+from gateway.http.exchange import Exchange
+from gateway.http.generate import native
+from gateway.http.idempotency import Idempotency
+from gateway.http.middleware import Edge
+from gateway.http.respond import CALLER_ERRORS, error_reply, shape_of
+from gateway.http.sagemaker import sagemaker
+from gateway.http.websocket import GenerateSocket
+from gateway.ports import Services
+
+
+class GatewayApp(FastAPI):
+    """FastAPI, whose OpenAPI document also tells of the endpoints that are plain ASGI apps."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            document = get_openapi(title=self.title, version=self.version, routes=self.routes)
+            self.openapi_schema = schema.add_paths(document)
+        return self.openapi_schema
+
+
+def create_app(services: Services, lifespan: Lifespan[Any] | None = None) -> FastAPI:
+    """The app over ``services``; ``lifespan`` owns everything that must start and stop with it.
+
+    The endpoints of callers and monitors are plain ASGI apps, so that no framework stands between a token
+    and the socket; further routers (the operators') may be included in the usual way: what they raise is
+    answered in the same shapes.
+    """
+    app = GatewayApp(title="Sluice", version=services.version, lifespan=lifespan, redirect_slashes=False)
+    app.router.routes.extend(_routes(services))
+    for error in CALLER_ERRORS:
+        app.add_exception_handler(error, _known_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_middleware(Edge, services=services)
+    return app
+
+
+def _routes(services: Services) -> list[Route | WebSocketRoute]:
+    """The busiest paths first: routes are tried in order."""
+    idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_s)
+    posted: dict[str, ASGIApp] = {
+        **openai.completions(services, idempotency),
+        **native(services, idempotency),
+        **sagemaker(services, idempotency),
+        **tokenize.tokenizing(services, idempotency),
+    }
+    read: dict[str, ASGIApp] = {**monitors.monitors(services), **openai.models(services)}
+    return [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()),
+        *(Route(path, endpoint, methods=["GET"]) for path, endpoint in read.items()),
+        WebSocketRoute("/v1/generate/ws", GenerateSocket(services)),
+    ]
+
+
+async def _known_error(request: Request, error: Exception) -> Response:
+    return _response(request, public_error(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        public = PublicError(404, "not_found", f"there is nothing at {path_of([request.url.path])}")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        public = PublicError(
+            405, "method_not_allowed", f"{request.method} is not allowed here; allowed: {allowed}"
+        )
+    else:
+        code = "invalid_request" if error.status_code < 500 else "internal"
+        public = PublicError(error.status_code, code, str(error.detail))
+    return _response(request, public, error.headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """A body or parameter of a framework's endpoint; the place ("body", "query") is not part of the path."""
+    assert isinstance(error, RequestValidationError)
+    errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+    return _response(request, public_error(first_refusal(errors)))
+
+
+def _response(request: Request, error: PublicError, headers: Mapping[str, str] | None = None) -> Response:
+    exchange = Exchange.of(request.scope)
+    reply = error_reply(error, exchange.request_id, shape_of(request.scope["path"]))
+    response = Response(reply.body, reply.status, headers, media_type="application/json")
+    for name, value in reply.headers:
+        response.headers[name.decode()] = value.decode()
+    return response

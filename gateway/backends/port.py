@@ -1,0 +1,146 @@
+"""The port every backend implements; the rest of the gateway knows no more of a backend than this."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from adapters.values import Adapter
+from admission.values import Load
+from budgeting.values import Message
+from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, Usage
+
+
+class BackendState(StrEnum):
+    """Where a backend stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+class Feature(StrEnum):
+    """What a request can ask of a backend beyond plain generation; named like the request's fields."""
+
+    TEMPERATURE = "temperature"
+    TOP_P = "top_p"
+    TOP_K = "top_k"
+    MIN_P = "min_p"
+    SEED = "seed"
+    STOP = "stop"
+    N = "n"
+    PRESENCE_PENALTY = "presence_penalty"
+    FREQUENCY_PENALTY = "frequency_penalty"
+    REPETITION_PENALTY = "repetition_penalty"
+    LOGIT_BIAS = "logit_bias"
+    LOGPROBS = "logprobs"
+    RESPONSE_FORMAT = "response_format"
+    RAW_PROMPT = "prompt"
+    LORA = "adapter_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a backend is asked to do.
+
+    ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
+    tokenize again; one that takes messages uses ``messages``.
+    """
+
+    generation_id: str
+    token_ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    response_format: ResponseFormat = field(default_factory=ResponseFormat)
+    adapter: Adapter | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer: text (perhaps empty) and how many tokens it stands for.
+
+    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when the backend already knows them,
+    so that an answer cut short is still accounted for.
+    """
+
+    text: str
+    tokens: int
+    cached_tokens: int | None = None
+    queue_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    queue_wait_s: float = 0.0
+
+
+DeltaSink = Callable[[Delta], Awaitable[None]]
+
+
+class Backend(Protocol):
+    """A place where text is generated.
+
+    Invariants:
+
+    * ``generate`` either returns a :class:`Completion`, or raises ``resilience.failures.BackendFailure``,
+      or is cancelled; nothing else leaves it.
+    * When it ends, in whatever way, the backend holds no sequence, block, connection or task of this call.
+    * Deltas come in order; their texts joined are the answer, their tokens summed are
+      ``usage.output_tokens``; none comes after ``generate`` has ended.
+    * ``load`` never blocks and never fails: it is the last thing the backend told, or ``None``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    @property
+    def kind(self) -> str:
+        """The kind that answers show: ``embedded``, ``vllm``, ``openai``, ``bedrock``."""
+
+    @property
+    def model(self) -> str:
+        """The base model's id."""
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What it can honour."""
+
+    @property
+    def state(self) -> BackendState:
+        """Where it stands now."""
+
+    @property
+    def load(self) -> Load | None:
+        """Its load as last told."""
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate, pushing each piece to ``out``."""
+
+
+def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:
+    """The features that a request uses, by the fields that differ from their neutral value."""
+    asked = {
+        Feature.TEMPERATURE: sampling.temperature is not None,
+        Feature.TOP_P: sampling.top_p not in (None, 1.0),
+        Feature.TOP_K: sampling.top_k not in (None, 0, -1),
+        Feature.MIN_P: sampling.min_p not in (None, 0.0),
+        Feature.SEED: sampling.seed is not None,
+        Feature.STOP: bool(sampling.stop),
+        Feature.N: sampling.n != 1,
+        Feature.PRESENCE_PENALTY: sampling.presence_penalty != 0.0,
+        Feature.FREQUENCY_PENALTY: sampling.frequency_penalty != 0.0,
+        Feature.REPETITION_PENALTY: sampling.repetition_penalty != 1.0,
+        Feature.LOGIT_BIAS: bool(sampling.logit_bias),
+        Feature.LOGPROBS: sampling.logprobs is not None,
+        Feature.RESPONSE_FORMAT: response_format.type != "text",
+    }
+    return frozenset(feature for feature, used in asked.items() if used)

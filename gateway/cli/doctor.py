@@ -1,0 +1,166 @@
+"""`sluice doctor`: checks everything a gateway needs, without serving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from gateway.cli.startup import start_errors
+from gateway.config import Settings, load_settings
+from gateway.wiring import Gateway, build
+
+T = TypeVar("T")
+
+ENGINE_TIMEOUT_S = 120.0
+LOW_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One checked thing. ``hint`` says what to do when it is not ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    hint: str = ""
+
+
+def doctor(config: Path | None, *, as_json: bool) -> int:
+    """Check and print; the exit code, 1 when something is wrong."""
+    console = Console(stderr=as_json)
+    with console.status("checking…"):
+        findings = asyncio.run(examine(config))
+    if as_json:
+        healthy = all(finding.ok for finding in findings)
+        print(
+            json.dumps({"ok": healthy, "checks": [asdict(f) for f in findings]}, ensure_ascii=False, indent=2)
+        )
+    else:
+        table = Table("", "check", "found", "what to do")
+        for finding in findings:
+            mark = "[green]ok[/]" if finding.ok else "[red]wrong[/]"
+            table.add_row(mark, finding.check, finding.detail, finding.hint)
+        console.print(table)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+async def examine(config: Path | None) -> list[Finding]:
+    """All findings, in the order in which a start would meet them."""
+    found = [_python(), _disk()]
+    settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
+    if settings is None:
+        return found
+    found.append(_keys(settings))
+    key = os.environ.get("SLUICE_ADMIN_KEY") or "unused-for-these-checks"
+    gateway = _guarded(
+        "model folder, prompts, adapters, routing",
+        lambda: build(settings, admin_key=key),
+        found,
+        f"{settings.engine.model}, {settings.prompts.folder}, {settings.routing.file}",
+    )
+    if gateway is None:
+        return found
+    found.append(
+        await _opened("state store", settings.state.url, gateway.state.open, lambda: gateway.state.healthy)
+    )
+    found.append(await _ledger(gateway))
+    await gateway.state.close()
+    found.append(await _engine(gateway))
+    return found
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(
+        "python",
+        sys.version_info >= (3, 11),
+        version,
+        "" if sys.version_info >= (3, 11) else "use 3.11 or newer",
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    ok = free >= LOW_DISK_BYTES
+    return Finding(
+        "disk", ok, f"{free / 2**30:.1f} GiB free here", "" if ok else "free some: ledger and state grow here"
+    )
+
+
+def _keys(settings: Settings) -> Finding:
+    if not settings.auth.enabled:
+        local = settings.server.host in ("127.0.0.1", "::1", "localhost")
+        return Finding(
+            "keys",
+            local,
+            "off: every caller is the operator",
+            "" if local else "set auth.enabled: true beyond loopback",
+        )
+    ok = bool(os.environ.get("SLUICE_ADMIN_KEY"))
+    return Finding(
+        "keys",
+        ok,
+        "required" if ok else "required, but SLUICE_ADMIN_KEY is not set",
+        "" if ok else "set SLUICE_ADMIN_KEY",
+    )
+
+
+def _guarded(check: str, make: Callable[[], T], found: list[Finding], detail: str) -> T | None:
+    try:
+        made = make()
+    except Exception as error:
+        told = [str(fault) for fault in start_errors(error)]
+        if not told:
+            raise
+        found.append(Finding(check, False, "\n".join(told), "mend what the line names"))
+        return None
+    found.append(Finding(check, True, detail))
+    return made
+
+
+async def _opened(
+    check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
+) -> Finding:
+    await open_it()
+    ok = healthy()
+    hint = "" if ok else "is the file writable, the folder there, the disk not full?"
+    return Finding(check, ok, url, hint)
+
+
+async def _ledger(gateway: Gateway) -> Finding:
+    finding = await _opened(
+        "ledger", gateway.settings.ledger.url, gateway.ledger.open, lambda: gateway.ledger.healthy
+    )
+    await gateway.ledger.close(1.0)
+    return finding
+
+
+async def _engine(gateway: Gateway) -> Finding:
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            info = await gateway.engine.start()
+            healthy, body = await gateway.services.health.deep()
+    except Exception as error:
+        told = [str(fault) or "timed out" for fault in start_errors(error)]
+        if not told:
+            raise
+        return Finding("engine", False, "\n".join(told), "mend what the line names")
+    finally:
+        await gateway.engine.stop(5.0)
+    detail = (
+        f"{info.model}: {info.parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}, loaded in "
+        f"{info.load_s:.1f} s; {info.total_blocks} blocks of {info.block_size} tokens"
+    )
+    return Finding(
+        "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
+    )

@@ -1,0 +1,256 @@
+"""Configuration: one YAML file, each key of which an environment variable can override.
+
+Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that operators of vLLM know
+(``MAX_MODEL_LEN``…), the file, the defaults. A wrong key or value stops the start with a
+:class:`ConfigError` that says where it stands, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+ENV_PREFIX = "SLUICE_"
+
+# Names that operators of vLLM set in their containers (seed 000 §6), by our key.
+ENGINE_ENV: Mapping[str, str] = MappingProxyType(
+    {
+        "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
+        "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
+        "MAX_MODEL_LEN": "max_model_len",
+        "MAX_NUM_SEQS": "max_num_seqs",
+        "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
+        "BLOCK_SIZE": "block_size",
+        "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
+        "QUANTIZATION": "quantization",
+        "ENFORCE_EAGER": "enforce_eager",
+    }
+)
+
+# Set for other purposes under the same prefix; not keys of the file.
+RESERVED_ENV = frozenset({"SLUICE_ADMIN_KEY", "SLUICE_URL", "SLUICE_CONFIG"})
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message is one line per fault, ready to print."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerConfig(_Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4_194_304
+    max_messages: Annotated[int, Field(ge=1, le=100_000)] = 2_048
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    log_json: bool | None = None
+
+
+class AuthConfig(_Section):
+    """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then."""
+
+    enabled: bool = True
+
+
+class EngineSection(_Section):
+    """The engine in process.
+
+    Defaults are seed 000 §6's; ``max_num_batched_tokens`` is left to the engine's kind when unset,
+    since a CPU wants shorter steps than the 8,192 of an A10G.
+    """
+
+    kind: Literal["embedded"] = "embedded"
+    model: str = "models/demo"
+    served_model_name: str | None = None
+    max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 16)] | None = None
+    num_blocks: Annotated[int, Field(ge=1)] | None = None
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    seed: int | None = None
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
+
+    @property
+    def model_id(self) -> str:
+        """The base model's public id: ``served_model_name``, else the folder's name."""
+        return self.served_model_name or Path(self.model).resolve().name
+
+
+class EngineBackend(_Section):
+    """The engine in process, as a backend."""
+
+    kind: Literal["engine"]
+
+
+BackendConfig = Annotated[EngineBackend, Field()]
+
+
+class StateConfig(_Section):
+    """Where idempotent replies are kept."""
+
+    url: str = "sqlite:///sluice.db"
+
+
+class LedgerConfig(_Section):
+    """Where usage rows go."""
+
+    url: str = "sqlite+aiosqlite:///sluice.db"
+    outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+
+
+class RoutingSection(_Section):
+    """The file that seeds the first revision."""
+
+    file: str = "routing.yaml"
+
+
+class PromptsConfig(_Section):
+    """The folder of registered prompt versions."""
+
+    folder: str = "prompts"
+
+
+class AdaptersConfig(_Section):
+    """The file that lists the registered adapters; a missing file is an empty registry only when unset."""
+
+    file: str | None = None
+
+
+class AdmissionConfig(_Section):
+    """Admission thresholds; defaults and reasons in seed 000 §8."""
+
+    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
+    kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
+
+
+class CacheConfig(_Section):
+    """The exact-match response cache that the fallback chain may answer from."""
+
+    capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000
+    ttl_seconds: Annotated[float, Field(gt=0)] = 900.0
+
+
+class TracingConfig(_Section):
+    """OpenTelemetry export; without an endpoint spans stay local."""
+
+    otlp_endpoint: str | None = None
+
+
+class Settings(_Section):
+    """Everything that can be configured."""
+
+    server: ServerConfig = ServerConfig()
+    auth: AuthConfig = AuthConfig()
+    engine: EngineSection = EngineSection()
+    backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
+        Field(default_factory=lambda: {"local": EngineBackend(kind="engine")})
+    )
+    state: StateConfig = StateConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    routing: RoutingSection = RoutingSection()
+    prompts: PromptsConfig = PromptsConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    response_cache: CacheConfig = CacheConfig()
+    tracing: TracingConfig = TracingConfig()
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the file and the environment.
+
+    Args:
+        path: the YAML file; ``None`` takes the defaults and the environment alone.
+        environ: the environment, injected for tests.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is wrong.
+    """
+    data = _read_yaml(path) if path is not None else {}
+    origins: dict[tuple[str, ...], str] = {}
+    for name, key in ENGINE_ENV.items():
+        if environ.get(name) and key in EngineSection.model_fields:
+            _put(data, ("engine", key), environ[name], name, origins)
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and "__" in name:
+            keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
+            _put(data, keys, value, name, origins)
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path or "defaults"), origins)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a file with --config") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
+    return data
+
+
+def _put(
+    data: dict[str, Any], keys: tuple[str, ...], value: str, name: str, origins: dict[tuple[str, ...], str]
+) -> None:
+    place: Any = data
+    for key in keys[:-1]:
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):  # e.g. SLUICE_SERVER__PORT__X while the file sets server.port
+            raise ConfigError(f"environment {name}: {'.'.join(keys[:-1])} is not a section")
+    parsed = yaml.safe_load(value) if value.lower() in ("null", "true", "false") else value
+    place[keys[-1]] = parsed
+    origins[keys] = name
+
+
+def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ...], str]) -> str:
+    lines = []
+    for fault in error.errors(include_url=False):
+        # Literal tags of a union stand in the location too; only the file's own keys are shown.
+        loc = tuple(str(part) for part in fault["loc"])
+        variable = next((name for keys, name in origins.items() if keys[: len(loc)] == loc), None)
+        where = f"environment {variable}" if variable else source
+        key = ".".join(loc)
+        if fault["type"] == "extra_forbidden":
+            allowed = _known_keys(loc[:-1])
+            close = difflib.get_close_matches(loc[-1], allowed, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
+        else:
+            given = fault.get("input")
+            shown = repr(given) if isinstance(given, (str, int, float, bool)) else type(given).__name__
+            lines.append(f"{where}: {key}: {fault['msg']}; given: {shown}")
+    return "\n".join(lines)
+
+
+def _known_keys(section: tuple[str, ...]) -> list[str]:
+    model: Any = Settings
+    for key in section:
+        field = getattr(model, "model_fields", {}).get(key)
+        if field is None:
+            return ["kind"] if section[0] == "backends" else []
+        model = field.annotation
+    return sorted(getattr(model, "model_fields", {}))

@@ -1,0 +1,119 @@
+"""The strict base of every request model, and the field types they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
+
+MAX_NAME: Final = 128
+"""Longest id or name, in characters (the public surface's bound of ``request_id``)."""
+MAX_LABEL: Final = 256
+"""Longest caller-made label such as ``session_id`` or ``user``, in characters."""
+MAX_STOPS: Final = 16
+"""Most stop strings; OpenAI takes 4, and each one costs the detokenizer a search per token."""
+MAX_STOP_CHARS: Final = 256
+"""Longest stop string; bounds how much text a stream must hold back."""
+MAX_CHUNKS: Final = 1_024
+"""Most evidence chunks; hundreds of times what fits into any prompt budget."""
+MAX_DEADLINE_MS: Final = 86_400_000
+"""Longest deadline: one day."""
+MAX_TOKENS: Final = 1_000_000_000
+"""Upper bound of ``max_tokens`` as a number; what really fits is decided by the budget stage."""
+MAX_TOKEN_ID: Final = 2**31 - 1
+"""Largest token id that is taken as a number; the vocabulary decides the rest."""
+SEED_MIN: Final = -(2**63)
+SEED_MAX: Final = 2**63 - 1
+
+ANYTHING: Final = object()
+"""As a neutral value: whatever the caller sends has no effect on the answer by its nature."""
+
+
+def _no_null(text: str) -> str:
+    if "\x00" in text:
+        raise PydanticCustomError("null_character", "contains a null character")
+    return text
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise PydanticCustomError("unprintable", "is blank or has control characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_null)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(_no_null)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+DeadlineMs = Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)]
+Priority = Annotated[int, Field(ge=-1, le=1)]
+
+# Lists stop at their first bad item: a body of a million bad items must not make a million errors.
+StopList = TypeAliasType("StopList", Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)])
+TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(fail_fast=True)])
+Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
+
+
+class Body(BaseModel):
+    """A strict JSON object: no coercion, no NaN or infinity, and no field that is not known.
+
+    ``neutral`` names the fields of a foreign contract that Sluice does not implement, with the values
+    that ask for nothing; any other value is refused by the field's name. Unknown fields are collected
+    and checked here rather than forbidden by the parser, which would build one error for each of a
+    million unknown fields.
+
+    Raises:
+        pydantic_core.PydanticCustomError: ``unknown_field`` or ``unsupported_field``, with its name.
+    """
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        frozen=True,
+        hide_input_in_errors=True,
+        json_schema_extra={"additionalProperties": False},
+    )
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = MappingProxyType({})
+
+    @model_validator(mode="after")
+    def _only_known(self) -> Self:
+        extra = self.__pydantic_extra__
+        if extra:
+            for name, value in extra.items():
+                _check_extra(name, value, self.neutral)
+        return self
+
+
+def _check_extra(name: str, value: Any, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    allowed = neutral.get(name)
+    if allowed is None:
+        raise PydanticCustomError("unknown_field", "is not a known field", {"name": name})
+    if not any(_same(value, one) for one in allowed):
+        shown = " or ".join(_shown(one) for one in allowed)
+        raise PydanticCustomError("unsupported_field", "is not supported", {"name": name, "allowed": shown})
+
+
+def _same(value: object, neutral: object) -> bool:
+    if neutral is ANYTHING:
+        return True
+    # JSON's true is not 1, though Python's True is.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)

@@ -1,0 +1,261 @@
+"""OpenAI's requests (chat and text completions), with vLLM's extensions, mapped to the inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import Field, Tag
+from typing_extensions import TypeAliasType
+
+from budgeting.values import Message, Role
+from gateway.contracts import openai_fields
+from gateway.contracts.dialect import Asked
+from gateway.contracts.fields import (
+    Body,
+    DeadlineMs,
+    Label,
+    MaxTokens,
+    Name,
+    Priority,
+    Seed,
+    StopList,
+    StopText,
+    Temperature,
+    Text,
+    Texts,
+    TokenIds,
+    TopK,
+    TopP,
+)
+from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
+from gateway.contracts.native import NativeChunks, to_chunks
+from gateway.contracts.openai_sampling import sampling_of, shape_of
+from gateway.contracts.origin import Origin
+from gateway.contracts.plain import check_plain
+from gateway.contracts.turns import check_count, check_latest
+from gateway.contracts.values import EMPTY, Contract, GenerateRequest
+from gateway.errors import InvalidRequest
+
+_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
+)
+COMPLETION_MAX_TOKENS: Final = 16
+"""Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
+
+Stop = Annotated[
+    Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
+]
+
+
+class TextPart(Body):
+    """A part of a message; only text is served."""
+
+    type: Literal["text"]
+    text: Text
+
+
+TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], Field(fail_fast=True)])
+Content = Annotated[
+    Annotated[Text, Tag("~text")] | Annotated[TextParts, Tag("~parts")], Field(union_mode="left_to_right")
+]
+
+
+class ChatMessage(Body):
+    """One message; ``developer`` is OpenAI's newer word for ``system``."""
+
+    neutral = openai_fields.MESSAGE
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+ChatMessages = TypeAliasType("ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True)])
+
+
+class StreamOptions(Body):
+    """What a stream carries besides the answer."""
+
+    neutral = openai_fields.STREAM_OPTIONS
+    include_usage: bool | None = None
+
+
+class SluiceFields(Body):
+    """The native contract's fields inside an OpenAI body."""
+
+    request_id: Name | None = None
+    session_id: Label | None = None
+    route: Name | None = None
+    intent: Name | None = None
+    locale: Name | None = None
+    adapter_id: Name | None = None
+    prompt_version: Name | None = None
+    retrieval_chunks: NativeChunks | None = None
+    context: dict[str, Any] | None = None
+    deadline_ms: DeadlineMs | None = None
+
+
+class OpenAIBody(Body):
+    """What both of OpenAI's bodies have; the ranges are OpenAI's where it has the field, else vLLM's."""
+
+    model: Name
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Stop | None = None
+    seed: Seed | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    logit_bias: dict[str, Any] | None = None
+    response_format: FormatBody | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Text | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: Text | None = None
+    structured_outputs: StructuredBody | None = None
+    priority: Priority | None = None
+    user: Label | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    sluice: SluiceFields | None = None
+
+
+class ChatRequest(OpenAIBody):
+    """The body of ``POST /v1/chat/completions``."""
+
+    neutral = openai_fields.CHAT
+    messages: ChatMessages
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+TokenIdBatch = TypeAliasType("TokenIdBatch", Annotated[list[TokenIds], Field(fail_fast=True)])
+Prompt = Annotated[
+    Annotated[Text, Tag("~text")]
+    | Annotated[TokenIds, Tag("~ids")]
+    | Annotated[Texts, Tag("~texts")]
+    | Annotated[TokenIdBatch, Tag("~batch")],
+    Field(union_mode="left_to_right"),
+]
+
+
+class CompletionRequest(OpenAIBody):
+    """The body of ``POST /v1/completions``."""
+
+    neutral = openai_fields.COMPLETIONS
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+def to_message(body: ChatMessage) -> Message:
+    """Text parts are joined as they are."""
+    content = body.content
+    text = content if isinstance(content, str) else "".join([part.text for part in content])
+    return Message(_ROLES[body.role], text)
+
+
+def chat_request(body: ChatRequest, origin: Origin) -> Asked:
+    """Map a validated chat body to the inside.
+
+    Raises:
+        InvalidRequest: a rule between fields is broken.
+    """
+    check_count(len(body.messages), origin.max_messages)
+    messages = tuple(to_message(one) for one in body.messages)
+    check_latest(messages)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest(
+            f"top_logprobs is {body.top_logprobs} without logprobs; allowed: with 'logprobs': true",
+            param="top_logprobs",
+        )
+    return _asked(
+        body,
+        origin,
+        Contract.CHAT,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        messages=messages,
+    )
+
+
+def completion_request(body: CompletionRequest, origin: Origin) -> Asked:
+    """Map a validated text completion body to the inside.
+
+    Raises:
+        InvalidRequest: a rule between fields is broken.
+    """
+    return _asked(
+        body,
+        origin,
+        Contract.COMPLETIONS,
+        max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        raw_prompt=_one_prompt(body.prompt),
+    )
+
+
+def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | tuple[int, ...]:
+    """A text, or token ids; a batch must be of one."""
+    if prompt and isinstance(prompt, list) and not isinstance(prompt[0], int):
+        if len(prompt) != 1:
+            raise InvalidRequest(f"prompt is an array of {len(prompt)} prompts; allowed: 1", param="prompt")
+        prompt = prompt[0]
+    if not prompt:
+        raise InvalidRequest("prompt is empty; allowed: a text or token ids", param="prompt")
+    return prompt if isinstance(prompt, str) else tuple(cast("list[int]", prompt))
+
+
+def _asked(
+    body: OpenAIBody,
+    origin: Origin,
+    contract: Contract,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    messages: tuple[Message, ...] = (),
+    raw_prompt: str | tuple[int, ...] | None = None,
+) -> Asked:
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise InvalidRequest(
+            "stream_options is given without stream; allowed: with 'stream': true", param="stream_options"
+        )
+    native = body.sluice or SluiceFields()
+    if native.context:
+        check_plain(native.context, "sluice.context")
+    request = GenerateRequest(
+        request_id=native.request_id or origin.request_id,
+        generation_id=origin.generation_id,
+        contract=contract,
+        caller=origin.caller,
+        arrived_at=origin.arrived_at,
+        created=origin.created,
+        messages=messages,
+        raw_prompt=raw_prompt,
+        route=native.route,
+        model=body.model,
+        # OpenAI's stable end-user id stands for the session when none is named: it keeps a user on one
+        # canary arm and near one prefix cache.
+        session_id=native.session_id or body.user,
+        intent=native.intent,
+        locale=native.locale,
+        adapter_id=native.adapter_id,
+        prompt_version=native.prompt_version,
+        chunks=to_chunks(native.retrieval_chunks),
+        context=native.context or EMPTY,
+        sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs),
+        response_format=shape_of(body),
+        priority=origin.priority(body.priority or 0),
+        deadline=origin.deadline(native.deadline_ms),
+        stream=stream,
+        allow_fallback=origin.allow_fallback,
+        trace_parent=origin.trace_parent,
+        trace_id=origin.trace_id,
+    )
+    options = body.stream_options
+    return Asked(request, include_usage=bool(options is not None and options.include_usage))

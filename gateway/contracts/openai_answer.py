@@ -1,0 +1,187 @@
+"""OpenAI's answers and errors, and what Sluice adds to them in the one object ``sluice``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NotRequired
+
+import orjson
+from typing_extensions import TypedDict
+
+from gateway.contracts.native_answer import (
+    BudgetBody,
+    FallbackBody,
+    TimingsBody,
+    budget_body,
+    fallback_body,
+    timings_body,
+)
+from gateway.contracts.values import Answer, FinishReason, Usage
+from gateway.errors import PublicError
+
+
+class CachedTokens(TypedDict):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class OpenAIUsage(TypedDict):
+    """OpenAI's count of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class SluiceBody(TypedDict):
+    """What Sluice adds; ``finish_reason`` is the true one, which OpenAI has no word for."""
+
+    request_id: str
+    model: str
+    backend: str
+    backend_version: str
+    trace_id: str
+    finish_reason: str
+    fallback: FallbackBody | None
+    budget: BudgetBody
+    timings: TimingsBody
+    warnings: list[str]
+
+
+class AssistantMessage(TypedDict):
+    """The answer's message."""
+
+    role: str
+    content: str
+    refusal: None
+
+
+class Choice(TypedDict):
+    """The answer: a message (chat) or a text (completions)."""
+
+    index: int
+    message: NotRequired[AssistantMessage]
+    text: NotRequired[str]
+    logprobs: None
+    finish_reason: str
+
+
+class CompletionBody(TypedDict):
+    """``chat.completion`` and ``text_completion``."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: OpenAIUsage
+    sluice: SluiceBody
+
+
+class OpenAIErrorDetail(TypedDict):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorBody(TypedDict):
+    """OpenAI's error."""
+
+    error: OpenAIErrorDetail
+
+
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = MappingProxyType(
+    {
+        FinishReason.STOP: "stop",
+        FinishReason.LENGTH: "length",
+        FinishReason.DEADLINE: "length",
+        FinishReason.CANCELLED: "length",
+        FinishReason.ERROR: "length",
+        FinishReason.DEGRADED: "stop",
+    }
+)
+"""OpenAI's clients know two ends of a text: a whole one, and one cut short."""
+
+_ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "service_unavailable_error",
+    }
+)
+
+
+def usage_body(usage: Usage) -> OpenAIUsage:
+    """Cached tokens are part of the prompt's."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def sluice_body(answer: Answer) -> SluiceBody:
+    """The object ``sluice`` of an answer, or of a stream's last chunk."""
+    return {
+        "request_id": answer.request_id,
+        "model": answer.model,
+        "backend": answer.backend,
+        "backend_version": answer.backend_version,
+        "trace_id": answer.trace_id,
+        "finish_reason": answer.finish_reason.value,
+        "fallback": fallback_body(answer.fallback),
+        "budget": budget_body(answer.budget),
+        "timings": timings_body(answer.timings),
+        "warnings": list(answer.warnings),
+    }
+
+
+def completion_json(answer: Answer, *, id: str, object: str, model: str, choice: Choice) -> bytes:
+    """The body of a whole answer."""
+    body: CompletionBody = {
+        "id": id,
+        "object": object,
+        "created": answer.created,
+        "model": model,
+        "choices": [choice],
+        "usage": usage_body(answer.usage),
+        "sluice": sluice_body(answer),
+    }
+    return orjson.dumps(body)
+
+
+def error_body(error: PublicError) -> OpenAIErrorBody:
+    """OpenAI's error object; its type follows the status."""
+    status = openai_status(error)
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def openai_status(error: PublicError) -> int:
+    """OpenAI's contract knows no 422: what does not validate is 400."""
+    return 400 if error.status == 422 else error.status
+
+
+def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
+    """Status and body of an error; the request id travels in the header only."""
+    return openai_status(error), orjson.dumps(error_body(error))
+
+
+def trimmed_header(answer: Answer) -> bytes | None:
+    """The value of ``x-sluice-trimmed``: how much was left out; ``None`` when nothing was.
+
+    Chunk ids are the caller's text and stay in the body (``sluice.budget``).
+    """
+    budget = answer.budget
+    if not budget.dropped_turns and not budget.dropped_chunks:
+        return None
+    return f"turns={budget.dropped_turns}, chunks={len(budget.dropped_chunks)}".encode()

@@ -1,0 +1,120 @@
+"""Fields of OpenAI's and vLLM's bodies that Sluice knows and does not implement.
+
+Each is accepted with the values that ask for nothing, so that clients which always send them work, and
+refused by name with any other. ``ANYTHING`` marks labels that have no effect on an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from gateway.contracts.fields import ANYTHING
+
+_NULL: Final[tuple[object, ...]] = (None,)
+_NO_LIST: Final[tuple[object, ...]] = (None, [])
+_FALSE: Final = (None, False)
+_TRUE: Final = (None, True)
+
+Neutral = Mapping[str, tuple[object, ...]]
+
+_SHARED: Final[dict[str, tuple[object, ...]]] = {
+    # vLLM's extensions, common to both paths.
+    "add_special_tokens": _FALSE,
+    "allowed_token_ids": _NULL,
+    "bad_words": _NO_LIST,
+    "best_of": (None, 1),
+    "cache_salt": _NULL,
+    "guided_decoding_backend": _NULL,
+    "guided_whitespace_pattern": _NULL,
+    "ignore_eos": _FALSE,
+    "include_stop_str_in_output": _FALSE,
+    "kv_transfer_params": _NULL,
+    "length_penalty": (None, 1),
+    "logits_processors": _NULL,
+    "min_tokens": (None, 0),
+    "prompt_logprobs": _NULL,
+    "request_id": _NULL,
+    "return_token_ids": _FALSE,
+    "return_tokens_as_token_ids": _FALSE,
+    "skip_special_tokens": _TRUE,
+    "spaces_between_special_tokens": _TRUE,
+    "stop_token_ids": _NO_LIST,
+    "truncate_prompt_tokens": _NULL,
+    "use_beam_search": _FALSE,
+    "vllm_xargs": _NULL,
+    # OpenAI's labels and service options.
+    "metadata": (ANYTHING,),
+    "moderation": _NULL,
+    "prompt_cache_key": (ANYTHING,),
+    "prompt_cache_options": _NULL,
+    "prompt_cache_retention": (None, "in_memory"),
+    "safety_identifier": (ANYTHING,),
+    "service_tier": (None, "auto", "default"),
+    "store": _FALSE,
+}
+
+CHAT: Final[Neutral] = MappingProxyType(
+    {
+        **_SHARED,
+        "add_generation_prompt": _TRUE,
+        "audio": _NULL,
+        "chat_template": _NULL,
+        "chat_template_kwargs": (None, {}),
+        "continue_final_message": _FALSE,
+        "documents": _NO_LIST,
+        "echo": _FALSE,
+        "function_call": (None, "none", "auto"),
+        "functions": _NO_LIST,
+        "include_reasoning": (None, True, False),
+        "mm_processor_kwargs": (None, {}),
+        "modalities": (None, ["text"]),
+        "parallel_tool_calls": (None, True, False),
+        "prediction": _NULL,
+        "reasoning_effort": (None, "none"),
+        "tool_choice": (None, "none", "auto"),
+        "tools": _NO_LIST,
+        "verbosity": (None, "medium"),
+        "web_search_options": _NULL,
+    }
+)
+
+COMPLETIONS: Final[Neutral] = MappingProxyType(
+    {
+        **_SHARED,
+        "add_special_tokens": _TRUE,
+        "echo": _FALSE,
+        "prompt_embeds": _NULL,
+        "suffix": (None, ""),
+    }
+)
+
+# What the official client's own message objects carry when they are sent back as history.
+MESSAGE: Final[Neutral] = MappingProxyType(
+    {
+        "annotations": _NO_LIST,
+        "audio": _NULL,
+        "function_call": _NULL,
+        "name": _NULL,
+        "reasoning": _NULL,
+        "reasoning_content": _NULL,
+        "refusal": _NULL,
+        "tool_call_id": _NULL,
+        "tool_calls": _NO_LIST,
+    }
+)
+
+TOKENIZE: Final[Neutral] = MappingProxyType(
+    {
+        "chat_template": _NULL,
+        "chat_template_kwargs": (None, {}),
+        "continue_final_message": _FALSE,
+        "mm_processor_kwargs": (None, {}),
+        "tools": _NO_LIST,
+    }
+)
+
+STREAM_OPTIONS: Final[Neutral] = MappingProxyType(
+    {"continuous_usage_stats": _FALSE, "include_obfuscation": (None, True, False)}
+)

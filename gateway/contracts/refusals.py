@@ -1,0 +1,189 @@
+"""From bytes to a validated model, and from the first thing wrong to one clear refusal.
+
+A message names the field's path, what was given (its type, or a short number) and what is allowed.
+It never repeats text from the body, except the name of a field, shortened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.errors import InvalidJson, InvalidRequest
+
+TAG: Final = "~"
+"""First character of a union's tags, which are left out of paths."""
+MAX_PATH_PART: Final = 64
+"""Longest part of a field's path that a message repeats, in characters."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse(model: type[ModelT], body: bytes) -> ModelT:
+    """Validate ``body`` as ``model``.
+
+    Raises:
+        InvalidJson: the body is not JSON.
+        InvalidRequest: the JSON is not what the model describes; ``param`` is the field's dotted path.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise refusal(error, body) from None
+
+
+def refusal(error: ValidationError, body: bytes | None = None) -> InvalidRequest:
+    """The first thing wrong, as an error to raise; ``body`` allows a closer look at broken JSON."""
+    return first_refusal(error.errors(include_url=False), body)
+
+
+def first_refusal(errors: Sequence[Any], body: bytes | None = None) -> InvalidRequest:
+    """The same for pydantic's list of error dicts, as frameworks hand it on."""
+    if errors[0]["type"] == "json_invalid":
+        return _not_json(str(errors[0]["ctx"]["error"]), body or b"")
+    found = _first(errors)
+    path = path_of(_location(found[0]))
+    return InvalidRequest(_message(path, found), param=path or None)
+
+
+def path_of(parts: Sequence[int | str]) -> str:
+    """A dotted path; every part is shortened and made printable, for callers choose some of them."""
+    return ".".join(_part(part) for part in parts)
+
+
+def given(value: object) -> str:
+    """What a value is, without repeating text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 64 else "an integer beyond 64 bits"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        return f"a string of {len(value)} characters"
+    if isinstance(value, list):
+        return f"an array of {len(value)} items"
+    return "an object"
+
+
+def _part(part: int | str) -> str:
+    text = str(part)
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
+    return text if len(text) <= MAX_PATH_PART else f"{text[:MAX_PATH_PART]}…"
+
+
+def _not_json(reason: str, body: bytes) -> InvalidRequest:
+    if "hex escape" in reason:
+        # A lone surrogate is JSON by the grammar, but no text: it can be told by field.
+        path = _surrogate_path(body)
+        if path is not None:
+            return InvalidRequest(
+                f"{path} contains a lone surrogate; allowed: valid Unicode text", param=path
+            )
+    return InvalidJson(f"the body is not valid JSON: {reason}")
+
+
+def _surrogate_path(body: bytes) -> str | None:
+    try:
+        root = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    pending: list[tuple[tuple[int | str, ...], Any]] = [((), root)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, str):
+            if not _encodable(value):
+                return path_of(path)
+        elif isinstance(value, list):
+            pending.extend(((*path, index), item) for index, item in reversed(list(enumerate(value))))
+        elif isinstance(value, dict):
+            for key in value:
+                if not _encodable(key):
+                    return path_of((*path, key))
+            pending.extend(((*path, key), item) for key, item in reversed(list(value.items())))
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tagged(part: int | str) -> bool:
+    return isinstance(part, str) and part.startswith(TAG)
+
+
+def _location(error: Any) -> tuple[int | str, ...]:
+    parts = tuple(part for part in error["loc"] if not _tagged(part))
+    name = error.get("ctx", {}).get("name")
+    return parts if name is None else (*parts, name)
+
+
+def _first(errors: Sequence[Any]) -> list[Any]:
+    """The first error; of a union, those of the branch that came furthest."""
+    loc = errors[0]["loc"]
+    cut = next((index for index, part in enumerate(loc) if _tagged(part)), None)
+    if cut is None:
+        return [errors[0]]
+    head = loc[:cut]
+    branches = [one for one in errors if one["loc"][:cut] == head and len(one["loc"]) > cut]
+    furthest = max(len(_location(one)) for one in branches)
+    chosen = [one for one in branches if len(_location(one)) == furthest]
+    return [one for one in chosen if _location(one) == _location(chosen[0])]
+
+
+def _message(path: str, errors: Sequence[Any]) -> str:
+    error = errors[0]
+    subject = path or "the body"
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return f"{subject} is missing; it is required"
+    if kind == "unknown_field":
+        return f"{subject} is not a known field"
+    if kind == "unsupported_field":
+        return f"{subject} is not supported; allowed: {context['allowed']}"
+    if kind == "null_character":
+        return f"{subject} contains a null character (U+0000); allowed: text without it"
+    if kind == "unprintable":
+        return f"{subject} is blank or has control characters; allowed: printable text"
+    allowed = dict.fromkeys(_allowed(one["type"], one.get("ctx", {})) for one in errors)
+    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(allowed)}"
+
+
+def _allowed(kind: str, context: Mapping[str, Any]) -> str:
+    tell = _ALLOWED.get(kind)
+    return tell(context) if tell is not None else "a value of the documented type and range"
+
+
+_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
+    {
+        "string_type": lambda c: "a string",
+        "int_type": lambda c: "an integer",
+        "float_type": lambda c: "a number",
+        "bool_type": lambda c: "true or false",
+        "list_type": lambda c: "an array",
+        "dict_type": lambda c: "an object",
+        "model_type": lambda c: "an object",
+        "model_attributes_type": lambda c: "an object",
+        "finite_number": lambda c: "a finite number",
+        "greater_than_equal": lambda c: f"{c['ge']} or more",
+        "greater_than": lambda c: f"more than {c['gt']}",
+        "less_than_equal": lambda c: f"{c['le']} or less",
+        "less_than": lambda c: f"less than {c['lt']}",
+        "literal_error": lambda c: str(c["expected"]),
+        "too_short": lambda c: f"{c['min_length']} items or more",
+        "too_long": lambda c: f"{c['max_length']} items or fewer",
+        "string_too_short": lambda c: f"{c['min_length']} characters or more",
+        "string_too_long": lambda c: f"{c['max_length']} characters or fewer",
+    }
+)

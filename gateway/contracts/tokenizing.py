@@ -1,0 +1,43 @@
+"""``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+from gateway.contracts import openai_fields
+from gateway.contracts.fields import Body, Name, Text, TokenIds
+from gateway.contracts.openai import ChatMessages
+
+
+class TokenizeRequest(Body):
+    """Either ``prompt``, a plain text, or ``messages``, which the chat template renders."""
+
+    neutral = openai_fields.TOKENIZE
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: ChatMessages | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeBody(TypedDict):
+    """The answer of ``/tokenize``; ``token_strs`` is null unless asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to turn into text."""
+
+    model: Name | None = None
+    tokens: TokenIds
+
+
+class DetokenizeBody(TypedDict):
+    """The answer of ``/detokenize``."""
+
+    prompt: str

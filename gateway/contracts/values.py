@@ -1,0 +1,196 @@
+"""The values that travel through the journey; every public contract maps to them and from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from budgeting.values import EvidenceChunk, Message
+
+EMPTY: Mapping[str, object] = MappingProxyType({})
+
+
+class Contract(StrEnum):
+    """The public contract a request came in by."""
+
+    NATIVE = "native"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    DEGRADED = "degraded"
+
+
+class CallerRole(StrEnum):
+    """What a key may do."""
+
+    CALLER = "caller"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: derived from the key, never from the body."""
+
+    tenant: str
+    role: CallerRole
+    key_id: str
+    max_priority: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling as the caller asked; ``None`` and empty mean "the backend's default".
+
+    Values are validated at the edge: finite numbers inside their documented ranges.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logprobs: int | None = None
+
+
+class FormatType(StrEnum):
+    """Shape that the answer's text must have."""
+
+    TEXT = "text"
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """The asked shape; ``spec`` is the schema, pattern, choices or grammar as JSON text."""
+
+    type: FormatType = FormatType.TEXT
+    spec: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request, validated, of any contract.
+
+    Args:
+        request_id: the caller's label, or one made here.
+        generation_id: the gateway's own id; keys the ledger.
+        model: OpenAI's ``model``: base model, adapter id or backend alias; ``None`` in the native contract.
+        raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
+        context: volatile fields, placed after the shared prefix.
+        arrived_at: seconds on the injected clock.
+        deadline: on the same clock; ``None`` when the caller set none.
+        allow_fallback: false when the caller sent ``Prefer: sluice-no-fallback``.
+        trace_parent: the caller's W3C ``traceparent``, if any.
+        trace_id: 32 hex digits that the edge has told or will tell the caller: the caller's own trace,
+            or one made at the edge.
+    """
+
+    request_id: str
+    generation_id: str
+    contract: Contract
+    caller: Caller
+    arrived_at: float
+    created: int
+    messages: tuple[Message, ...] = ()
+    raw_prompt: str | tuple[int, ...] | None = None
+    route: str | None = None
+    model: str | None = None
+    session_id: str | None = None
+    intent: str | None = None
+    locale: str | None = None
+    adapter_id: str | None = None
+    prompt_version: str | None = None
+    chunks: tuple[EvidenceChunk, ...] = ()
+    context: Mapping[str, object] = field(default_factory=lambda: EMPTY)
+    sampling: Sampling = field(default_factory=Sampling)
+    response_format: ResponseFormat = field(default_factory=ResponseFormat)
+    priority: int = 0
+    deadline: float | None = None
+    stream: bool = False
+    allow_fallback: bool = True
+    trace_parent: str | None = None
+    trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer; ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds from arrival: waiting before the batch, first token, and the whole."""
+
+    queue_wait_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Why and how the answer did not come from the backend it was meant for."""
+
+    kind: str
+    reason: str
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """What was sent, section by section, and what was not."""
+
+    system: int
+    retrieval: int
+    recent_turns: int
+    older_summary: int
+    generation_reserve: int
+    dropped_chunks: tuple[str, ...] = ()
+    dropped_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config."""
+
+    request_id: str
+    generation_id: str
+    backend: str
+    backend_name: str
+    backend_version: str
+    model: str
+    trace_id: str
+    output_text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    budget: BudgetReport
+    created: int
+    fallback: Fallback | None = None
+    warnings: tuple[str, ...] = ()

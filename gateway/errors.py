@@ -1,0 +1,217 @@
+"""Errors that callers see, and the one table that turns every error of the house into an HTTP answer.
+
+::
+
+    GatewayError
+    ├── InvalidRequest          400/422 invalid_request
+    │   └── InvalidJson         400     invalid_json
+    ├── UnknownPromptVersion    422     unknown_prompt_version
+    ├── MissingKey              401     missing_key
+    ├── InvalidKey              401     invalid_key
+    ├── Forbidden               403     forbidden
+    ├── UnknownRoute            404     unknown_route
+    ├── UnknownModel            404     unknown_model
+    ├── DuplicateRequest        409     duplicate_request
+    ├── IdempotencyConflict     409     idempotency_conflict
+    ├── BodyTooLarge            413     body_too_large
+    ├── BackendUnavailable      503     backend_unavailable
+    ├── Draining                503     draining
+    ├── DeadlineExceeded        504     deadline_exceeded
+    └── Internal                500     internal
+
+The leaves' errors (``Refused``, ``ContextTooLong``, ``UnknownAdapter``, ``BackendFailure``…) are not of
+this tree; :func:`public_error` knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from adapters.errors import UnknownAdapter
+from admission.errors import Refused
+from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
+from resilience.errors import DeadlinePassed
+from resilience.failures import BackendFailure, FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class PublicError:
+    """What a caller is told: an HTTP status, a stable code, a message, the field at fault."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_ms: int | None = None
+
+
+class GatewayError(Exception):
+    """An error the gateway itself raises; subclasses fix status and code."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_ms: int | None = None) -> None:
+        self.message = message
+        self.param = param
+        self.retry_after_ms = retry_after_ms
+        super().__init__(message)
+
+
+class InvalidRequest(GatewayError):
+    """A field is missing, of the wrong type, out of range, or cannot be honoured."""
+
+    status = 422
+    code = "invalid_request"
+
+
+class InvalidJson(InvalidRequest):
+    """The body is not JSON."""
+
+    status = 400
+    code = "invalid_json"
+
+
+class UnknownPromptVersion(GatewayError):
+    """No prompt version of that id is registered."""
+
+    status = 422
+    code = "unknown_prompt_version"
+
+
+class MissingKey(GatewayError):
+    """No key was sent."""
+
+    status = 401
+    code = "missing_key"
+
+
+class InvalidKey(GatewayError):
+    """The key is unknown, expired or revoked."""
+
+    status = 401
+    code = "invalid_key"
+
+
+class Forbidden(GatewayError):
+    """The key may not do this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class UnknownRoute(GatewayError):
+    """The routing config has no such route."""
+
+    status = 404
+    code = "unknown_route"
+
+
+class UnknownModel(GatewayError):
+    """Neither a base model, nor an adapter, nor a backend has that name."""
+
+    status = 404
+    code = "unknown_model"
+
+
+class DuplicateRequest(GatewayError):
+    """The tenant has a request of the same id in flight."""
+
+    status = 409
+    code = "duplicate_request"
+
+
+class IdempotencyConflict(GatewayError):
+    """The idempotency key was used with another body."""
+
+    status = 409
+    code = "idempotency_conflict"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over ``server.max_body_bytes``."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class BackendUnavailable(GatewayError):
+    """No backend of the route can take the request."""
+
+    status = 503
+    code = "backend_unavailable"
+
+
+class Draining(GatewayError):
+    """The gateway is stopping and takes nothing new."""
+
+    status = 503
+    code = "draining"
+
+
+class DeadlineExceeded(GatewayError):
+    """The caller's deadline passed before the first token."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class Internal(GatewayError):
+    """A defect of ours; the details are in the log under the request id."""
+
+    status = 500
+    code = "internal"
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds * 1000))
+
+
+def _refused(error: Refused) -> PublicError:
+    return PublicError(
+        503, error.reason.value, f"the gateway is busy: {error}", retry_after_ms=_ms(error.retry_after_s)
+    )
+
+
+_FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
+    {
+        FailureKind.INVALID_INPUT: (422, "invalid_request"),
+        FailureKind.TOKEN_LIMIT_EXCEEDED: (422, "context_too_long"),
+        FailureKind.TIMEOUT: (504, "deadline_exceeded"),
+    }
+)
+
+
+def _backend_failure(error: BackendFailure) -> PublicError:
+    status, code = _FAILURE_STATUS.get(error.kind, (503, "backend_unavailable"))
+    return PublicError(status, code, f"{error.kind.value}: {error}", retry_after_ms=_ms(error.retry_after_s))
+
+
+# One row per error class of the leaves; a test walks the leaves' trees against it.
+LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingProxyType(
+    {
+        ContextTooLong: lambda e: PublicError(422, "context_too_long", str(e), "messages"),
+        EmptyPrompt: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
+        InvalidReserve: lambda e: PublicError(422, "invalid_request", str(e), "max_tokens"),
+        TemplateRefused: lambda e: PublicError(422, "invalid_request", str(e), "messages"),
+        UnknownTokenId: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
+        UnknownAdapter: lambda e: PublicError(404, "unknown_adapter", str(e), "adapter_id"),
+        Refused: _refused,
+        DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
+        BackendFailure: _backend_failure,
+    }
+)
+
+
+def public_error(error: BaseException) -> PublicError:
+    """What the caller is told about ``error``; anything unknown is ``internal`` and tells nothing."""
+    if isinstance(error, GatewayError):
+        return PublicError(error.status, error.code, error.message, error.param, error.retry_after_ms)
+    for cls in type(error).__mro__:
+        tell = LEAF_ERRORS.get(cls)
+        if tell is not None:
+            return tell(error)
+    return PublicError(500, "internal", "internal error; quote the request id to the operator")

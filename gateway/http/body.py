@@ -1,0 +1,72 @@
+"""Reading a request's body, within bounds of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.types import Receive
+
+from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.http.exchange import Exchange
+from gateway.http.presence import ClientGone
+
+BODY_TIMEOUT_S: Final = 30.0
+"""Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""
+LINGER_FACTOR: Final = 4
+"""A body that is too large is read and thrown away up to this many times the limit, so that a client that
+sends first and reads afterwards gets its 413 rather than a reset connection."""
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+
+
+async def read_body(
+    exchange: Exchange, receive: Receive, limit: int, *, timeout_s: float = BODY_TIMEOUT_S
+) -> bytes:
+    """The whole body.
+
+    Raises:
+        BodyTooLarge: the declared or the real length is over ``limit`` bytes.
+        BodyTooSlow: it did not arrive within ``timeout_s``.
+        ClientGone: the client left before its end.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(exchange, receive, limit)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from None
+
+
+async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
+    declared = exchange.headers.get(b"content-length", b"")
+    too_large = declared.isdigit() and (len(declared) > 18 or int(declared) > limit)
+    if too_large and b"expect" in exchange.headers:
+        raise _too_large(limit)  # the client asked before sending
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            too_large = True
+        if too_large:
+            pieces.clear()
+            if size > LINGER_FACTOR * limit:
+                raise _too_large(limit)
+        elif piece:
+            pieces.append(piece)
+        if not message.get("more_body", False):
+            if too_large:
+                raise _too_large(limit)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limit} bytes; allowed: {limit} or fewer")

@@ -1,0 +1,145 @@
+"""One HTTP exchange: who it is, when it came, and the one way its bytes leave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.types import Scope, Send
+
+from gateway.contracts.dialect import Header
+
+JSON: Final = b"application/json"
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+
+_SCOPE_KEY: Final = "sluice.exchange"
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+MAX_REQUEST_ID: Final = 128
+"""Longest ``x-request-id`` that is taken over (the public surface)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole HTTP answer, ready to send."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+class Exchange:
+    """What the edge knows of one request, and how it answers it.
+
+    ``request_id`` starts as the header's or a new one, and becomes the body's once that is parsed; it and
+    ``trace_id`` go out with every response. ``sending_since`` (seconds, on the injected clock) is when the
+    send in progress began, so that a client that takes no bytes is seen without a timer per send.
+    """
+
+    __slots__ = (
+        "_clock", "_send", "arrived_at", "deaf", "headers", "request_id", "sending_since", "started",
+        "trace_id", "trace_parent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        *,
+        clock: Callable[[], float],
+        request_id: str,
+        trace_id: str,
+        trace_parent: str | None,
+    ) -> None:
+        self._clock = clock
+        self._send = send
+        self.arrived_at: float = clock()
+        # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = request_id
+        self.trace_id = trace_id
+        self.trace_parent = trace_parent
+        self.started = False
+        self.deaf = False
+        self.sending_since: float | None = None
+        scope[_SCOPE_KEY] = self
+
+    @staticmethod
+    def of(scope: Scope) -> Exchange:
+        """The exchange that the middleware has made for this scope."""
+        exchange: Exchange = scope[_SCOPE_KEY]
+        return exchange
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send one ASGI message; once the client is gone, nothing more is sent and nothing raised."""
+        if self.deaf:
+            return
+        self.sending_since = self._clock()
+        try:
+            await self._send(message)
+        except OSError:
+            # The server's way to say that the connection is closed; the watcher of receive() acts on it.
+            self.deaf = True
+        finally:
+            self.sending_since = None
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        """Send status and headers, the ids included."""
+        self.started = True
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *self.id_headers()]}
+        )
+
+    async def body(self, data: bytes, *, more: bool) -> None:
+        """Send a piece of the body."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def reply(self, reply: Reply) -> None:
+        """Send a whole answer."""
+        length = (b"content-length", str(len(reply.body)).encode())
+        await self.start(reply.status, [(b"content-type", reply.content_type), length, *reply.headers])
+        await self.body(reply.body, more=False)
+
+    def id_headers(self) -> list[Header]:
+        """The headers that every response carries."""
+        return [
+            (b"x-request-id", quote(self.request_id, safe=_PRINTABLE).encode()),
+            (b"x-trace-id", self.trace_id.encode()),
+        ]
+
+    @property
+    def bearer(self) -> str | None:
+        """The key of ``Authorization: Bearer KEY``; ``None`` for none and for other schemes."""
+        scheme, _, key = self.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        return key.strip() or None if scheme.lower() == "bearer" else None
+
+    @property
+    def allow_fallback(self) -> bool:
+        """Whether the caller takes a fallback's answer (``Prefer: sluice-no-fallback`` says no)."""
+        preferences = self.headers.get(b"prefer", b"").lower().split(b",")
+        return not any(one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences)
+
+
+def usable_request_id(header: bytes | None) -> str | None:
+    """The caller's ``x-request-id`` when it is 1 to 128 printable ASCII characters, else ``None``."""
+    if not header or len(header) > MAX_REQUEST_ID:
+        return None
+    text = header.decode("latin-1").strip()
+    return text if text and text.isascii() and text.isprintable() else None
+
+
+def trace_of(traceparent: bytes | None) -> str | None:
+    """The trace id of a valid W3C ``traceparent``; any other counts as none (W3C Trace Context §4.3)."""
+    if not traceparent:
+        return None
+    match = _TRACEPARENT.fullmatch(traceparent.decode("latin-1").strip())
+    if match is None:
+        return None
+    version, trace, span, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not trace.strip("0") or not span.strip("0"):
+        return None
+    return trace

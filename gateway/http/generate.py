@@ -1,0 +1,151 @@
+"""The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.contracts.dialect import Asked, Dialect
+from gateway.contracts.native_answer import NativeDialect
+from gateway.contracts.origin import Origin
+from gateway.contracts.values import Answer, Caller, GenerateRequest
+from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
+from gateway.http.body import read_body
+from gateway.http.exchange import Exchange, Reply
+from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
+from gateway.http.presence import ClientGone, Presence, until_gone
+from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
+from gateway.http.sinks import StreamSink, WholeSink
+from gateway.ports import Services, Sink
+
+NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
+"""Values of ``backend`` that name no model: such an answer costs nothing and is not kept under a key."""
+
+
+class EndingSink(Sink, Protocol):
+    """A sink that knows whether the journey has ended."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether ``finish`` or ``fail`` was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request whose body is here and whose caller is known."""
+
+    exchange: Exchange
+    caller: Caller
+    body: bytes
+    path: str
+
+
+async def run_journey(services: Services, request: GenerateRequest, sink: EndingSink) -> None:
+    """Run the journey within ``limits.request_timeout_s``; the sink always hears an end.
+
+    The journey tells its failures to the sink itself. What is told here is what it cannot: that it took
+    too long and was cancelled, or a defect of its own.
+    """
+    limit_s = services.limits.request_timeout_s
+    error: PublicError | None = None
+    try:
+        async with asyncio.timeout(limit_s) as bound:
+            await services.journey.run(request, sink)
+    except Exception as defect:
+        if isinstance(defect, TimeoutError) and bound.expired():
+            error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
+        else:
+            log_defect(defect, request.request_id)
+            error = public_error(defect)
+    if not sink.ended:
+        await sink.fail(
+            error or public_error(Internal("the request ended without an answer")),
+            request_id=request.request_id,
+            trace_id=request.trace_id or "",
+        )
+
+
+def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Origin:
+    """What the edge knows of a generation besides its body."""
+    return Origin(
+        request_id=exchange.request_id,
+        generation_id=services.new_id("gen"),
+        caller=caller,
+        arrived_at=exchange.arrived_at,
+        created=int(services.unix_time()),
+        trace_id=exchange.trace_id,
+        trace_parent=exchange.trace_parent,
+        allow_fallback=exchange.allow_fallback,
+        max_messages=services.limits.max_messages,
+    )
+
+
+class GenerationEndpoint:
+    """A plain ASGI app: authenticate, read, parse, then run the journey into the right sink.
+
+    ``Idempotency-Key`` is honoured for whole answers and has no effect on streams (the public surface).
+    """
+
+    def __init__(self, services: Services, dialect: Dialect, idempotency: Idempotency) -> None:
+        self._services = services
+        self._dialect = dialect
+        self._idempotency = idempotency
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry; answers through the exchange, not through ``send``."""
+        exchange = Exchange.of(scope)
+        services = self._services
+        try:
+            caller = services.keys.authenticate(exchange.bearer)
+            body = await read_body(exchange, receive, services.limits.max_body_bytes)
+            asked = self._dialect.parse(body, origin_of(services, exchange, caller))
+            exchange.request_id = asked.request.request_id
+            async with until_gone(exchange, receive, services.clock) as presence:
+                if asked.request.stream:
+                    await self._stream(exchange, asked)
+                else:
+                    await self._whole(Arrived(exchange, caller, body, scope["path"]), asked, presence)
+        except ClientGone:
+            return
+        except CALLER_ERRORS as error:
+            await refuse(exchange, error, self._dialect.error)
+
+    async def _stream(self, exchange: Exchange, asked: Asked) -> None:
+        sink = StreamSink(exchange, self._dialect.frames(asked), self._dialect.error)
+        await run_journey(self._services, asked.request, sink)
+
+    async def _whole(self, arrived: Arrived, asked: Asked, presence: Presence) -> None:
+        async def run() -> Outcome:
+            sink = WholeSink()
+            await run_journey(self._services, asked.request, sink)
+            presence.release()
+            return self._outcome(arrived.exchange, asked, sink)
+
+        key = key_of(arrived.exchange.headers.get(b"idempotency-key"))
+        if key is None:
+            reply = (await run()).reply
+        else:
+            fingerprint = fingerprint_of(arrived.path, arrived.body)
+            reply = await self._idempotency.once(arrived.caller.tenant, key, fingerprint, run)
+        await arrived.exchange.reply(reply)
+
+    def _outcome(self, exchange: Exchange, asked: Asked, sink: WholeSink) -> Outcome:
+        answer = sink.answer
+        if answer is None:
+            error = sink.error or public_error(Internal("the request ended without an answer"))
+            return Outcome(error_reply(error, exchange.request_id, self._dialect.error), keep=False)
+        exchange.trace_id = answer.trace_id or exchange.trace_id
+        reply = Reply(200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer)))
+        return Outcome(reply, keep=_generated(answer))
+
+
+def _generated(answer: Answer) -> bool:
+    return answer.backend not in NOT_GENERATED
+
+
+def native(services: Services, idempotency: Idempotency) -> dict[str, GenerationEndpoint]:
+    """The native contract's endpoint by path."""
+    return {"/v1/generate": GenerationEndpoint(services, NativeDialect(), idempotency)}

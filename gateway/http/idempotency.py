@@ -1,0 +1,168 @@
+"""``Idempotency-Key``: the same request again gets the stored answer, generated and billed once.
+
+* Kept are whole 200 answers that a model generated, so that were billed. Errors and answers from the
+  response cache or the degraded leg are not: a retry deserves a real answer.
+* While the first request of a key is in flight in this process, the same request waits for it; when the
+  first one fails or its caller leaves, the next one runs. Another body is a conflict at once.
+* The store fails closed when read (a caller who sends a key would rather wait than pay twice) and open
+  when written (the answer is there and goes out; the loss is logged).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, InvalidRequest
+from gateway.http.exchange import Reply
+from gateway.http.respond import log_defect
+from gateway.ports import IdempotencyStore, StoredReply
+
+MAX_KEY: Final = 255
+"""Longest key, in characters; other public APIs have the same."""
+MAX_WAITING: Final = 64
+"""Most requests that wait for one key; more of them is a loop on the caller's side."""
+RETRY_MS: Final = 1_000
+"""When to try again after a wait, or a store, that failed."""
+HEADER: Final = "Idempotency-Key"
+
+_log = logging.getLogger("gateway.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A reply, and whether a repeated request shall get it again."""
+
+    reply: Reply
+    keep: bool
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The requests of one key that are here now; the lock's holder runs, the others wait."""
+
+    fingerprint: str
+    users: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def key_of(header: bytes | None) -> str | None:
+    """The key that a caller sent, if any.
+
+    Raises:
+        InvalidRequest: it is not 1 to 255 printable ASCII characters.
+    """
+    if header is None:
+        return None
+    key = header.decode("latin-1").strip()
+    if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(
+            f"{HEADER} has {len(key)} characters; allowed: 1 to {MAX_KEY} printable ASCII characters",
+            param=HEADER,
+        )
+    return key
+
+
+def fingerprint_of(path: str, body: bytes) -> str:
+    """What "the same request" means: the same path and the same bytes."""
+    return hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
+
+
+class Idempotency:
+    """Runs each key's request once; ``wait_s`` bounds how long a repeated one waits for the first."""
+
+    def __init__(self, store: IdempotencyStore, *, wait_s: float) -> None:
+        self._store = store
+        self._wait_s = wait_s
+        self._turns: dict[tuple[str, str], _Turn] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Keys that a request holds or waits for."""
+        return len(self._turns)
+
+    async def once(
+        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[Outcome]]
+    ) -> Reply:
+        """The reply of ``run``, or the stored one.
+
+        Raises:
+            IdempotencyConflict: the key was used with another request.
+            DuplicateRequest: the first one is still running after ``wait_s``, or too many wait.
+            BackendUnavailable: the store cannot be read.
+        """
+        turn = self._turns.setdefault((tenant, key), _Turn(fingerprint))
+        if turn.fingerprint != fingerprint:
+            raise _conflict()
+        if turn.users > MAX_WAITING:
+            raise _still_running()
+        turn.users += 1
+        try:
+            await self._acquire(turn)
+            try:
+                return await self._first_or_stored(tenant, key, fingerprint, run)
+            finally:
+                turn.lock.release()
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[tenant, key]
+
+    async def _acquire(self, turn: _Turn) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn.lock.acquire()
+        except TimeoutError:
+            raise _still_running() from None
+
+    async def _first_or_stored(
+        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[Outcome]]
+    ) -> Reply:
+        found = await self._read(tenant, key)
+        if found is not None:
+            kept, stored = found
+            if kept != fingerprint:
+                raise _conflict()
+            return Reply(
+                stored.status,
+                stored.body,
+                stored.content_type.encode(),
+                headers=((b"x-idempotent-replay", b"true"),),
+            )
+        outcome = await run()
+        if outcome.keep:
+            await self._write(tenant, key, fingerprint, outcome.reply)
+        return outcome.reply
+
+    async def _read(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        try:
+            return await self._store.get(tenant, key)
+        except Exception as error:
+            log_defect(error, "-")
+            raise BackendUnavailable(
+                f"the store behind {HEADER} does not answer", param=HEADER, retry_after_ms=RETRY_MS
+            ) from None
+
+    async def _write(self, tenant: str, key: str, fingerprint: str, reply: Reply) -> None:
+        stored = StoredReply(reply.status, reply.content_type.decode(), reply.body)
+        try:
+            await self._store.put(tenant, key, fingerprint, stored)
+        except Exception as error:
+            log_defect(error, "-")
+            _log.warning("an answer was not kept under its idempotency key; a retry will be generated anew")
+
+
+def _conflict() -> IdempotencyConflict:
+    return IdempotencyConflict(
+        f"{HEADER} was used with another request; allowed: the same path and body, or a new key", param=HEADER
+    )
+
+
+def _still_running() -> DuplicateRequest:
+    return DuplicateRequest(
+        f"the first request with this {HEADER} is still running", param=HEADER, retry_after_ms=RETRY_MS
+    )

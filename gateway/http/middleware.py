@@ -1,0 +1,68 @@
+"""The outermost ASGI layer of ours: ids on every response, and the net under every defect."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.http.exchange import Exchange, trace_of, usable_request_id
+from gateway.http.respond import log_defect, refuse, shape_of
+from gateway.ports import Services
+
+
+def _new_trace_id() -> str:
+    return secrets.token_hex(16)
+
+
+class Edge:
+    """Makes the :class:`Exchange` of each request and answers what nothing else has answered.
+
+    Our own endpoints write their responses through the exchange, ids included, so that no wrapper stands
+    between a token and the server; what the framework answers gets the ids through a wrapped ``send``.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, services: Services, new_trace_id: Callable[[], str] = _new_trace_id
+    ) -> None:
+        self._app = app
+        self._services = services
+        self._new_trace_id = new_trace_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        exchange = self._open(scope, send)
+
+        async def stamped(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                exchange.started = True
+                message = {**message, "headers": [*message.get("headers", ()), *exchange.id_headers()]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, stamped)
+        except Exception as error:
+            if exchange.started or scope["type"] == "websocket":
+                # Too late for an answer: the server closes a connection whose response is not whole.
+                log_defect(error, exchange.request_id)
+            else:
+                await refuse(exchange, error, shape_of(scope["path"]))
+
+    def _open(self, scope: Scope, send: Send) -> Exchange:
+        services = self._services
+        headers = dict(scope["headers"])
+        traceparent = headers.get(b"traceparent")
+        trace_id = trace_of(traceparent)
+        return Exchange(
+            scope,
+            send,
+            clock=services.clock,
+            request_id=usable_request_id(headers.get(b"x-request-id")) or services.new_id("req"),
+            trace_id=trace_id or self._new_trace_id(),
+            trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,
+        )

@@ -1,0 +1,61 @@
+"""Errors as HTTP answers, in the shape of the contract that the path belongs to."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from gateway.contracts import native_answer, openai_answer
+from gateway.contracts.dialect import Header
+from gateway.errors import LEAF_ERRORS, GatewayError, PublicError, public_error
+from gateway.http.exchange import Exchange, Reply
+
+ErrorShape = Callable[[PublicError, str], tuple[int, bytes]]
+
+CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
+"""Errors that the caller is told about; any other is a defect, logged and answered as ``internal``."""
+
+_OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
+_NATIVE_PATHS: Final = ("/v1/generate",)
+_FRAMES_LOGGED: Final = 6
+
+_log = logging.getLogger("gateway.http")
+
+
+def shape_of(path: str) -> ErrorShape:
+    """OpenAI's error object under OpenAI's paths (also those not served), the native one elsewhere."""
+    if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
+        return openai_answer.error_json
+    return native_answer.error_json
+
+
+def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply:
+    """The whole answer; ``Retry-After`` is in seconds, rounded up."""
+    status, body = shape(error, request_id)
+    return Reply(status, body, headers=tuple(_error_headers(error, status)))
+
+
+async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> None:
+    """Answer with ``error``; an error that is none of :data:`CALLER_ERRORS` is logged and not told."""
+    if not isinstance(error, CALLER_ERRORS):
+        log_defect(error, exchange.request_id)
+    await exchange.reply(error_reply(public_error(error), exchange.request_id, shape))
+
+
+def log_defect(error: BaseException, request_id: str) -> None:
+    """Log type and place of an unexpected error; never its message, which may hold a caller's text."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_LOGGED:]
+    place = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
+    _log.error("unexpected %s in request %s at %s", type(error).__name__, request_id, place or "no frame")
+
+
+def _error_headers(error: PublicError, status: int) -> list[Header]:
+    headers: list[Header] = []
+    if error.retry_after_ms is not None:
+        headers.append((b"retry-after", str(math.ceil(error.retry_after_ms / 1000)).encode()))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

@@ -1,0 +1,146 @@
+"""The OpenAPI entries of the endpoints that are plain ASGI apps, so that ``/docs`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
+
+from gateway.contracts.native import NativeRequest
+from gateway.contracts.native_answer import AnswerBody, ErrorBody
+from gateway.contracts.openai import ChatRequest, CompletionRequest
+from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
+from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
+from gateway.http.openai import ModelBody, ModelListBody
+
+_REF: Final = "#/components/schemas/{model}"
+_KEY: Final = "key"
+
+_REQUESTS: Final = (NativeRequest, ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_ANSWERS: Final[tuple[Any, ...]] = (
+    AnswerBody,
+    ErrorBody,
+    CompletionBody,
+    OpenAIErrorBody,
+    TokenizeBody,
+    DetokenizeBody,
+    ModelBody,
+    ModelListBody,
+)
+
+
+def add_paths(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` with our paths, their schemas and the key's scheme added."""
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(_schemas())
+    components.setdefault("securitySchemes", {})[_KEY] = {"type": "http", "scheme": "bearer"}
+    document.setdefault("paths", {}).update(_paths())
+    return document
+
+
+def _schemas() -> dict[str, Any]:
+    _, requests = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REF)
+    mode: JsonSchemaMode = "serialization"
+    adapters: Iterable[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
+        (answer.__name__, mode, TypeAdapter(answer)) for answer in _ANSWERS
+    ]
+    _, answers = TypeAdapter.json_schemas(adapters, ref_template=_REF, schema_generator=GenerateJsonSchema)
+    return {**requests["$defs"], **answers["$defs"]}
+
+
+def _paths() -> dict[str, Any]:
+    alive = {"200": {"description": "Alive"}}
+    ready = {"200": {"description": "Ready"}, "503": {"description": "Not ready"}}
+    deep = {"200": {"description": "Healthy"}, "503": {"description": "Not healthy"}}
+    text = {"200": {"description": "Text format", "content": {"text/plain": {}}}}
+    return {
+        "/v1/generate": _post("Generate", "NativeRequest", "AnswerBody", _NATIVE, stream=True),
+        "/invocations": _post("Generate (SageMaker)", "NativeRequest", "AnswerBody", _NATIVE, stream=True),
+        "/v1/chat/completions": _post("Chat", "ChatRequest", "CompletionBody", _OPENAI, stream=True),
+        "/v1/completions": _post("Text", "CompletionRequest", "CompletionBody", _OPENAI, stream=True),
+        "/tokenize": _post("Text to token ids", "TokenizeRequest", "TokenizeBody", _OPENAI),
+        "/detokenize": _post("Token ids to text", "DetokenizeRequest", "DetokenizeBody", _OPENAI),
+        "/v1/models": _get("Served models", _json(200, "ModelListBody"), tag="openai", key=True),
+        "/v1/models/{id}": _get(
+            "One served model", _json(200, "ModelBody"), tag="openai", key=True, parameters=[_MODEL_ID]
+        ),
+        "/ping": _get("Liveness", alive),
+        "/ready": _get("Readiness", ready),
+        "/health/deep": _get("A tiny real generation", deep, key=True),
+        "/metrics": _get("Prometheus metrics", text),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Contract:
+    """How a contract tells errors: the schema, and the status of what does not validate."""
+
+    tag: str
+    error: str
+    invalid: int
+
+
+_NATIVE: Final = _Contract("native", "ErrorBody", 422)
+_OPENAI: Final = _Contract("openai", "OpenAIErrorBody", 400)
+_MODEL_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "schema": {"type": "string"}, "description": description}
+
+
+_HEADERS: Final = [
+    _header("Idempotency-Key", "Whole answers only: the same key and body give the stored answer again."),
+    _header("Prefer", "sluice-no-fallback: an error instead of a fallback's answer."),
+    _header("traceparent", "W3C Trace Context."),
+]
+
+
+def _post(
+    summary: str, request: str, answer: str, contract: _Contract, *, stream: bool = False
+) -> dict[str, Any]:
+    responses = _json(200, answer)
+    if stream:
+        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    for status in (400, contract.invalid, 401, 403, 404, 409, 413, 429, 503, 504):
+        responses.update(_json(status, contract.error))
+    return {
+        "post": {
+            "summary": summary,
+            "tags": [contract.tag],
+            "security": [{_KEY: []}],
+            "parameters": _HEADERS,
+            "requestBody": {"required": True, "content": _content(request)},
+            "responses": responses,
+        }
+    }
+
+
+def _get(
+    summary: str,
+    responses: dict[str, Any],
+    *,
+    tag: str = "monitors",
+    key: bool = False,
+    parameters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    return {
+        "get": {
+            "summary": summary,
+            "tags": [tag],
+            "security": [{_KEY: []}] if key else [],
+            "parameters": parameters or [],
+            "responses": responses,
+        }
+    }
+
+
+def _json(status: int, schema: str) -> dict[str, Any]:
+    return {str(status): {"description": schema, "content": _content(schema)}}
+
+
+def _content(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=schema)}}}

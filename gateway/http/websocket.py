@@ -1,0 +1,118 @@
+"""``GET /v1/generate/ws``: the native stream over a WebSocket, one request a connection.
+
+The first client frame is the request; later frames are ignored; a close cancels. The close codes:
+
+* 1000 after the last event, be it ``done`` or ``error`` (a request that does not validate included);
+* 1003 after an ``error`` event when the first frame is binary;
+* 1008 after an ``error`` event when no frame came in time;
+* 1009 after an ``error`` event when the frame is over ``max_body_bytes`` (the server may do so first).
+
+A key that is missing or wrong is refused in the handshake with the HTTP status and body of any other path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.contracts.native_answer import NativeDialect, error_json
+from gateway.contracts.values import Caller
+from gateway.errors import BodyTooLarge, InvalidRequest, public_error
+from gateway.http.exchange import Exchange
+from gateway.http.generate import origin_of, run_journey
+from gateway.http.presence import ClientGone, until_gone
+from gateway.http.respond import CALLER_ERRORS, error_reply
+from gateway.http.sinks import SocketSink
+from gateway.ports import Services
+
+FIRST_FRAME_S: Final = 30.0
+"""Longest wait for the request after the handshake."""
+NORMAL: Final = 1000
+UNSUPPORTED_DATA: Final = 1003
+POLICY_VIOLATION: Final = 1008
+MESSAGE_TOO_BIG: Final = 1009
+
+
+class _Unusable(Exception):
+    """The first frame is no request at all: an error to tell, and the code to close with."""
+
+    def __init__(self, error: InvalidRequest | BodyTooLarge, close_code: int) -> None:
+        self.error = error
+        self.close_code = close_code
+        super().__init__(error.message)
+
+
+class GenerateSocket:
+    """A plain ASGI app for the WebSocket."""
+
+    def __init__(self, services: Services, *, first_frame_s: float = FIRST_FRAME_S) -> None:
+        self._services = services
+        self._first_frame_s = first_frame_s
+        self._dialect = NativeDialect()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry; answers through the exchange, not through ``send``."""
+        exchange = Exchange.of(scope)
+        await receive()  # websocket.connect
+        try:
+            caller = self._services.keys.authenticate(exchange.bearer)
+        except CALLER_ERRORS as error:
+            await _deny(exchange, error, scope)
+            return
+        await exchange.send({"type": "websocket.accept", "headers": exchange.id_headers()})
+        try:
+            code = await self._serve(exchange, caller, receive)
+        except ClientGone:
+            return
+        await exchange.send({"type": "websocket.close", "code": code})
+
+    async def _serve(self, exchange: Exchange, caller: Caller, receive: Receive) -> int:
+        sink = SocketSink(exchange)
+        code = NORMAL
+        try:
+            body = await self._first_frame(receive)
+            # The clock starts with the request, not with the handshake.
+            exchange.arrived_at = self._services.clock()
+            asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
+            exchange.request_id = asked.request.request_id
+            async with until_gone(exchange, receive, self._services.clock):
+                await run_journey(self._services, replace(asked.request, stream=True), sink)
+            return code
+        except _Unusable as unusable:
+            error, code = public_error(unusable.error), unusable.close_code
+        except CALLER_ERRORS as refused:
+            error = public_error(refused)
+        await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
+        return code
+
+    async def _first_frame(self, receive: Receive) -> bytes:
+        limit = self._services.limits.max_body_bytes
+        try:
+            async with asyncio.timeout(self._first_frame_s):
+                message = await receive()
+        except TimeoutError:
+            late = InvalidRequest(f"no request came within {self._first_frame_s:g} s")
+            raise _Unusable(late, POLICY_VIOLATION) from None
+        if message["type"] == "websocket.disconnect":
+            raise ClientGone
+        text = message.get("text")
+        if text is None:
+            raise _Unusable(InvalidRequest("the frame is binary; allowed: a text frame"), UNSUPPORTED_DATA)
+        body: bytes = text.encode()
+        if len(body) > limit:
+            error = BodyTooLarge(f"the frame is larger than {limit} bytes; allowed: {limit} or fewer")
+            raise _Unusable(error, MESSAGE_TOO_BIG)
+        return body
+
+
+async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await exchange.send({"type": "websocket.close", "code": POLICY_VIOLATION})  # the server answers 403
+        return
+    reply = error_reply(public_error(error), exchange.request_id, error_json)
+    headers = [(b"content-type", reply.content_type), *reply.headers, *exchange.id_headers()]
+    await exchange.send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await exchange.send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})

@@ -1,0 +1,139 @@
+"""Answers kept under the caller's idempotency key, in the state store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from sqlalchemy import (
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    delete,
+    event,
+    func,
+    select,
+)
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gateway.config import ConfigError
+from gateway.ports import StoredReply
+
+KEEP_S = 24 * 3600.0
+# Bounds the table: the oldest go first.
+MAX_ROWS = 100_000
+BUSY_TIMEOUT_MS = 2_000
+
+_METADATA = MetaData()
+_REPLIES = Table(
+    "idempotent_replies",
+    _METADATA,
+    Column("tenant", String(128), primary_key=True),
+    Column("key", String(256), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("content_type", String(128), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("stored_at", Float, nullable=False, index=True),
+)
+
+
+class SqliteIdempotencyStore:
+    """Keeps replies for 24 h in SQLite.
+
+    When the store cannot be reached it fails open: the request is answered, the reply is not kept, and
+    ``healthy`` turns false. Refusing callers because a convenience is down would be worse.
+    """
+
+    def __init__(self, url: str, *, unix_time: Callable[[], float]) -> None:
+        """Raises ConfigError for a url that is not SQLite's."""
+        if not url.startswith("sqlite:///"):
+            raise ConfigError(f"state.url: given {url!r}; allowed: sqlite:///FILE")
+        try:
+            self._engine: AsyncEngine = create_async_engine(
+                url.replace("sqlite:", "sqlite+aiosqlite:", 1), pool_size=2, max_overflow=0, pool_timeout=5
+            )
+        except ArgumentError as error:
+            raise ConfigError(f"state.url: {error}") from None
+        event.listen(self._engine.sync_engine, "connect", _pragmas)
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("state")
+        self._puts = 0
+        self.healthy = True
+
+    async def open(self) -> None:
+        """Make the table; a store that is not reachable now is tried again with each request."""
+        try:
+            async with self._engine.begin() as connection:
+                await connection.run_sync(_METADATA.create_all)
+        except SQLAlchemyError as error:
+            self._failed("open", error)
+
+    async def close(self) -> None:
+        """Close the pool."""
+        await self._engine.dispose()
+
+    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        """The body's fingerprint and the reply, when kept within the last 24 h."""
+        fresh = _REPLIES.c.stored_at >= self._unix_time() - KEEP_S
+        query = select(_REPLIES).where(_REPLIES.c.tenant == tenant, _REPLIES.c.key == key, fresh)
+        try:
+            async with self._engine.connect() as connection:
+                row = (await connection.execute(query)).one_or_none()
+        except SQLAlchemyError as error:
+            self._failed("get", error)
+            return None
+        self.healthy = True
+        if row is None:
+            return None
+        return row.fingerprint, StoredReply(row.status, row.content_type, row.body)
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+        """Keep a reply; the first one under a key stays unless it has expired."""
+        now = self._unix_time()
+        values = {
+            "fingerprint": fingerprint,
+            "status": reply.status,
+            "content_type": reply.content_type,
+            "body": reply.body,
+            "stored_at": now,
+        }
+        statement = insert(_REPLIES).values(tenant=tenant, key=key, **values)
+        statement = statement.on_conflict_do_update(
+            index_elements=["tenant", "key"], set_=values, where=_REPLIES.c.stored_at < now - KEEP_S
+        )
+        self._puts += 1
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(statement)
+                if self._puts % 100 == 1:
+                    await connection.execute(delete(_REPLIES).where(_REPLIES.c.stored_at < now - KEEP_S))
+                    excess = (
+                        await connection.execute(select(func.count()).select_from(_REPLIES))
+                    ).scalar_one()
+                    if excess > MAX_ROWS:
+                        oldest = select(_REPLIES.c.stored_at).order_by(_REPLIES.c.stored_at)
+                        limit = oldest.offset(excess - MAX_ROWS).limit(1).scalar_subquery()
+                        await connection.execute(delete(_REPLIES).where(_REPLIES.c.stored_at < limit))
+        except SQLAlchemyError as error:
+            self._failed("put", error)
+            return
+        self.healthy = True
+
+    def _failed(self, what: str, error: SQLAlchemyError) -> None:
+        self.healthy = False
+        self._log.warning("state store failed", operation=what, error=type(error).__name__)
+
+
+def _pragmas(connection: object, _record: object) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()

@@ -1,0 +1,149 @@
+"""A request's whole way, in order, one call a stage.
+
+::
+
+    HTTP → value → canonicalize → plan budget → lease adapter → rank backends → admit
+         → generate, guarded → respond → account
+
+The journey is a coroutine that pushes into a sink. A slow reader therefore holds back its own request
+only, and when a caller goes away the one cancellation runs through the very frames that hold the slot,
+the lease and the sequence, so each is given back before the request has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from accounting.account import Accounts
+from adapters.registry import AdapterRegistry
+from admission.controller import AdmissionController
+from admission.errors import Refused
+from budgeting.plan import BudgetPlanner
+from gateway.contracts.values import GenerateRequest
+from gateway.dispatch import Dispatcher
+from gateway.errors import DeadlineExceeded, Internal, public_error
+from gateway.fallback import FallbackChain
+from gateway.fleet import Fleet
+from gateway.meter import Meter
+from gateway.ports import Sink
+from gateway.prompts.canonical import canonicalize
+from gateway.prompts.versions import PromptVersions
+from gateway.reception import Laps, Reception
+from gateway.report import Reporter, Trip, closing_row
+from gateway.routing.rank import rank
+from gateway.routing.revision import Revision
+from gateway.routing.target import resolve
+from gateway.stages import (
+    budget_request,
+    demand_of,
+    first_candidate,
+    must_honour,
+    opening_row,
+    respond,
+    selection_of,
+)
+from resilience.errors import DeadlinePassed
+from resilience.failures import BackendFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """Every stage, in the order in which a request meets them; ``gateway.wiring`` fills it."""
+
+    reception: Reception
+    revision: Callable[[], Revision]
+    versions: PromptVersions
+    planner: Callable[[], BudgetPlanner]
+    adapters: AdapterRegistry
+    fleet: Fleet
+    admission: AdmissionController
+    dispatcher: Dispatcher
+    fallback: FallbackChain
+    accounts: Accounts
+    reporter: Reporter
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+        """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
+        meter = Meter(sink, self.clock)
+        trip = self.reporter.begin(request, meter, Laps(self.clock, request.arrived_at))
+        try:
+            with self.reception.receive(request):
+                await self._travel(request, sink, meter, trip)
+        except asyncio.CancelledError:
+            trip.cancelled()
+            raise
+        except Exception as error:
+            public = public_error(error)
+            if public.code == Internal.code:
+                self.reporter.defect(trip, error)
+            trip.failed(public)
+            await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
+        finally:
+            self.reporter.end(trip)
+
+    async def _travel(self, request: GenerateRequest, sink: Sink, meter: Meter, trip: Trip) -> None:
+        revision = self.revision()
+        target = resolve(request, revision, self.fleet, self.adapters.ids)
+        version = self.versions.get(target.prompt_version) if target.prompt_version else None
+        trip.found(target, revision)
+
+        prompt = canonicalize(
+            request.messages,
+            chunks=request.chunks,
+            context=request.context,
+            raw_prompt=request.raw_prompt,
+            version=version,
+        )
+        trip.laps.lap("canonicalize")
+
+        plan = await self.planner().plan_async(budget_request(request, prompt, version))
+        trip.planned(plan)
+        trip.laps.lap("budget")
+
+        with self.adapters.lease(selection_of(request, target)) as lease:
+            trip.leased(lease)
+            trip.laps.lap("adapter")
+
+            backend = first_candidate(
+                rank(
+                    target.route,
+                    sticky_key=request.session_id or request.generation_id,
+                    asked=must_honour(request, lease),
+                    backends=self.fleet.backends,
+                    pinned=target.backend,
+                )
+            )
+            trip.laps.lap("rank")
+
+            row = opening_row(request, trip, unix_time=self.unix_time())
+            with self.accounts.open(row) as account, trip.billing(account, row):
+                try:
+                    async with self.admission.admit(demand_of(request, plan, backend)) as slot:
+                        trip.laps.lap("admit")
+                        outcome = await self.dispatcher.generate(
+                            slot, backend, request, plan, lease.adapter, meter
+                        )
+                except DeadlinePassed:
+                    raise DeadlineExceeded("the deadline passed before the first token") from None
+                except (Refused, BackendFailure) as cause:
+                    outcome = await self.fallback.answer(
+                        cause,
+                        request=request,
+                        target=target,
+                        plan=plan,
+                        lease=lease,
+                        primary=backend,
+                        meter=meter,
+                    )
+                trip.laps.lap("generate")
+
+                answer = respond(request, plan, outcome, trip, now=self.clock())
+                self.fallback.remember(request, target, plan, lease, answer)
+                account.settle(closing_row(row, answer))
+                trip.answered(answer)
+                await sink.finish(answer)
+                trip.laps.lap("respond")

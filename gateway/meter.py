@@ -1,0 +1,64 @@
+"""Counts what of an answer has gone out, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.backends.port import Delta
+from gateway.ports import Sink
+
+
+class Meter:
+    """Stands between a backend and the sink: passes each piece on and keeps count.
+
+    What it counted is true at any moment, so an answer that is cut short is billed for what was
+    delivered and for nothing else.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_parts",
+        "_sink",
+        "cached_tokens",
+        "first_at",
+        "queue_wait_s",
+        "started_at",
+        "tokens",
+    )
+
+    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._parts: list[str] = []
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.queue_wait_s = 0.0
+        self.started_at: float | None = None
+        self.first_at: float | None = None
+
+    async def take(self, delta: Delta) -> None:
+        """Pass one piece on to the sink."""
+        if self.first_at is None:
+            self.first_at = self._clock()
+        if delta.queue_wait_s is not None:
+            self.queue_wait_s = delta.queue_wait_s
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+        self.tokens += delta.tokens
+        self._parts.append(delta.text)
+        await self._sink.delta(delta)
+
+    def started(self) -> None:
+        """The work has been handed to a backend."""
+        if self.started_at is None:
+            self.started_at = self._clock()
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the caller has seen any of the answer."""
+        return self.first_at is not None
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._parts)

@@ -1,0 +1,39 @@
+"""The served model's text side: tokenizer and planner, and what its folder says of sampling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from budgeting.counting import ChatTokenizer
+from budgeting.plan import BudgetPlanner
+from gateway.contracts.values import Sampling
+from gateway.prompts.text import TokenizerText
+
+
+class ModelText:
+    """Tokenizer and planner of the base model; the length may shrink once the engine knows its pool."""
+
+    def __init__(self, tokenizer: ChatTokenizer, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self.limit(max_model_len)
+
+    def limit(self, max_model_len: int) -> None:
+        """Sequences are at most this long from here on."""
+        self.max_model_len = max_model_len
+        self.service = TokenizerText(self._tokenizer, max_model_len=max_model_len)
+        self.planner = BudgetPlanner(self._tokenizer, max_model_len=max_model_len)
+
+
+def sampling_defaults(folder: Path) -> Sampling:
+    """The sampling that a checkpoint's ``generation_config.json`` asks for, where the caller is silent.
+
+    ``do_sample: false`` is greedy, as in Transformers. A folder without the file has no wishes.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return Sampling()
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    return Sampling(temperature=data.get("temperature"), top_p=data.get("top_p"), top_k=data.get("top_k"))

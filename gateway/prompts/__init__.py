@@ -1,0 +1,1 @@
+"""Canonical prompts and registered prompt versions."""

@@ -1,0 +1,195 @@
+"""Registered prompt versions: one YAML file each, read and validated at start, immutable afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from budgeting.values import SectionBudgets
+from gateway.errors import UnknownPromptVersion
+
+# Bounds of what a folder may hold; a prompt version is a page of text.
+MAX_FILE_BYTES = 262_144
+MAX_VERSIONS = 1_000
+# How many ids an error names.
+_NAMED_IDS = 10
+
+_Text = Annotated[str, Field(max_length=MAX_FILE_BYTES)]
+_Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class PromptFileError(ValueError):
+    """A prompt version's file cannot be used; the message names file, key, what is given and allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptVersion:
+    """A published prompt.
+
+    Args:
+        id: the name that requests and routes use.
+        system: who the assistant is.
+        policy: what it may and may not do; may be empty.
+        grounding_rule: how it uses evidence; may be empty.
+        budgets: tokens per section.
+        reserve: tokens kept for the answer; ``None``: the model's default.
+        sha256: hash of all of the above, in hex; comments and layout of the file do not change it.
+    """
+
+    id: str
+    system: str
+    policy: str = ""
+    grounding_rule: str = ""
+    budgets: SectionBudgets = field(default_factory=SectionBudgets)
+    reserve: int | None = None
+    sha256: str = ""
+
+
+class _BudgetsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    system: _Tokens = SectionBudgets().system
+    retrieval: _Tokens = SectionBudgets().retrieval
+    recent_turns: _Tokens = SectionBudgets().recent_turns
+    older_summary: _Tokens = SectionBudgets().older_summary
+
+
+class _VersionFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    system: Annotated[_Text, Field(min_length=1)]
+    policy: _Text = ""
+    grounding_rule: _Text = ""
+    budgets: _BudgetsFile = Field(default_factory=_BudgetsFile)
+    reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+
+    def version(self) -> PromptVersion:
+        version = PromptVersion(
+            id=self.id,
+            system=self.system,
+            policy=self.policy,
+            grounding_rule=self.grounding_rule,
+            budgets=SectionBudgets(**self.budgets.model_dump()),
+            reserve=self.reserve,
+        )
+        body = asdict(version)
+        del body["sha256"]
+        text = json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return PromptVersion(
+            id=version.id,
+            system=version.system,
+            policy=version.policy,
+            grounding_rule=version.grounding_rule,
+            budgets=version.budgets,
+            reserve=version.reserve,
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+
+class PromptVersions:
+    """The registered versions, by id."""
+
+    def __init__(self, versions: Iterable[PromptVersion] = ()) -> None:
+        self._by_id: Mapping[str, PromptVersion] = MappingProxyType({v.id: v for v in versions})
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> PromptVersions:
+        """Read every ``*.yaml`` of a folder. Blocks on disk.
+
+        Raises:
+            PromptFileError: a file cannot be read or does not validate, or two files have one id.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise PromptFileError(f"{path}: no such folder; needed: a folder of prompt versions (*.yaml)")
+        files = sorted(folder.glob("*.yaml"))
+        if len(files) > MAX_VERSIONS:
+            raise PromptFileError(f"{path}: {len(files)} prompt versions; allowed: up to {MAX_VERSIONS}")
+        found: dict[str, Path] = {}
+        versions = []
+        for file in files:
+            version = read_version(file)
+            if version.id in found:
+                raise PromptFileError(
+                    f"{file}: id: given {version.id!r}, which {found[version.id]} has; allowed: an id once"
+                )
+            found[version.id] = file
+            versions.append(version)
+        return cls(versions)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids, sorted."""
+        return tuple(sorted(self._by_id))
+
+    def get(self, version_id: str) -> PromptVersion:
+        """The version of that id. Raises UnknownPromptVersion naming the known ones."""
+        version = self._by_id.get(version_id)
+        if version is None:
+            listed = ", ".join(self.ids[:_NAMED_IDS]) or "none"
+            more = ", …" if len(self.ids) > _NAMED_IDS else ""
+            raise UnknownPromptVersion(
+                f"prompt version {version_id[:128]!r} is not registered; known: {listed}{more}",
+                param="prompt_version",
+            )
+        return version
+
+
+def read_version(file: Path) -> PromptVersion:
+    """One file's version. Raises PromptFileError."""
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise PromptFileError(f"{file}: {file.stat().st_size} bytes; allowed: up to {MAX_FILE_BYTES}")
+        data = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFileError(f"{file}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise PromptFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise PromptFileError(f"{file}: given {type(data).__name__}; allowed: a mapping of keys to values")
+    try:
+        return _VersionFile.model_validate(data).version()
+    except ValidationError as error:
+        raise PromptFileError("; ".join(_explain(file, fault) for fault in error.errors())) from error
+
+
+def _explain(file: Path, fault: Mapping[str, Any]) -> str:
+    """One fault: file, key, what was given, what is allowed."""
+    key = ".".join(str(part) for part in fault["loc"])
+    allowed = fault["msg"]
+    if fault["type"] == "extra_forbidden":
+        keys = _BudgetsFile.model_fields if key.startswith("budgets.") else _VersionFile.model_fields
+        allowed = f"only {', '.join(keys)}"
+    elif fault["type"] == "missing":
+        return f"{file}: {key}: missing; needed: a value"
+    return f"{file}: {key}: given {_short(fault['input'])}; allowed: {allowed}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML lets a later key replace an earlier one in silence; a prompt must not be lost that way."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused by the schema, with its key
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,74 @@
+"""What became of one request of a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Codes of failures that no gateway told; the others are the gateway's own codes.
+TIMEOUT = "client_timeout"
+CONNECT = "client_connect"
+CUT_OFF = "client_cut_off"
+BAD_STREAM = "client_bad_stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request, as its client saw it. Seconds; ``due_s`` and ``sent_s`` count from the replay's start.
+
+    Args:
+        ttft_s: from sending to the first text; ``None`` without any.
+        last_token_s: from sending to the last text.
+        total_s: from sending to the end.
+        code: why there is no whole answer; ``None`` when there is one.
+        input_tokens: as the gateway counted; 0 when it did not say.
+        fallback: ``kind:reason`` when the answer came from the fallback chain.
+    """
+
+    index: int
+    due_s: float
+    sent_s: float
+    asked_input: int
+    asked_output: int
+    total_s: float
+    ttft_s: float | None = None
+    last_token_s: float | None = None
+    status: int | None = None
+    code: str | None = None
+    finish_reason: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    fallback: str | None = None
+    backend: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether a whole answer came."""
+        return self.code is None
+
+    @property
+    def client_delay_s(self) -> float:
+        """How much later than due it was sent: the concurrency cap, or a busy load generator."""
+        return max(0.0, self.sent_s - self.due_s)
+
+    @property
+    def done_s(self) -> float:
+        """When it ended, seconds after the replay's start."""
+        return self.sent_s + self.total_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time between two tokens; ``None`` with fewer than two."""
+        if self.ttft_s is None or self.last_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_s - self.ttft_s) / (self.output_tokens - 1)
+
+    def within(self, *, ttft_s: float, total_s: float) -> bool:
+        """Whether it counts for goodput: a whole answer, not a degraded one, inside both limits."""
+        return (
+            self.ok
+            and self.finish_reason != "degraded"
+            and self.ttft_s is not None
+            and self.ttft_s <= ttft_s
+            and self.total_s <= total_s
+        )

@@ -1,0 +1,197 @@
+"""What is kept of a request for its account, its trace, its metrics and its log line.
+
+The notes are written by the journey and read by nobody on it: no stage decides by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from accounting.account import Account
+from accounting.values import UsageRow
+from adapters.registry import Lease
+from budgeting.values import Plan
+from gateway.contracts.values import Answer, GenerateRequest
+from gateway.errors import PublicError, public_error
+from gateway.meter import Meter
+from gateway.reception import Laps
+from gateway.routing.revision import Revision
+from gateway.routing.target import Target
+from observability.events import RequestRecord
+from observability.tracing import RootSpan, Tracing
+
+# The status that is logged when the caller left before the end (nginx's convention).
+CLIENT_CLOSED_REQUEST = 499
+# Stages whose time is not the gateway's own: waiting for a slot, and the backend.
+_NOT_OURS = frozenset({"admit", "generate"})
+
+
+@dataclass(slots=True)
+class Trip:
+    """The running notes of one request."""
+
+    request: GenerateRequest
+    meter: Meter
+    laps: Laps
+    span: RootSpan
+    clock: Callable[[], float]
+    target: Target | None = None
+    revision: Revision | None = None
+    plan: Plan | None = None
+    lease: Lease | None = None
+    answer: Answer | None = None
+    status: int = 200
+    error_code: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+        return self.span.trace_id
+
+    def found(self, target: Target, revision: Revision) -> None:
+        """Where the request goes is known."""
+        self.target, self.revision = target, revision
+
+    def planned(self, plan: Plan) -> None:
+        """What is sent is known."""
+        self.plan = plan
+
+    def leased(self, lease: Lease) -> None:
+        """Which adapter serves it is known."""
+        self.lease = lease
+
+    def answered(self, answer: Answer) -> None:
+        """The answer is whole."""
+        self.answer = answer
+
+    def failed(self, error: PublicError) -> None:
+        """The request ended in an error."""
+        self.status = 200 if self.meter.delivered and self.request.stream else error.status
+        self.error_code, self.finish_reason = error.code, "error"
+
+    def cancelled(self) -> None:
+        """The caller left, or the gateway stopped."""
+        self.status, self.error_code, self.finish_reason = CLIENT_CLOSED_REQUEST, "cancelled", "cancelled"
+
+    @contextmanager
+    def billing(self, account: Account, row: UsageRow) -> Iterator[None]:
+        """Whatever breaks the request off, bill what was delivered up to then."""
+        try:
+            yield
+        except BaseException as error:
+            if account.settled:
+                raise
+            started = self.meter.started_at is not None
+            account.update(
+                replace(
+                    row,
+                    error_code=public_error(error).code if isinstance(error, Exception) else "cancelled",
+                    input_tokens=self.plan.counts.total if self.plan and started else 0,
+                    output_tokens=self.meter.tokens,
+                    cached_tokens=self.meter.cached_tokens,
+                    queue_wait_ms=self.meter.queue_wait_s * 1000,
+                    ttft_ms=self._since_arrival(self.meter.first_at),
+                    total_ms=self._since_arrival(self.clock()) or 0.0,
+                )
+            )
+            raise
+
+    def record(self) -> RequestRecord:
+        """Everything, once the request has ended."""
+        request, answer, target, stage_ms = self.request, self.answer, self.target, self.laps.stage_ms
+        total_ms = self._since_arrival(self.clock()) or 0.0
+        fallback = answer.fallback if answer else None
+        waited = self.meter.started_at is not None
+        return RequestRecord(
+            request_id=request.request_id,
+            generation_id=request.generation_id,
+            trace_id=self.trace_id,
+            tenant=request.caller.tenant,
+            contract=request.contract.value,
+            status=self.status,
+            total_ms=total_ms,
+            route=target.route.name if target else None,
+            model=answer.model if answer else request.model,
+            intent=request.intent,
+            locale=request.locale,
+            adapter_id=self.lease.adapter.adapter_id if self.lease and self.lease.adapter else None,
+            adapter_rule=self.lease.rule if self.lease else None,
+            prompt_version=target.prompt_version if target else None,
+            revision=self.revision.number if self.revision else None,
+            backend=answer.backend if answer else None,
+            backend_name=answer.backend_name if answer else None,
+            backend_version=answer.backend_version if answer else None,
+            error_code=self.error_code,
+            finish_reason=answer.finish_reason.value if answer else self.finish_reason,
+            fallback_kind=fallback.kind if fallback else None,
+            fallback_reason=fallback.reason if fallback else None,
+            input_tokens=answer.usage.input_tokens if answer else 0,
+            output_tokens=answer.usage.output_tokens if answer else self.meter.tokens,
+            cached_tokens=answer.usage.cached_tokens if answer else self.meter.cached_tokens,
+            queue_wait_ms=(answer.timings.queue_wait_ms if answer else self.meter.queue_wait_s * 1000)
+            if waited
+            else None,
+            ttft_ms=self._since_arrival(self.meter.first_at),
+            generation_ms=stage_ms.get("generate"),
+            overhead_ms=sum(ms for stage, ms in stage_ms.items() if stage not in _NOT_OURS),
+            stage_ms=stage_ms,
+            dropped_chunks=len(self.plan.dropped_chunks) if self.plan else 0,
+            dropped_turns=self.plan.dropped_turns if self.plan else 0,
+            stream=request.stream,
+            priority=request.priority,
+        )
+
+    def _since_arrival(self, at: float | None) -> float | None:
+        return None if at is None else (at - self.request.arrived_at) * 1000
+
+
+def closing_row(row: UsageRow, answer: Answer) -> UsageRow:
+    """The usage row of a whole answer."""
+    return replace(
+        row,
+        backend=answer.backend,
+        backend_name=answer.backend_name,
+        backend_version=answer.backend_version,
+        finish_reason=answer.finish_reason.value,
+        fallback=answer.fallback.kind if answer.fallback else None,
+        fallback_reason=answer.fallback.reason if answer.fallback else None,
+        input_tokens=answer.usage.input_tokens,
+        output_tokens=answer.usage.output_tokens,
+        cached_tokens=answer.usage.cached_tokens,
+        queue_wait_ms=answer.timings.queue_wait_ms,
+        ttft_ms=answer.timings.ttft_ms,
+        total_ms=answer.timings.total_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Opens the notes of a request and, at its end, hands the record on."""
+
+    tracer: Tracing
+    emit: Callable[[RequestRecord], None]
+    log_defect: Callable[[str, BaseException], None]
+    clock: Callable[[], float]
+
+    def begin(self, request: GenerateRequest, meter: Meter, laps: Laps) -> Trip:
+        """Open the notes and the root span."""
+        return Trip(
+            request,
+            meter,
+            laps,
+            self.tracer.begin(request.trace_parent, trace_id=request.trace_id),
+            self.clock,
+        )
+
+    def defect(self, trip: Trip, error: BaseException) -> None:
+        """An error that is nobody's but ours: keep its traceback for the operator."""
+        self.log_defect(trip.request.request_id, error)
+
+    def end(self, trip: Trip) -> None:
+        """Close the span and hand the record on."""
+        record = trip.record()
+        self.tracer.finish(trip.span, record)
+        self.emit(record)

@@ -1,0 +1,1 @@
+"""Routing configuration: revisions and the ranking of backends."""

@@ -1,0 +1,46 @@
+"""What a request names: a route, and perhaps one backend or one adapter (OpenAI's ``model``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway.contracts.values import Contract, GenerateRequest
+from gateway.errors import UnknownModel, UnknownRoute
+from gateway.fleet import Fleet
+from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The route to take; ``backend`` when the caller pinned one, ``adapter_id`` when the caller named one."""
+
+    route: Route
+    prompt_version: str | None
+    backend: str | None = None
+    adapter_id: str | None = None
+
+
+def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: Collection[str]) -> Target:
+    """Find what the request names.
+
+    Raises:
+        UnknownRoute: no such route in this revision.
+        UnknownModel: ``model`` is neither a base model, nor an adapter, nor a backend.
+    """
+    native = request.contract is Contract.NATIVE
+    name = request.route or (DEFAULT_ROUTE if native else revision.openai_route)
+    route = revision.routes.get(name)
+    if route is None:
+        known = ", ".join(sorted(revision.routes))
+        raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
+    version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
+    model = request.model
+    if model is None or model in fleet.base_models:
+        return Target(route, version, None, request.adapter_id)
+    if model in adapters:
+        return Target(route, version, None, model)
+    if model in fleet.backends:
+        return Target(route, version, model, request.adapter_id)
+    known = ", ".join(sorted({*fleet.base_models, *adapters, *fleet.backends}))
+    raise UnknownModel(f"model {model!r} does not exist here; known: {known}", param="model")

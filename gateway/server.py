@@ -1,0 +1,109 @@
+"""The server process: runs a gateway behind uvicorn, drains on SIGTERM, exits 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+import uvicorn
+import uvloop
+
+from gateway.app import create_app
+from gateway.config import ConfigError
+from gateway.wiring import Gateway
+
+# A second signal, or the end of the drain, leaves open connections this long.
+FORCE_CLOSE_S = 1
+# Longer than the 60 s that load balancers keep idle connections, so that ours is not the side that closes.
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn, but the first signal only drains: the port stays open until the last answer is out."""
+
+    def __init__(self, config: uvicorn.Config, *, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+        self.stop_asked = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: stop now."""
+        if self.stop_asked.is_set():
+            self.should_exit = True
+            self.force_exit = sig == signal.SIGINT
+        else:
+            self._on_stop()
+            self.stop_asked.set()
+
+
+async def _drain(server: DrainingServer, gateway: Gateway) -> None:
+    await server.stop_asked.wait()
+    seconds = gateway.settings.server.drain_seconds
+    log = structlog.get_logger("gateway")
+    log.info("draining", in_flight=gateway.reception.in_flight, at_most_s=seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await gateway.reception.drained()
+    log.info("stopping", in_flight=gateway.reception.in_flight)
+    server.should_exit = True
+
+
+async def _serve(gateway: Gateway, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        create_app(gateway.services),
+        loop="uvloop",
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FORCE_CLOSE_S,
+        # Above our own bound, so that a frame too large meets our error and not a bare close.
+        ws_max_size=2 * gateway.settings.server.max_body_bytes,
+    )
+    server = DrainingServer(config, on_stop=gateway.reception.close)
+    async with gateway.running(), asyncio.TaskGroup() as tasks:
+        drain = tasks.create_task(_drain(server, gateway), name="drain")
+        # What was built at the start lives for ever; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        await server.serve(sockets=[listener])
+        drain.cancel()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the port before anything is loaded, so that a taken one is told at once.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"server.host, server.port: {host}:{port}: {error.strerror or error}") from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+def run(gateway: Gateway, listener: socket.socket) -> None:
+    """Serve until a signal, then drain.
+
+    Raises:
+        BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
+            could not start.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(gateway, listener))

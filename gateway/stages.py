@@ -1,0 +1,156 @@
+"""Small pure mappings between the journey's values and those that each stage takes."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from accounting.values import UsageRow
+from adapters.registry import Lease
+from adapters.values import Selection
+from admission.values import Demand
+from budgeting.values import BudgetRequest, CanonicalPrompt, Plan, SectionBudgets
+from gateway.backends.port import Backend, Feature, features_asked
+from gateway.contracts.values import (
+    Answer,
+    BudgetReport,
+    Contract,
+    GenerateRequest,
+    Timings,
+)
+from gateway.dispatch import Outcome
+from gateway.errors import InvalidRequest
+from gateway.meter import Meter
+from gateway.prompts.versions import PromptVersion
+from gateway.report import Trip
+from gateway.routing.rank import Ranking
+from gateway.routing.target import Target
+
+
+def budget_request(
+    request: GenerateRequest, prompt: CanonicalPrompt, version: PromptVersion | None
+) -> BudgetRequest:
+    """What the planner is asked."""
+    return BudgetRequest(
+        prompt=prompt,
+        max_tokens=request.sampling.max_tokens,
+        budgets=version.budgets if version else SectionBudgets(),
+        reserve=version.reserve if version else None,
+    )
+
+
+def selection_of(request: GenerateRequest, target: Target) -> Selection:
+    """What adapter selection looks at."""
+    fields = {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent}
+    return Selection(
+        target.adapter_id,
+        target.route.adapter_rules,
+        MappingProxyType({name: value for name, value in fields.items() if value is not None}),
+    )
+
+
+def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
+    """The features a backend must have to get this request at all.
+
+    In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.
+    """
+    asked = features_asked(request.sampling, request.response_format)
+    if request.contract is Contract.NATIVE:
+        asked &= {Feature.RESPONSE_FORMAT}
+    if request.raw_prompt is not None:
+        asked |= {Feature.RAW_PROMPT}
+    if lease.adapter is not None:
+        asked |= {Feature.LORA}
+    return asked
+
+
+def first_candidate(ranking: Ranking) -> Backend:
+    """The backend to try first.
+
+    Raises:
+        InvalidRequest: no backend of the route can honour a field of the request; names it.
+    """
+    if ranking.candidates:
+        return ranking.candidates[0]
+    lacking = sorted({feature.value for lack in ranking.unable.values() for feature in lack})
+    raise InvalidRequest(
+        f"no backend of this route supports {', '.join(lacking)}; leave it out or choose another route",
+        param=lacking[0] if lacking else None,
+    )
+
+
+def demand_of(request: GenerateRequest, plan: Plan, backend: Backend) -> Demand:
+    """What the request asks of its backend."""
+    return Demand(
+        backend=backend.name,
+        tenant=request.caller.tenant,
+        priority=request.priority,
+        input_tokens=plan.counts.total,
+        max_output_tokens=plan.generation_reserve,
+        arrived_at=request.arrived_at,
+        deadline=request.deadline,
+    )
+
+
+def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, *, now: float) -> Answer:
+    """The backend-neutral answer."""
+    meter = trip.meter
+    waited_s = trip.laps.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
+    usage = outcome.completion.usage
+    counts = plan.counts
+    generated = usage.input_tokens > 0
+    return Answer(
+        request_id=request.request_id,
+        generation_id=request.generation_id,
+        backend=outcome.backend,
+        backend_name=outcome.backend_name,
+        backend_version=outcome.version,
+        model=request.model or outcome.model,
+        trace_id=trip.trace_id,
+        output_text=meter.text,
+        finish_reason=outcome.completion.finish_reason,
+        usage=usage,
+        timings=timings(request, meter, now, queue_wait_s=waited_s),
+        # Nothing was sent when the cache or the degraded text answered: the counts say what was sent.
+        budget=BudgetReport(
+            system=counts.system if generated else 0,
+            retrieval=counts.retrieval if generated else 0,
+            recent_turns=counts.recent_turns if generated else 0,
+            older_summary=counts.older_summary if generated else 0,
+            generation_reserve=plan.generation_reserve,
+            dropped_chunks=plan.dropped_chunks,
+            dropped_turns=plan.dropped_turns,
+        ),
+        created=request.created,
+        fallback=outcome.fallback,
+        warnings=outcome.warnings,
+    )
+
+
+def timings(request: GenerateRequest, meter: Meter, now: float, *, queue_wait_s: float) -> Timings:
+    """Milliseconds since arrival."""
+    first = meter.first_at
+    return Timings(
+        queue_wait_ms=round(queue_wait_s * 1000, 3),
+        ttft_ms=None if first is None else round((first - request.arrived_at) * 1000, 3),
+        total_ms=round((now - request.arrived_at) * 1000, 3),
+    )
+
+
+def opening_row(request: GenerateRequest, trip: Trip, *, unix_time: float) -> UsageRow:
+    """The usage row as it stands before anything was generated."""
+    target, lease = trip.target, trip.lease
+    return UsageRow(
+        generation_id=request.generation_id,
+        request_id=request.request_id,
+        tenant=request.caller.tenant,
+        key_id=request.caller.key_id,
+        contract=request.contract.value,
+        route=target.route.name if target else "",
+        started_at=unix_time,
+        intent=request.intent,
+        session_id=request.session_id,
+        adapter_id=lease.adapter.adapter_id if lease and lease.adapter else None,
+        prompt_version=target.prompt_version if target else None,
+        revision=trip.revision.number if trip.revision else None,
+        trace_id=trip.trace_id,
+    )

@@ -1,0 +1,1 @@
+"""The demo model: its dialogue generator, tokenizer and training script."""

@@ -1,0 +1,76 @@
+"""What a trace says of a request: OpenTelemetry's GenAI names, and ``sluice.*`` for what they lack.
+
+Names as in the GenAI semantic conventions of August 2026. Prompt and answer are never among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from observability.events import RequestRecord
+
+Value = str | bool | int | float | tuple[str, ...]
+
+# The conventions' provider names where they differ from our backend kinds. ``openai`` is what they prescribe
+# for any service behind OpenAI's protocol that cannot be told apart.
+PROVIDERS: Mapping[str, str] = MappingProxyType({"bedrock": "aws.bedrock"})
+
+
+def operation(record: RequestRecord) -> str:
+    """The conventions' operation name."""
+    return "text_completion" if record.contract == "completions" else "chat"
+
+
+def span_name(record: RequestRecord) -> str:
+    """Operation and model, as the conventions name a span."""
+    return f"{operation(record)} {record.model}" if record.model else operation(record)
+
+
+def attributes(record: RequestRecord) -> dict[str, Value]:
+    """The root span's attributes; what is unknown is left out."""
+    backend = record.backend
+    found: dict[str, Value | None] = {
+        "gen_ai.operation.name": operation(record),
+        "gen_ai.provider.name": PROVIDERS.get(backend, backend) if backend else None,
+        "gen_ai.request.model": record.model,
+        "gen_ai.request.stream": record.stream,
+        "gen_ai.response.id": record.generation_id,
+        "gen_ai.response.model": record.backend_version,
+        "gen_ai.response.finish_reasons": (record.finish_reason,) if record.finish_reason else None,
+        "gen_ai.response.time_to_first_chunk": _seconds(record.ttft_ms),
+        "gen_ai.usage.input_tokens": record.input_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "error.type": record.error_code,
+        "http.response.status_code": record.status,
+        "sluice.request_id": record.request_id,
+        "sluice.tenant": record.tenant,
+        "sluice.contract": record.contract,
+        "sluice.route": record.route,
+        "sluice.intent": record.intent,
+        "sluice.locale": record.locale,
+        "sluice.adapter": record.adapter_id,
+        "sluice.adapter_rule": record.adapter_rule,
+        "sluice.prompt_version": record.prompt_version,
+        "sluice.revision": record.revision,
+        "sluice.backend": record.backend,
+        "sluice.backend_name": record.backend_name,
+        "sluice.backend_version": record.backend_version,
+        "sluice.prefix_cache_hit": record.cached_tokens > 0,
+        "sluice.priority": record.priority,
+        "sluice.queue_wait_ms": record.queue_wait_ms,
+        "sluice.ttft_ms": record.ttft_ms,
+        "sluice.generation_ms": record.generation_ms,
+        "sluice.overhead_ms": record.overhead_ms,
+        "sluice.total_ms": record.total_ms,
+        "sluice.fallback.kind": record.fallback_kind,
+        "sluice.fallback.reason": record.fallback_reason,
+        "sluice.budget.dropped_chunks": record.dropped_chunks,
+        "sluice.budget.dropped_turns": record.dropped_turns,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000

@@ -1,0 +1,122 @@
+"""The values that observability is fed with: one record per finished request, one picture of the engine.
+
+The leaves' own events (``admission.events``, ``resilience.events``, ``accounting.events``) come as they are;
+``observability.subscribers`` knows what to do with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+NO_STAGES: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Everything known of one finished request; carries no prompt, no answer, no key.
+
+    Args:
+        request_id: the caller's label.
+        generation_id: the gateway's own id, the ledger's key.
+        trace_id: 32 hex digits.
+        tenant: who asked; ``None`` when the key was refused.
+        contract: ``native``, ``chat`` or ``completions``.
+        status: the HTTP status that went out; 499 when the caller left before the end.
+        total_ms: from arrival to the end.
+        route: a route of the configuration; ``None`` until the asked one is known to be there.
+        model: the base model that answered, or was meant to.
+        adapter_rule: why that adapter: ``explicit``, ``rule[0]``, ``none``.
+        revision: the routing revision the request ran under.
+        backend: the kind that answered; ``backend_name`` is its name in the configuration.
+        error_code: a stable code; set with status 200 when a stream broke off after it began.
+        fallback_kind: the leg that answered instead, and in ``fallback_reason`` why.
+        cached_tokens: the part of ``input_tokens`` found in a prefix cache.
+        queue_wait_ms: waiting before the first step; ``None`` when the request never reached a backend.
+        ttft_ms: from arrival to the first token; ``None`` without one.
+        generation_ms: from handing the work to the backend to its end, its queue not included.
+        overhead_ms: time that was not spent in the backend or waiting for it: the gateway's own.
+        stage_ms: stage to milliseconds, in the order of the journey; stages follow one another.
+        dropped_chunks: how many evidence chunks the budget left out.
+        dropped_turns: how many turns were not sent verbatim.
+    """
+
+    request_id: str
+    generation_id: str
+    trace_id: str
+    tenant: str | None
+    contract: str
+    status: int
+    total_ms: float
+    route: str | None = None
+    model: str | None = None
+    intent: str | None = None
+    locale: str | None = None
+    adapter_id: str | None = None
+    adapter_rule: str | None = None
+    prompt_version: str | None = None
+    revision: int | None = None
+    backend: str | None = None
+    backend_name: str | None = None
+    backend_version: str | None = None
+    error_code: str | None = None
+    finish_reason: str | None = None
+    fallback_kind: str | None = None
+    fallback_reason: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    queue_wait_ms: float | None = None
+    ttft_ms: float | None = None
+    generation_ms: float | None = None
+    overhead_ms: float | None = None
+    stage_ms: Mapping[str, float] = field(default_factory=lambda: NO_STAGES)
+    dropped_chunks: int = 0
+    dropped_turns: int = 0
+    stream: bool = False
+    priority: int = 0
+
+    @property
+    def answered(self) -> bool:
+        """Whether the caller got a whole answer."""
+        return self.status < 400 and self.error_code is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the house is at fault: a 5xx, or a stream that broke off."""
+        return self.status >= 500 or (self.status < 400 and self.error_code is not None)
+
+    @property
+    def time_per_output_token_ms(self) -> float | None:
+        """Mean time between two tokens; ``None`` with fewer than two."""
+        if self.ttft_ms is None or self.output_tokens < 2:
+            return None
+        return max(0.0, self.total_ms - self.ttft_ms) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """The engine in process at one moment.
+
+    Args:
+        model_name: the served base model.
+        running: sequences in the batch.
+        waiting: sequences in the engine's queue.
+        kv_usage: share of KV blocks in use, 0 to 1.
+        block_size: tokens a block holds.
+        total_blocks: blocks of the pool.
+        prefix_queries: prompt tokens looked up in the prefix cache since the start.
+        prefix_hits: those of them that were found.
+        preemptions: sequences pushed out of the batch since the start.
+    """
+
+    model_name: str
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    block_size: int = 0
+    total_blocks: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0

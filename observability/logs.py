@@ -1,0 +1,110 @@
+"""Structured logs: one JSON object a line (or coloured text on a terminal), secrets and text redacted."""
+
+from __future__ import annotations
+
+import json as stdlib_json
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import orjson
+import structlog
+from structlog.typing import Processor
+
+from observability.logwriter import LogWriter
+from observability.redact import redact
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+# What the processors themselves add; never redacted, never looked into.
+_OWN = frozenset({"timestamp", "level", "logger", "_record", "_from_structlog", "exc_info", "stack_info"})
+
+
+class Logs:
+    """Logging as configured; close it at the end of the process.
+
+    Attributes:
+        writer: the thread that writes.
+    """
+
+    def __init__(self, writer: LogWriter, root_level: int) -> None:
+        self.writer = writer
+        self._root_level = root_level
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost because they came faster than they could be written."""
+        return self.writer.dropped
+
+    def close(self) -> bool:
+        """Write what waits (bounded) and leave logging as it was; whether all was written."""
+        root = logging.getLogger()
+        root.removeHandler(self.writer.handler)
+        root.setLevel(self._root_level)
+        structlog.reset_defaults()
+        return self.writer.close()
+
+
+def configure_logging(level: str = "info", json: bool | None = None, *, stream: TextIO | None = None) -> Logs:
+    """Send the process's logs, structlog's and the standard library's, to ``stream`` (standard error).
+
+    Args:
+        level: one of :data:`LEVELS`.
+        json: JSON lines; when not given, unless ``stream`` is a terminal.
+        stream: where lines go.
+
+    Raises:
+        ValueError: an unknown level.
+    """
+    if level.lower() not in LEVELS:
+        raise ValueError(f"log level: {level!r} is not one of {', '.join(LEVELS)}")
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    target_stream = stream if stream is not None else sys.stderr
+    as_json = not target_stream.isatty() if json is None else json
+
+    common: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redacted,
+    ]
+    structlog.configure(
+        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    renderer: Processor = (
+        structlog.processors.JSONRenderer(serializer=_dumps)
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=target_stream.isatty())
+    )
+    target = logging.StreamHandler(target_stream)
+    target.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=common,
+        )
+    )
+    root = logging.getLogger()
+    logs = Logs(LogWriter(target), root.level)
+    root.addHandler(logs.writer.handler)
+    root.setLevel(threshold)
+    return logs
+
+
+def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if name not in _OWN:
+            # ``event`` is the line's own words, written by us; only credentials inside it are looked for.
+            event[name] = redact("", value) if name in ("event", "exception") else redact(name, value)
+    return event
+
+
+def _dumps(value: object, **_: object) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # A lone surrogate in a caller's label: escaped rather than lost.
+        return stdlib_json.dumps(value, default=lambda other: f"<{type(other).__name__}>")

@@ -1,0 +1,137 @@
+"""The guard around ``generate``: retries what can be retried invisibly, never past the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
+from resilience.classify import classify
+from resilience.errors import DeadlinePassed
+from resilience.events import AttemptFailed, ResilienceEvent, Retried
+from resilience.failures import BackendFailure
+
+T = TypeVar("T")
+
+# Seed 001 adds up to a tenth of the wait, so that requests that failed together do not return together.
+JITTER = 0.1
+
+
+class Guard:
+    """Runs attempts on one backend under the policy table of ``resilience.failures``.
+
+    Args:
+        clock: seconds, monotonic; deadlines are on it.
+        sleep: waits that many seconds.
+        random: source of the jitter.
+        emit: takes each event; must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        random: random.Random,
+        emit: Callable[[ResilienceEvent], None],
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._emit = emit
+
+    async def run(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        backend: str,
+        delivered: Callable[[], bool],
+        deadline: float | None,
+    ) -> T:
+        """The result of the first attempt that succeeds.
+
+        A failed attempt is made again on the same backend while all of this holds: its failure's policy
+        still permits a retry, nothing of the answer was delivered, and the wait before it ends before
+        ``deadline``. Attempts never overlap: each has ended, cleaned up, before this goes on.
+
+        Raises:
+            BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
+            DeadlinePassed: the deadline passed before the first attempt or during one, which was
+                cancelled and awaited.
+        """
+
+        def enough(state: RetryCallState) -> bool:
+            failure = _failure(state)
+            wait_s = state.upcoming_sleep
+            return (
+                delivered()
+                or state.attempt_number > failure.policy.retries_same
+                # A backend that wants to be left alone for longer than we would wait is better left.
+                or (failure.retry_after_s or 0.0) > failure.policy.longest_wait_s
+                or (deadline is not None and self._clock() + wait_s >= deadline)
+            )
+
+        def tell(state: RetryCallState) -> None:
+            self._emit(Retried(backend, _failure(state).kind, state.attempt_number, state.upcoming_sleep))
+
+        made = 0
+
+        async def once() -> T:
+            nonlocal made
+            if deadline is not None and self._clock() >= deadline:
+                raise DeadlinePassed(backend=backend, attempts=made)
+            made += 1
+            return await self._attempt(attempt, made, backend=backend, delivered=delivered, deadline=deadline)
+
+        retrying = AsyncRetrying(
+            sleep=self._sleep,
+            retry=retry_if_exception_type(BackendFailure),
+            wait=self._wait_s,
+            stop=enough,
+            before_sleep=tell,
+            reraise=True,
+        )
+        result: T = await retrying(once)
+        return result
+
+    async def _attempt(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        number: int,
+        *,
+        backend: str,
+        delivered: Callable[[], bool],
+        deadline: float | None,
+    ) -> T:
+        limit = asyncio.timeout(None if deadline is None else deadline - self._clock())
+        try:
+            async with limit:
+                return await attempt()
+        except Exception as error:
+            # Once the time is up, whatever the attempt raised is how it took its cancellation.
+            if limit.expired():
+                raise DeadlinePassed(backend=backend, attempts=number) from error
+            failure = classify(error)
+            error_type = type(failure.__cause__ or failure).__name__
+            self._emit(AttemptFailed(backend, failure.kind, number, delivered(), error_type))
+            if failure is error:
+                raise
+            raise failure from failure.__cause__
+
+    def _wait_s(self, state: RetryCallState) -> float:
+        """Wait before the next attempt, seconds: doubling, with jitter, at least what the backend asked."""
+        failure = _failure(state)
+        policy = failure.policy
+        doubled = policy.first_wait_s * 2.0 ** (state.attempt_number - 1)
+        jittered = doubled * (1.0 + self._random.uniform(0.0, JITTER))
+        return max(min(jittered, policy.longest_wait_s), failure.retry_after_s or 0.0)
+
+
+def _failure(state: RetryCallState) -> BackendFailure:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if not isinstance(error, BackendFailure):
+        raise TypeError(f"tenacity asked about {type(error).__name__}, which is never retried")
+    return error

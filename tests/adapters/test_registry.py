@@ -1,0 +1,244 @@
+"""The adapter registry: what its file may say, what it knows, and leases that never leak."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.errors import RegistryFileError, UnknownAdapter
+from adapters.registry import AdapterRegistry, Lease
+from adapters.registry_file import MAX_FILE_BYTES
+from adapters.values import Adapter, Selection, SelectionRule
+
+MANGA = Adapter("manga_domain_v3", 3, "demo", "adapters/manga")
+STYLE = Adapter("jp_style_v1", 1, "demo", "adapters/style")
+
+GOOD = """
+adapters:
+  - {id: manga_domain_v3, engine_id: 7, base_model: demo, path: adapters/manga, labels: {domain: manga}}
+  - {id: jp_style_v1, base_model: demo, path: models/adapters/style}
+  - {id: support_v2, base_model: demo, path: /srv/support}
+aliases: {manga_domain: manga_domain_v3}
+"""
+
+
+def registry() -> AdapterRegistry:
+    return AdapterRegistry((MANGA, STYLE), {"manga_domain": "manga_domain_v3"})
+
+
+def read(folder: Path, text: str | bytes, *, base_model: str | None = None) -> AdapterRegistry:
+    file = folder / "adapters.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return AdapterRegistry.from_file(file, base_model=base_model)
+
+
+def test_a_file_becomes_adapters_in_its_order(tmp_path: Path) -> None:
+    known = read(tmp_path, GOOD, base_model="demo").known
+    assert [adapter.adapter_id for adapter in known] == ["manga_domain_v3", "jp_style_v1", "support_v2"]
+    assert known[0] == Adapter("manga_domain_v3", 7, "demo", "adapters/manga", {"domain": "manga"})
+
+
+def test_adapters_without_a_number_get_the_next_ones_above_all_given(tmp_path: Path) -> None:
+    assert [adapter.engine_id for adapter in read(tmp_path, GOOD).known] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "adapters: []\n"])
+def test_a_file_without_adapters_is_an_empty_registry(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text).known == ()
+
+
+A = "{id: a, base_model: demo, path: p}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a list", "the file: given ['a list']; allowed: a mapping with the keys adapters, aliases"),
+        ("adaptors: []", "adaptors is no known key; allowed: adapters, aliases"),
+        ("adapters: {}", "adapters: given {}; allowed: a list of at most 10,000 adapters"),
+        ("adapters: [x]", "adapters[0]: given 'x'; allowed: a mapping with the keys id, engine_id"),
+        ("adapters: [{id: a, path: p}]", "adapters[0].base_model: given nothing; allowed: a text"),
+        ("adapters: [{id: a, base_model: demo, path: ''}]", "adapters[0].path: given ''; allowed: a text"),
+        (
+            'adapters: [{id: a, base_model: demo, path: "a\\0b"}]',
+            "adapters[0].path: given 'a\\x00b'; allowed",
+        ),
+        (
+            "adapters: [{id: 'a b', base_model: demo, path: p}]",
+            "adapters[0].id: given 'a b'; allowed: 1 to 128",
+        ),
+        ("adapters: [{id: ../a, base_model: demo, path: p}]", "adapters[0].id: given '../a'; allowed"),
+        ("adapters: [{id: 7, base_model: demo, path: p}]", "adapters[0].id: given 7; allowed: 1 to 128"),
+        (
+            "adapters: [{id: a, base_model: demo, path: p, engine_id: 0}]",
+            "adapters[0].engine_id: given 0; allowed: a whole number from 1",
+        ),
+        (
+            "adapters: [{id: a, base_model: demo, path: p, engine_id: '1'}]",
+            "adapters[0].engine_id: given '1'; allowed: a whole number from 1",
+        ),
+        (
+            "adapters: [{id: a, base_model: demo, path: p, rank: 8}]",
+            "adapters[0].rank is no known key; allowed: id, engine_id, base_model, path, labels",
+        ),
+        (
+            "adapters: [{id: a, base_model: demo, path: p, labels: {id: 1}}]",
+            "adapters[0].labels.id: given 1; allowed: a mapping of text to text",
+        ),
+        (f"adapters: [{A}, {A}]", "adapters[1].id: given 'a'; allowed: a name not used by adapters[0]"),
+        (
+            "adapters:\n- {id: a, base_model: d, path: p, engine_id: 1}\n"
+            "- {id: b, base_model: d, path: p, engine_id: 1}",
+            "adapters[1].engine_id: given 1; allowed: a number not used by adapters[0]",
+        ),
+        (
+            f"adapters: [{A}, {{id: b, base_model: d, path: p, engine_id: 2147483647}}]",
+            "adapters[0].engine_id: given nothing; allowed: a number not used by others",
+        ),
+        (f"adapters: [{A}]\naliases: {{b: c}}", "aliases.b: given 'c'; allowed: the id of an adapter: a"),
+        (
+            f"adapters: [{A}]\naliases: {{a: a}}",
+            "aliases.a: given 'a'; allowed: an alias that is no adapter's id",
+        ),
+        (
+            f"adapters: [{A}]\naliases: {{b: a, c: b}}",
+            "aliases.c: given 'b'; allowed: the id of an adapter: a",
+        ),
+        (f"adapters: [{A}]\naliases: {{'b b': a}}", "aliases.b b: given 'b b'; allowed: a mapping of alias"),
+        (
+            "aliases: {b: a}",
+            "aliases.b: given 'a'; allowed: the id of an adapter: none, the file has no adapters",
+        ),
+        (f"adapters: [{A}]\naliases: {{b: a, b: a}}", "the key 'b' is given twice"),
+        ("adapters: [}", "line 1: not valid YAML"),
+        ("adapters: !!python/object/apply:os.system [ls]", "not valid YAML"),
+        ("[" * 2000, "not valid YAML"),
+        (b"adapters: \xff\xfe", "byte 10 is not UTF-8"),
+        (b"#" * (MAX_FILE_BYTES + 1), "longer than 1,048,576 bytes"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_key_what_was_given_and_what_is_allowed(
+    tmp_path: Path, text: str | bytes, said: str
+) -> None:
+    with pytest.raises(RegistryFileError) as caught:
+        read(tmp_path, text)
+    assert str(tmp_path / "adapters.yaml") in str(caught.value)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RegistryFileError, match=r"adapters\[0\].base_model: given 'demo'; allowed: the served 'llama'"
+    ):
+        read(tmp_path, GOOD, base_model="llama")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RegistryFileError, match=r"nowhere.yaml: cannot be read: No such file"):
+        AdapterRegistry.from_file(tmp_path / "nowhere.yaml")
+
+
+def test_a_long_wrong_value_is_not_repeated_whole(tmp_path: Path) -> None:
+    with pytest.raises(RegistryFileError) as caught:
+        read(tmp_path, f"adapters: [{{id: {'x' * 5000}, base_model: d, path: p}}]")
+    assert len(str(caught.value)) < 400
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_registry_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    try:
+        read(folder, data)
+    except RegistryFileError as error:
+        assert "adapters.yaml" in str(error)
+
+
+def test_names_and_aliases_lead_to_the_adapter() -> None:
+    assert registry().get("manga_domain_v3") is MANGA
+    assert registry().get("manga_domain") is MANGA
+    assert registry().ids == {"manga_domain_v3", "jp_style_v1", "manga_domain"}
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        UnknownAdapter, match="'nope' is not registered; known: jp_style_v1, manga_domain, manga"
+    ):
+        registry().get("nope")
+
+
+def test_a_lease_counts_the_adapter_as_in_use_under_its_own_name() -> None:
+    adapters = registry()
+    with adapters.lease(Selection("manga_domain")) as first, adapters.lease(Selection("manga_domain_v3")):
+        assert first == Lease(MANGA, "explicit")
+        assert adapters.leased() == {"manga_domain_v3": 2}
+    assert adapters.leased() == {}
+
+
+def test_the_base_model_is_leased_without_a_count() -> None:
+    adapters = registry()
+    with adapters.lease(Selection(None)) as lease:
+        assert lease == Lease(None, "none")
+        assert adapters.leased() == {}
+
+
+@pytest.mark.parametrize(
+    "selection", [Selection("nope"), Selection(None, (SelectionRule({}, "nope"),)), Selection("")]
+)
+def test_a_lease_of_an_unknown_adapter_is_refused_and_counts_nothing(selection: Selection) -> None:
+    adapters = registry()
+    with pytest.raises(UnknownAdapter), adapters.lease(selection):
+        raise AssertionError("the block runs without a lease")
+    assert adapters.leased() == {}
+
+
+def test_an_exception_gives_the_lease_back() -> None:
+    adapters = registry()
+    with pytest.raises(KeyError), adapters.lease(Selection("jp_style_v1")):
+        raise KeyError
+    assert adapters.leased() == {}
+
+
+async def test_a_cancellation_gives_the_lease_back() -> None:
+    adapters, begun = registry(), asyncio.Event()
+
+    async def work() -> None:
+        with adapters.lease(Selection("jp_style_v1")):
+            begun.set()
+            await asyncio.sleep(3600)
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work())
+        await begun.wait()
+        assert adapters.leased() == {"jp_style_v1": 1}
+        task.cancel()
+    assert adapters.leased() == {}
+
+
+def test_a_lending_is_entered_once() -> None:
+    lending = registry().lease(Selection("jp_style_v1"))
+    with lending, pytest.raises(RuntimeError):
+        lending.__enter__()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["manga_domain_v3", "jp_style_v1", "manga_domain"]), st.booleans()))
+)
+def test_leases_in_use_are_always_those_taken_and_not_given_back(steps: list[tuple[str, bool]]) -> None:
+    adapters = registry()
+    out = []
+    for name, give_back in steps:
+        lending = adapters.lease(Selection(name))
+        lending.__enter__()
+        out.append(lending)
+        if give_back:
+            out.pop(0).__exit__(None, None, None)
+        assert sum(adapters.leased().values()) == len(out)
+        assert 0 not in adapters.leased().values()
+    for lending in out:
+        lending.__exit__(None, None, None)
+    assert adapters.leased() == {}

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import pytest
+
+from budgeting.counting import ChatTokenizer
+from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
+from budgeting.plan import INLINE_CHARS, BudgetPlanner
+from budgeting.reserve import default_reserve
+from budgeting.sections import prompt_messages
+from budgeting.values import (
+    BudgetRequest,
+    CanonicalPrompt,
+    EvidenceChunk,
+    Message,
+    Plan,
+    Role,
+    Section,
+    SectionBudgets,
+    SectionCounts,
+)
+
+USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
+
+
+def talk(pairs: int, words: int = 12) -> tuple[Message, ...]:
+    older = [
+        message
+        for n in range(pairs)
+        for message in (Message(USER, f"question {n} " * words), Message(ASSISTANT, f"answer {n} " * words))
+    ]
+    return (*older, Message(USER, "And what should I read next?"))
+
+
+def chunk(name: str, score: float | None, words: int = 20) -> EvidenceChunk:
+    return EvidenceChunk(name, "catalog", f"{name} is a manga. " * words, score)
+
+
+def plan(tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, **rest: object) -> Plan:
+    """A plan with exactly ``room`` tokens for the prompt."""
+    planner = BudgetPlanner(tokenizer, max_model_len=room + 10)
+    return planner.plan(BudgetRequest(prompt=prompt, max_tokens=10, **rest))  # type: ignore[arg-type]
+
+
+def size(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
+    return len(tokenizer.encode_chat(prompt_messages(prompt)))
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "reserve"), [(4096, 696), (8192, 4792), (2048, 348), (3500, 594), (4116, 716), (2, 1)]
+)
+def test_the_default_reserve_is_what_the_sections_leave_or_the_seeds_share(
+    max_model_len: int, reserve: int
+) -> None:
+    assert default_reserve(max_model_len) == reserve
+
+
+def test_the_reserve_is_the_callers_else_the_versions_else_the_default(tokenizer: ChatTokenizer) -> None:
+    planner = BudgetPlanner(tokenizer, max_model_len=4096)
+    prompt = CanonicalPrompt(turns=talk(0))
+    for request, reserve in (
+        (BudgetRequest(prompt, max_tokens=100, reserve=200), 100),
+        (BudgetRequest(prompt, reserve=200), 200),
+        (BudgetRequest(prompt), 696),
+        (BudgetRequest(prompt, reserve=4096), 696),
+    ):
+        assert planner.plan(request).generation_reserve == reserve
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, 4096, 10**9])
+def test_a_reserve_that_leaves_no_prompt_is_refused(tokenizer: ChatTokenizer, max_tokens: int) -> None:
+    planner = BudgetPlanner(tokenizer, max_model_len=4096)
+    with pytest.raises(InvalidReserve, match=f"max_tokens is {max_tokens}; allowed: 1 to 4095"):
+        planner.plan(BudgetRequest(CanonicalPrompt(turns=talk(0)), max_tokens=max_tokens))
+
+
+def test_a_prompt_that_fits_to_the_token_is_sent_whole(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(
+        system=("Be kind.",), turns=talk(3), evidence=(chunk("a", 0.5), chunk("b", 0.9)), context="locale: ja"
+    )
+    found = plan(tokenizer, prompt, size(tokenizer, prompt))
+    assert not found.trimmed
+    assert found.messages == prompt_messages(prompt)
+    assert found.token_ids == tokenizer.encode_chat(found.messages)
+    assert plan(tokenizer, prompt, size(tokenizer, prompt) - 1).trimmed
+
+
+def test_every_part_counts_in_its_section(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(
+        system=("Be kind.",), turns=talk(2), evidence=(chunk("a", None),), context="locale: ja"
+    )
+    found = plan(tokenizer, prompt, 4000)
+    assert found.counts.total == len(found.token_ids)
+    assert found.counts.older_summary == 0
+    assert min(found.counts.system, found.counts.retrieval, found.counts.recent_turns) > 0
+    assert found.prefix_tokens == found.counts.system
+    if tokenizer.per_message:
+        evidence = found.token_ids[-found.counts.retrieval - _tail(tokenizer, prompt) :]
+        assert "Evidence:\n[catalog a] a is a manga." in tokenizer.decode(evidence)
+
+
+def _tail(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
+    return tokenizer.message_tokens(prompt.turns[-1]) + len(tokenizer.encode_chat([])) - _head(tokenizer)
+
+
+def _head(tokenizer: ChatTokenizer) -> int:
+    return len(tokenizer.encode_chat([], add_generation_prompt=False))
+
+
+def test_the_oldest_turns_go_first_and_in_pairs(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(system=("Be kind.",), turns=talk(5))
+    found = plan(tokenizer, prompt, size(tokenizer, prompt) * 2 // 3)
+    assert 0 < found.dropped_turns < 10
+    assert found.dropped_turns % 2 == 0
+    assert found.messages == (Message(SYSTEM, "Be kind."), *prompt.turns[found.dropped_turns :])
+
+
+def test_evidence_goes_before_chit_chat(tokenizer: ChatTokenizer) -> None:
+    evidence = tuple(chunk(name, 0.5) for name in "abc")
+    prompt = CanonicalPrompt(turns=talk(8), evidence=evidence)
+    least = size(tokenizer, CanonicalPrompt(turns=talk(0), evidence=evidence))
+    found = plan(tokenizer, prompt, least + 5)
+    assert found.dropped_chunks == ()
+    assert found.dropped_turns == 16
+
+
+def test_the_lowest_scores_are_dropped_and_the_rest_keeps_the_callers_order(tokenizer: ChatTokenizer) -> None:
+    evidence = (chunk("none", None), chunk("low", 0.1), chunk("high", 0.9), chunk("middle", 0.5))
+    prompt = CanonicalPrompt(turns=talk(0), evidence=evidence)
+    kept = CanonicalPrompt(turns=talk(0), evidence=(chunk("high", 0.9), chunk("middle", 0.5)))
+    found = plan(tokenizer, prompt, size(tokenizer, kept) + 5)
+    assert found.dropped_chunks == ("none", "low")
+    assert found.messages == prompt_messages(kept)
+
+
+def test_a_chunk_that_can_never_fit_does_not_shut_out_the_others(tokenizer: ChatTokenizer) -> None:
+    evidence = (chunk("giant", 0.99, words=2000), chunk("small", 0.1))
+    found = plan(tokenizer, CanonicalPrompt(turns=talk(1), evidence=evidence), 1500)
+    assert found.dropped_chunks == ("giant",)
+    assert found.dropped_turns == 0
+
+
+def test_a_dropped_duplicate_is_reported_with_its_twin(tokenizer: ChatTokenizer) -> None:
+    twin = EvidenceChunk("twin", "catalog", chunk("a", 0.2).text, 0.1)
+    prompt = CanonicalPrompt(turns=talk(0), evidence=(twin, chunk("a", 0.2)))
+    assert plan(tokenizer, prompt, 1000).dropped_chunks == ()
+    assert plan(tokenizer, prompt, size(tokenizer, CanonicalPrompt(turns=talk(0)))).dropped_chunks == (
+        "twin",
+        "a",
+    )
+
+
+def test_a_long_system_part_borrows_from_every_other_section(tokenizer: ChatTokenizer) -> None:
+    system = ("manga rules " * 60,)
+    prompt = CanonicalPrompt(system=system, turns=talk(3), evidence=(chunk("a", 0.5),))
+    least = size(tokenizer, CanonicalPrompt(system=system, turns=talk(0)))
+    found = plan(tokenizer, prompt, least, budgets=SectionBudgets(system=10))
+    assert found.counts.total == least
+    assert found.dropped_chunks == ("a",)
+    assert found.dropped_turns == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "section"),
+    [
+        (CanonicalPrompt(system=("rules " * 500,), turns=talk(2)), Section.SYSTEM),
+        (CanonicalPrompt(turns=(*talk(2), Message(USER, "question " * 500))), Section.RECENT_TURNS),
+        (CanonicalPrompt(turns=talk(2), context="history: " + "manga " * 500), Section.RETRIEVAL),
+    ],
+)
+def test_only_what_may_not_be_trimmed_is_too_long(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, section: Section
+) -> None:
+    with pytest.raises(ContextTooLong) as caught:
+        plan(tokenizer, prompt, 200)
+    error = caught.value
+    least = CanonicalPrompt(system=prompt.system, turns=prompt.turns[-1:], context=prompt.context)
+    assert (error.section, error.needed, error.allowed) == (section, size(tokenizer, least), 200)
+    assert plan(tokenizer, prompt, error.needed).counts.total == error.needed
+
+
+def test_a_raw_prompt_is_counted_as_it_is_and_never_trimmed(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode("Once upon a time")
+    for raw in ("Once upon a time", ids):
+        found = plan(tokenizer, CanonicalPrompt(raw=raw), len(ids))
+        assert (found.token_ids, found.messages, found.prefix_tokens) == (ids, (), 0)
+        assert found.counts == SectionCounts(recent_turns=len(ids))
+        with pytest.raises(ContextTooLong) as caught:
+            plan(tokenizer, CanonicalPrompt(raw=raw), len(ids) - 1)
+        assert caught.value.section is Section.RECENT_TURNS
+
+
+def test_a_raw_prompt_of_nothing_or_of_unknown_ids_is_refused(tokenizer: ChatTokenizer) -> None:
+    with pytest.raises(EmptyPrompt):
+        plan(tokenizer, CanonicalPrompt(raw=()), 100)
+    with pytest.raises(UnknownTokenId, match=f"token id {tokenizer.vocabulary} is not"):
+        plan(tokenizer, CanonicalPrompt(raw=(1, tokenizer.vocabulary)), 100)
+    with pytest.raises(UnknownTokenId):
+        plan(tokenizer, CanonicalPrompt(raw=(-1,)), 100)
+
+
+def test_a_conversation_the_template_does_not_take_is_refused(tokenizers: dict[str, ChatTokenizer]) -> None:
+    with pytest.raises(TemplateRefused):
+        plan(tokenizers["alternating"], CanonicalPrompt(turns=(*talk(1), *talk(0))), 500)
+
+
+def test_a_model_of_one_token_is_no_model(tokenizer: ChatTokenizer) -> None:
+    with pytest.raises(ValueError, match="max_model_len is 1; allowed: at least 2"):
+        BudgetPlanner(tokenizer, max_model_len=1)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        CanonicalPrompt(turns=talk(0)),
+        CanonicalPrompt(turns=talk(40)),
+        CanonicalPrompt(turns=talk(100, words=1)),
+        CanonicalPrompt(turns=talk(0), evidence=(chunk("a", 0.5, words=500),)),
+        CanonicalPrompt(raw="manga " * INLINE_CHARS),
+        CanonicalPrompt(raw=(1,) * 100),
+    ],
+)
+async def test_planning_in_a_thread_gives_the_same_plan(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt
+) -> None:
+    planner = BudgetPlanner(tokenizer, max_model_len=100_000)
+    request = BudgetRequest(prompt, max_tokens=100)
+    assert await planner.plan_async(request) == planner.plan(request)

@@ -1,0 +1,155 @@
+"""What holds of every plan, whatever the conversation, the script, the tokenizer and the budget."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from budgeting.counting import ChatTokenizer
+from budgeting.errors import ContextTooLong
+from budgeting.plan import BudgetPlanner
+from budgeting.sections import evidence_line, latest_turn
+from budgeting.values import (
+    BudgetRequest,
+    CanonicalPrompt,
+    EvidenceChunk,
+    Message,
+    Plan,
+    Role,
+    SectionBudgets,
+)
+from tests.budgeting import strategies
+
+rooms = st.integers(1, 400)
+thorough = settings(max_examples=60)
+
+
+def planned(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
+) -> Plan | None:
+    planner = BudgetPlanner(tokenizer, max_model_len=room + 16)
+    try:
+        return planner.plan(BudgetRequest(prompt, max_tokens=16, budgets=budgets))
+    except ContextTooLong as error:
+        assert error.needed > error.allowed == room
+        return None
+
+
+@thorough
+@given(prompt=strategies.prompts(), room=rooms, budgets=strategies.budgets)
+def test_a_plan_never_exceeds_the_model_and_its_counts_add_up(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
+) -> None:
+    plan = planned(tokenizer, prompt, room, budgets)
+    assume(plan is not None)
+    assert plan is not None
+    assert plan.counts.total + plan.generation_reserve <= room + 16
+    assert plan.counts.total == len(plan.token_ids)
+    assert min(plan.counts.system, plan.counts.retrieval, plan.counts.recent_turns) >= 0
+    assert plan.token_ids == tokenizer.encode_chat(plan.messages)
+
+
+@thorough
+@given(prompt=strategies.prompts(), room=rooms, budgets=strategies.budgets)
+def test_what_was_sent_and_what_was_dropped_is_all_there_was(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
+) -> None:
+    plan = planned(tokenizer, prompt, room, budgets)
+    assume(plan is not None)
+    assert plan is not None
+    system = [m.content for m in plan.messages if m.role is Role.SYSTEM]
+    assert tuple(system[: len(prompt.system)]) == prompt.system
+    assert [m for m in plan.messages if m.role is not Role.SYSTEM] == list(prompt.turns[plan.dropped_turns :])
+    assert plan.dropped_turns <= latest_turn(prompt.turns)
+    evidence = system[len(prompt.system)] if len(system) > len(prompt.system) else ""
+    for chunk in prompt.evidence:
+        if chunk.chunk_id in plan.dropped_chunks:
+            assert evidence_line(chunk) not in evidence.split("\n")
+        else:
+            assert chunk.text in evidence or any(
+                twin.chunk_id == chunk.chunk_id and evidence_line(twin) in evidence
+                for twin in prompt.evidence
+            )
+    assert prompt.context in evidence
+
+
+@thorough
+@given(prompt=strategies.prompts(), room=rooms, budgets=strategies.budgets)
+def test_the_latest_user_turn_is_verbatim_in_the_decoded_prompt(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
+) -> None:
+    plan = planned(tokenizer, prompt, room, budgets)
+    assume(plan is not None)
+    assert plan is not None
+    latest = prompt.turns[-1].content
+    if " x " not in tokenizer.decode(tokenizer.encode_chat([Message(Role.USER, " x ")])):
+        latest = latest.strip()  # this model's template trims what it renders
+    assert latest in tokenizer.decode(plan.token_ids)
+    assert plan.messages[-1] == prompt.turns[-1]
+
+
+@thorough
+@given(prompt=strategies.prompts(), rooms=st.tuples(rooms, rooms).map(sorted), budgets=strategies.budgets)
+def test_more_room_never_keeps_less(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, rooms: list[int], budgets: SectionBudgets
+) -> None:
+    less, more = (planned(tokenizer, prompt, room, budgets) for room in rooms)
+    assume(less is not None)
+    assert less is not None and more is not None
+    assert set(more.dropped_chunks) <= set(less.dropped_chunks)
+    assert more.dropped_turns <= less.dropped_turns
+    assert more.counts.total >= less.counts.total
+
+
+@thorough
+@given(prompt=strategies.prompts(), room=rooms, budgets=strategies.budgets)
+def test_the_same_request_always_gives_the_same_plan(
+    tokenizers: dict[str, ChatTokenizer], prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
+) -> None:
+    cold = planned(tokenizers["demo"], prompt, room, budgets)
+    warm = planned(tokenizers["demo"], prompt, room, budgets)
+    assert cold == warm
+
+
+@pytest.mark.parametrize("kind", ["demo", "chatml", "headers"])
+@thorough
+@given(
+    prompt=strategies.prompts(),
+    other=st.lists(strategies.chunks, max_size=4),
+    context=st.text("abc: 何\n", max_size=9),
+)
+def test_other_evidence_and_context_change_no_token_before_them(
+    tokenizers: dict[str, ChatTokenizer],
+    kind: str,
+    prompt: CanonicalPrompt,
+    other: list[EvidenceChunk],
+    context: str,
+) -> None:
+    tokenizer = tokenizers[kind]
+    changed = dataclasses.replace(prompt, evidence=tuple(other), context=context)
+    one, two = (planned(tokenizer, p, 100_000, SectionBudgets()) for p in (prompt, changed))
+    assert one is not None and two is not None
+    before = one.counts.total - one.counts.retrieval - _latest(tokenizer, prompt)
+    assert one.prefix_tokens == two.prefix_tokens <= before
+    assert one.token_ids[:before] == two.token_ids[:before]
+
+
+def _latest(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
+    generation = len(tokenizer.encode_chat([])) - len(tokenizer.encode_chat([], add_generation_prompt=False))
+    return tokenizer.message_tokens(prompt.turns[-1]) + generation
+
+
+@thorough
+@given(prompt=strategies.prompts(), context=st.text(max_size=20))
+def test_a_changed_context_changes_no_token_of_the_stable_prefix_of_any_template(
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, context: str
+) -> None:
+    assume(bool(prompt.context) == bool(context))
+    changed = dataclasses.replace(prompt, context=context)
+    one, two = (planned(tokenizer, p, 100_000, SectionBudgets()) for p in (prompt, changed))
+    assert one is not None and two is not None
+    assert one.token_ids[: one.prefix_tokens] == two.token_ids[: one.prefix_tokens]
+    assert one.prefix_tokens == two.prefix_tokens

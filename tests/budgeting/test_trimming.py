@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgeting.trimming import largest_that_fits, offers
+
+
+def order(
+    chunks: list[int], turns: list[int], *, evidence_room: int = 100, turns_room: int = 100
+) -> list[str]:
+    found = offers(
+        ranked_chunks=range(len(chunks)),
+        exchange_starts=range(len(turns)),
+        chunk_tokens=chunks.__getitem__,
+        exchange_tokens=turns.__getitem__,
+        evidence_room=evidence_room,
+        turns_room=turns_room,
+    )
+    return [f"chunk {o.chunk}" if o.chunk is not None else f"turn {o.first_turn}" for o in found]
+
+
+def test_each_section_gets_its_own_room_and_evidence_borrows_before_old_turns() -> None:
+    assert order([60, 40, 30], [50, 50, 60]) == [
+        "chunk 0", "chunk 1", "turn 2", "chunk 2", "turn 1", "turn 0",
+    ]  # fmt: skip
+
+
+def test_a_chunk_that_exceeds_its_section_alone_waits_for_the_others() -> None:
+    assert order([500, 60, 60], [50]) == ["chunk 1", "turn 0", "chunk 2", "chunk 0"]
+
+
+def test_no_room_of_its_own_means_only_borrowing() -> None:
+    assert order([10], [10, 10], evidence_room=-5, turns_room=0) == ["chunk 0", "turn 1", "turn 0"]
+
+
+def test_what_is_not_reached_is_not_counted() -> None:
+    counted: list[int] = []
+
+    def count(place: int) -> int:
+        counted.append(place)
+        return 10
+
+    found = offers(
+        ranked_chunks=[],
+        exchange_starts=range(1000),
+        chunk_tokens=count,
+        exchange_tokens=count,
+        evidence_room=0,
+        turns_room=1_000_000,
+    )
+    next(found)
+    next(found)
+    assert counted == [999, 998]
+
+
+@given(
+    chunks=st.lists(st.integers(1, 50), max_size=8),
+    turns=st.lists(st.integers(1, 50), max_size=8),
+    evidence_room=st.integers(-5, 120),
+    turns_room=st.integers(-5, 120),
+)
+def test_everything_is_offered_once_and_old_turns_never_before_newer_ones(
+    chunks: list[int], turns: list[int], evidence_room: int, turns_room: int
+) -> None:
+    found = order(chunks, turns, evidence_room=evidence_room, turns_room=turns_room)
+    assert sorted(found) == sorted(
+        [f"chunk {i}" for i in range(len(chunks))] + [f"turn {i}" for i in range(len(turns))]
+    )
+    starts = [int(name.split()[1]) for name in found if name.startswith("turn")]
+    assert starts == sorted(starts, reverse=True)
+
+
+@given(most=st.integers(0, 300), answer=st.integers(0, 300), guess=st.integers(-5, 310))
+def test_the_search_finds_the_largest_that_fits(most: int, answer: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number <= answer
+
+    assert largest_that_fits(guess, most, fits) == min(answer, most)
+    assert all(0 < number <= most for number in asked)
+    if guess == answer < most:
+        assert len(asked) <= 2

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgeting.values import EvidenceChunk, Message, Role
+from gateway.contracts import openai_fields
+from gateway.contracts.dialect import Asked
+from gateway.contracts.openai import ChatRequest, CompletionRequest
+from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.contracts.origin import Origin
+from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, Sampling
+from gateway.errors import InvalidRequest
+
+SECRET = "the caller's private words"
+ORIGIN = Origin(
+    request_id="req_edge",
+    generation_id="gen_1",
+    caller=Caller("acme", CallerRole.CALLER, "key_1"),
+    arrived_at=100.0,
+    created=1_800_000_000,
+    trace_id="a" * 32,
+    max_messages=4,
+)
+TURN = {"role": "user", "content": SECRET}
+
+
+def chat(**fields: Any) -> Asked:
+    body = {"model": "demo", "messages": [TURN], **fields}
+    return ChatDialect().parse(json.dumps(body).encode(), ORIGIN)
+
+
+def completion(**fields: Any) -> Asked:
+    body = {"model": "demo", "prompt": SECRET, **fields}
+    return CompletionDialect().parse(json.dumps(body).encode(), ORIGIN)
+
+
+def test_the_smallest_chat_is_a_model_and_one_user_turn() -> None:
+    request = chat().request
+    assert request.contract is Contract.CHAT
+    assert request.model == "demo"
+    assert request.messages == (Message(Role.USER, SECRET),)
+    assert request.route is None
+    assert request.sampling == Sampling()
+    assert not request.stream
+
+
+def test_every_sampling_field_reaches_the_inside() -> None:
+    request = chat(
+        max_tokens=1,
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        n=2,
+        stop="END",
+        seed=7,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        logit_bias={"50256": -100, "7": 3.5},
+        logprobs=True,
+        top_logprobs=3,
+        priority=-1,
+    ).request
+    assert request.sampling == Sampling(
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        n=2,
+        stop=("END",),
+        seed=7,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        repetition_penalty=1.1,
+        logit_bias={50256: -100.0, 7: 3.5},
+        logprobs=3,
+    )
+    assert request.priority == -1
+
+
+def test_text_parts_are_joined_and_a_developer_speaks_as_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "rules"}, {"role": "user", "content": parts}]
+    assert chat(messages=messages).request.messages == (
+        Message(Role.SYSTEM, "rules"),
+        Message(Role.USER, "ab"),
+    )
+
+
+def test_native_fields_travel_in_the_sluice_object() -> None:
+    request = chat(
+        user="u",
+        sluice={
+            "route": "r",
+            "session_id": "s",
+            "intent": "i",
+            "locale": "ja",
+            "adapter_id": "a",
+            "prompt_version": "p",
+            "retrieval_chunks": [{"chunk_id": "c", "source_type": "catalog", "text": "t"}],
+            "context": {"time": 1},
+            "deadline_ms": 500,
+            "request_id": "mine",
+        },
+    ).request
+    assert (request.route, request.session_id, request.intent) == ("r", "s", "i")
+    assert (request.locale, request.adapter_id, request.prompt_version) == ("ja", "a", "p")
+    assert request.chunks == (EvidenceChunk("c", "catalog", "t"),)
+    assert request.context == {"time": 1}
+    assert request.deadline == 100.5
+    assert request.request_id == "mine"
+
+
+def test_the_user_stands_for_the_session_when_none_is_named() -> None:
+    assert chat(user="u").request.session_id == "u"
+
+
+def test_an_official_clients_own_message_may_be_sent_back_as_history() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert chat(messages=[TURN, answer, TURN]).request.messages[1] == Message(Role.ASSISTANT, "hi")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "spec"),
+    [
+        ({"response_format": {"type": "text"}}, FormatType.TEXT, ""),
+        ({"response_format": {"type": "json_object"}}, FormatType.JSON_OBJECT, ""),
+        ({"guided_json": {"type": "object"}}, FormatType.JSON_SCHEMA, '{"type":"object"}'),
+        ({"guided_json": '{"type": "object"}'}, FormatType.JSON_SCHEMA, '{"type":"object"}'),
+        ({"guided_regex": "a+"}, FormatType.REGEX, "a+"),
+        ({"guided_choice": ["a", "b"]}, FormatType.CHOICE, '["a","b"]'),
+        ({"guided_grammar": "root ::= 'a'"}, FormatType.GRAMMAR, "root ::= 'a'"),
+        ({"structured_outputs": {"json": {"type": "object"}}}, FormatType.JSON_SCHEMA, '{"type":"object"}'),
+        ({"structured_outputs": {"regex": "a+"}}, FormatType.REGEX, "a+"),
+        ({"structured_outputs": {"choice": ["a"]}}, FormatType.CHOICE, '["a"]'),
+        ({"structured_outputs": {"grammar": "g"}}, FormatType.GRAMMAR, "g"),
+        ({"structured_outputs": {"json_object": True}}, FormatType.JSON_OBJECT, ""),
+        ({"response_format": {"type": "text"}, "guided_regex": "a"}, FormatType.REGEX, "a"),
+    ],
+)
+def test_every_way_to_ask_for_a_shape_is_one_shape(fields: Any, kind: FormatType, spec: str) -> None:
+    shape = chat(**fields).request.response_format
+    assert (shape.type, shape.spec) == (kind, spec)
+
+
+def test_usage_in_a_stream_is_asked_for_with_the_stream() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not chat(stream=True).include_usage
+    with pytest.raises(InvalidRequest) as refused:
+        chat(stream_options={"include_usage": True})
+    assert refused.value.param == "stream_options"
+
+
+def test_null_is_as_good_as_absent() -> None:
+    names = set(ChatRequest.model_fields) - {"model", "messages"} | set(openai_fields.CHAT)
+    assert chat(**dict.fromkeys(sorted(names))) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"a": "b"}, "user": "u2", "store": False, "service_tier": "auto"},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": []},
+        {"safety_identifier": "x", "prompt_cache_key": "y", "modalities": ["text"]},
+        {"ignore_eos": False, "min_tokens": 0, "length_penalty": 1.0, "best_of": 1},
+    ],
+)
+def test_fields_that_ask_for_nothing_are_accepted(fields: Any) -> None:
+    assert chat(**fields).request.messages == (Message(Role.USER, SECRET),)
+
+
+REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"model": ""}, "model"),
+    ({"model": None}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": [TURN] * 5}, "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+    ({"messages": [{"role": "user", "content": "a\0"}]}, "messages.0.content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages.0.name"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}, TURN]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [1]}, "functions"),
+    ({"store": True}, "store"),
+    ({"ignore_eos": True}, "ignore_eos"),
+    ({"best_of": True}, "best_of"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"no_such_field": None}, "no_such_field"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"temperature": "1"}, "temperature"),
+    ({"n": 0}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"stop": ""}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["a", 5]}, "stop.1"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": {"1": True}}, "logit_bias.1"),
+    ({"logit_bias": {"1": float("nan")}}, "logit_bias.1"),
+    ({"logit_bias": {str(one): 0 for one in range(1025)}}, "logit_bias"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"priority": 5}, "priority"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": True, "stream_options": {"chunks": 5}}, "stream_options.chunks"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"guided_json": "not json"}, "guided_json"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ({"structured_outputs": {"yaml": "x"}}, "structured_outputs.yaml"),
+    ({"sluice": {"no": 1}}, "sluice.no"),
+    ({"sluice": {"deadline_ms": 0}}, "sluice.deadline_ms"),
+    ({"sluice": {"context": {"a": 2**80}}}, "sluice.context.a"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED_CHAT, ids=[json.dumps(r[0])[:60] for r in REFUSED_CHAT])
+def test_a_chat_that_does_not_validate_is_refused_by_its_path(fields: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**fields)
+    assert refused.value.param == param
+    assert SECRET not in refused.value.message
+
+
+def test_a_refused_value_says_what_is_allowed() -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.content is 5; allowed: a string or an array"):
+        chat(messages=[{"role": "user", "content": 5}])
+    with pytest.raises(InvalidRequest, match=r"tools is not supported; allowed: null or \[\]"):
+        chat(tools=[1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        ("text", "text"),
+        (["text"], "text"),
+        ([1, 2, 3], (1, 2, 3)),
+        ([[1, 2, 3]], (1, 2, 3)),
+    ],
+)
+def test_a_prompt_is_a_text_or_token_ids_alone_or_as_a_batch_of_one(prompt: Any, inside: Any) -> None:
+    request = completion(prompt=prompt).request
+    assert request.raw_prompt == inside
+    assert request.messages == ()
+    assert request.contract is Contract.COMPLETIONS
+
+
+def test_a_text_completion_is_sixteen_tokens_unless_told_otherwise() -> None:
+    assert completion().request.sampling.max_tokens == 16
+    assert completion(max_tokens=5).request.sampling.max_tokens == 5
+
+
+def test_neutral_completion_fields_are_accepted() -> None:
+    fields = {"echo": False, "suffix": "", "best_of": 1, "logprobs": None}
+    assert completion(**fields).request.raw_prompt == SECRET
+    names = set(CompletionRequest.model_fields) - {"model", "prompt"} | set(openai_fields.COMPLETIONS)
+    assert completion(**dict.fromkeys(sorted(names))) == completion()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [""]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": [1, "a"]}, "prompt.1"),
+        ({"prompt": "a\0"}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"messages": []}, "messages"),
+        ({"logprobs": True}, "logprobs"),
+    ],
+    ids=str,
+)
+def test_a_completion_that_does_not_validate_is_refused_by_its_path(fields: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        completion(**fields)
+    assert refused.value.param is not None
+    assert refused.value.param.startswith(param)
+    assert SECRET not in refused.value.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*ChatRequest.model_fields, *openai_fields.CHAT})), JSON))
+def test_any_json_under_known_chat_names_is_a_request_or_a_refusal(fields: dict[str, Any]) -> None:
+    try:
+        chat(**fields)
+    except InvalidRequest as refused:
+        assert SECRET not in refused.message
+
+
+@given(st.dictionaries(st.sampled_from(sorted(CompletionRequest.model_fields)), JSON))
+def test_any_json_under_known_completion_names_is_a_request_or_a_refusal(fields: dict[str, Any]) -> None:
+    try:
+        completion(**fields)
+    except InvalidRequest as refused:
+        assert SECRET not in refused.message

@@ -1,0 +1,313 @@
+"""The client with a real engine process: start, streams, aborts, death."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient
+from engine.engine import Engine
+from engine.errors import (
+    DuplicateRequest,
+    EngineBusy,
+    EngineDead,
+    EngineStartError,
+    ModelNotFound,
+    PromptTooLong,
+    UnknownToken,
+)
+from engine.values import EngineConfig, EngineSignals, FinishReason, GenerationRequest, SamplingParams
+from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
+
+PROMPT = (10, 20, 30, 40, 50)
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: object) -> AsyncIterator[EngineClient]:
+    settings: dict[str, object] = {"num_threads": 1, "num_blocks": 512, **options}
+    client = EngineClient(EngineConfig(str(folder), **settings))  # type: ignore[arg-type]
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def collect(client: EngineClient, request: GenerationRequest) -> Answer:
+    answer = Answer()
+    with client.submit(request) as ticket:
+        while answer.finish_reason is None:
+            answer.take(await ticket.receive())
+    return answer
+
+
+async def gather(work: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(one) for one in work]
+    return [task.result() for task in started]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - some conditions are about another process
+            await asyncio.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True
+    ).stdout.strip()
+    return bool(state) and not state.startswith("Z")
+
+
+async def test_start_tells_what_was_loaded_and_stop_ends_the_process(tiny_model: Path) -> None:
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
+    assert client.state == "new"
+    with pytest.raises(EngineDead):
+        client.submit(GenerationRequest("early", PROMPT, greedy(1)))
+    info = await client.start()
+    assert client.state == "ready"
+    assert (info.vocab_size, info.max_model_len, info.eos_token_ids, info.dtype) == (
+        512,
+        1024,
+        (1,),
+        "float32",
+    )
+    pid = client.pid
+    assert pid is not None
+    assert is_running(pid)
+    await client.stop()
+    assert client.state == "stopped"
+    assert not is_running(pid)
+    with pytest.raises(EngineDead):
+        client.submit(GenerationRequest("late", PROMPT, greedy(1)))
+
+
+async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_responsive(
+    tiny_model: Path, make_engine: Callable[..., Engine]
+) -> None:
+    prompts = random_prompts(32, 512, longest=100)
+    sampling = greedy(150, ignore_eos=True)
+    expected = run_prompts(make_engine(), prompts, sampling)
+    lags: list[float] = []
+    done = asyncio.Event()
+
+    async def measure() -> None:
+        while not done.is_set():
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            lags.append(time.perf_counter() - before - 0.002)
+
+    async with running(tiny_model) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(measure())
+        answers = await gather(
+            collect(client, GenerationRequest(str(n), prompt, sampling)) for n, prompt in enumerate(prompts)
+        )
+        done.set()
+    assert [answer.token_ids for answer in answers] == expected
+    assert sorted(lags)[int(len(lags) * 0.99)] < 0.1
+
+
+async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        other = client.submit(GenerationRequest("other", PROMPT, greedy(900, ignore_eos=True)))
+        with client.submit(GenerationRequest("left", PROMPT * 40, greedy(900, ignore_eos=True))) as ticket:
+            await ticket.receive()
+            assert client.signals is not None
+            assert client.signals.running == 2
+            used = client.signals.total_blocks - client.signals.free_blocks
+            assert used > 13
+        await until(lambda: client.signals is not None and client.signals.running == 1)
+        assert client.signals.total_blocks - client.signals.free_blocks < used
+        other.abort()
+        await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+
+
+async def test_a_cancelled_receiver_aborts_its_request(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await collect(client, GenerationRequest("a", PROMPT, greedy(1000, ignore_eos=True)))
+        await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+
+
+async def test_an_id_can_be_used_again_right_after_an_abort_and_gets_only_its_own_output(
+    tiny_model: Path,
+) -> None:
+    async with running(tiny_model) as client:
+        expected = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
+        for _ in range(10):
+            with client.submit(GenerationRequest("a", (60, 70), greedy(500, ignore_eos=True))) as ticket:
+                await ticket.receive()
+            again = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
+            assert again.token_ids == expected.token_ids
+            assert again.last is not None
+            assert again.last.request_id == "a"
+
+
+async def test_a_slow_receiver_gets_everything_in_one_output(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        quick = await collect(client, GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True)))
+        with client.submit(GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True))) as ticket:
+            await until(
+                lambda: (
+                    client.signals is not None and client.signals.steps > 80 and not client.signals.running
+                )
+            )
+            output = await ticket.receive()
+        assert list(output.token_ids) == quick.token_ids
+        assert output.text == quick.text
+        assert output.finish_reason is FinishReason.LENGTH
+        assert output.queue_wait_s is not None
+
+
+async def test_requests_that_cannot_run_are_refused_when_submitted(tiny_model: Path) -> None:
+    async with running(tiny_model, max_num_seqs=2, max_waiting=1) as client:
+        with pytest.raises(PromptTooLong):
+            client.submit(GenerationRequest("long", (5,) * 1024, greedy(1)))
+        with pytest.raises(UnknownToken):
+            client.submit(GenerationRequest("odd", (512,), greedy(1)))
+        tickets = [
+            client.submit(GenerationRequest(name, PROMPT, greedy(500, ignore_eos=True))) for name in "abc"
+        ]
+        with pytest.raises(DuplicateRequest):
+            client.submit(GenerationRequest("a", PROMPT, greedy(1)))
+        with pytest.raises(EngineBusy):
+            client.submit(GenerationRequest("d", PROMPT, greedy(1)))
+        for ticket in tickets:
+            ticket.abort()
+        answer = await collect(client, GenerationRequest("d", PROMPT, greedy(2, ignore_eos=True)))
+        assert len(answer.token_ids) == 2
+
+
+async def test_a_killed_engine_fails_all_tickets_within_a_second(tiny_model: Path) -> None:
+    deaths: list[EngineDead] = []
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1), on_death=deaths.append)
+    await client.start()
+    tickets = [
+        client.submit(GenerationRequest(str(n), PROMPT, greedy(1000, ignore_eos=True))) for n in range(8)
+    ]
+    await tickets[0].receive()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(1.0):
+        for ticket in tickets:
+            with pytest.raises(EngineDead):
+                while True:
+                    await ticket.receive()
+    assert client.state == "dead"
+    assert len(deaths) == 1
+    with pytest.raises(EngineDead):
+        client.submit(GenerationRequest("late", PROMPT, greedy(1)))
+    await client.stop()
+    assert client.state == "dead"
+
+
+async def test_signals_are_reported_after_every_step(tiny_model: Path) -> None:
+    seen: list[EngineSignals] = []
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1), on_signals=seen.append)
+    await client.start()
+    await collect(client, GenerationRequest("a", PROMPT, greedy(10, ignore_eos=True)))
+    await client.stop()
+    steps = [signals.steps for signals in seen]
+    assert steps == list(range(steps[0], steps[0] + 10))
+    assert client.signals == seen[-1]
+
+
+async def test_a_bad_model_fails_the_start_with_its_own_error_in_one_line(tmp_path: Path) -> None:
+    client = EngineClient(EngineConfig(str(tmp_path / "nowhere")))
+    with pytest.raises(ModelNotFound, match=r"^model folder .*nowhere does not exist$"):
+        await client.start()
+    assert client.state == "stopped"
+    assert client.pid is not None
+    assert not is_running(client.pid)
+    with pytest.raises(EngineStartError):
+        await client.start()
+
+
+async def test_a_cancelled_start_leaves_no_process(tiny_model: Path) -> None:
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await client.start()
+    assert client.pid is not None
+    assert not is_running(client.pid)
+    assert client.state == "stopped"
+
+
+async def test_ctrl_c_is_left_to_the_parent(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGINT)
+        assert (await collect(client, GenerationRequest("a", PROMPT, greedy(1)))).finish_reason is not None
+
+
+PARENT = """
+import asyncio, sys
+from engine.client import EngineClient
+from engine.engine import Engine
+from engine.values import EngineConfig, GenerationRequest, SamplingParams
+
+async def main():
+    client = EngineClient(EngineConfig(sys.argv[1], num_threads=1))
+    await client.start()
+    client.submit(GenerationRequest("a", (5, 6), SamplingParams(1000, ignore_eos=True)))
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_engine_ends_when_its_parent_is_killed(tiny_model: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(tiny_model), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    assert is_running(pid)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not is_running(pid))
+
+
+def test_the_client_works_on_uvloop(tiny_model: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> list[int]:
+        async with running(tiny_model) as client:
+            return (
+                await collect(client, GenerationRequest("a", PROMPT, greedy(5, ignore_eos=True)))
+            ).token_ids
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert len(runner.run(main())) == 5
+
+
+def test_importing_the_client_does_not_import_torch() -> None:
+    code = (
+        "import sys, engine, engine.values, engine.errors, engine.limits, engine.client\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'safetensors', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+async def test_an_engine_that_fails_says_why_before_it_dies(tiny_model: Path) -> None:
+    client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
+    await client.start()
+    ticket = client.submit(GenerationRequest("a", PROMPT, SamplingParams(500, ignore_eos=True)))
+    assert client._transport is not None
+    client._transport.write(b"\xff\xff\xff\xff")  # not a frame: the child cannot know what comes after it
+    with pytest.raises(EngineDead, match="the engine failed: ProtocolError"):
+        while True:
+            await ticket.receive()
+    await client.stop()

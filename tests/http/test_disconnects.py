@@ -1,0 +1,221 @@
+"""Callers who leave, over real sockets: the journey is cancelled and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gateway.errors import PublicError
+from gateway.http.exchange import Exchange
+from gateway.http.presence import ClientGone, ReaderTooSlow, until_gone
+from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
+
+NATIVE = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = {"model": "demo", **NATIVE}
+
+
+@contextmanager
+def posted(url: str, path: str, body: Any, *, headers: str = "") -> Iterator[socket.socket]:
+    host, port = url.removeprefix("http://").split(":")
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n"
+        f"content-length: {len(raw)}\r\n{headers}\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=5) as sock:
+        sock.sendall(head.encode() + raw)
+        yield sock
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("path", "body"), [("/v1/generate", NATIVE), ("/v1/chat/completions", CHAT)])
+def test_a_caller_who_leaves_cancels_the_journey(path: str, body: Any, stream: bool) -> None:
+    journey = FakeJourney(holds=True)
+    with serving(fake_services(journey)) as url:
+        with posted(url, path, {**body, "stream": stream}) as sock:
+            eventually(lambda: journey.running == 1)
+            if stream:
+                assert b"200 OK" in sock.recv(4096)
+        eventually(lambda: journey.cancelled == 1)
+        assert journey.running == 0
+
+
+def test_a_caller_who_leaves_before_the_first_token_cancels_the_journey() -> None:
+    journey = FakeJourney(pieces=(), holds=True)
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", {**NATIVE, "stream": True}):
+            eventually(lambda: journey.running == 1)
+        eventually(lambda: journey.cancelled == 1)
+
+
+def test_two_hundred_callers_who_leave_leave_nothing() -> None:
+    journey = FakeJourney(holds=True)
+    with serving(fake_services(journey)) as url:
+        for number in range(200):
+            before = len(journey.requests)
+            with posted(url, "/v1/generate", {**NATIVE, "stream": number % 2 == 0}):
+                if number % 3:  # the others leave while their request is still on its way in
+                    eventually(partial(journey.arrived, before + 1))
+        eventually(lambda: journey.running == 0)
+        assert journey.cancelled == len(journey.requests) > 130
+        assert journey.finished == 0
+
+
+def test_waiting_behind_an_idempotency_key_ends_when_the_caller_leaves() -> None:
+    journey = FakeJourney(holds=True)
+    key = "idempotency-key: k\r\n"
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", NATIVE, headers=key):
+            eventually(lambda: journey.running == 1)
+            with posted(url, "/v1/generate", NATIVE, headers=key):
+                time.sleep(0.05)
+            assert journey.running == 1
+        eventually(lambda: journey.running == 0)
+        assert len(journey.requests) == 1
+
+
+def test_a_caller_who_leaves_hands_the_key_to_the_next_one() -> None:
+    journey = FakeJourney(holds=True)
+    key = "idempotency-key: k\r\n"
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", NATIVE, headers=key) as first:
+            eventually(lambda: journey.running == 1)
+            with posted(url, "/v1/generate", NATIVE, headers=key):
+                time.sleep(0.05)
+                first.close()
+                eventually(lambda: len(journey.requests) == 2 and journey.running == 1)
+        eventually(lambda: journey.running == 0)
+
+
+def test_a_half_sent_body_is_no_request() -> None:
+    journey = FakeJourney()
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", NATIVE, headers="") as sock:
+            eventually(lambda: journey.finished == 1)
+            sock.sendall(b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\ncontent-length: 100\r\n")
+            sock.sendall(b"authorization: Bearer " + CALLER_KEY.encode() + b'\r\n\r\n{"mess')
+        time.sleep(0.05)
+        assert len(journey.requests) == 1
+
+
+def test_the_connection_is_kept_for_the_next_request() -> None:
+    journey = FakeJourney(error=PublicError(503, "queue_full", "no"))
+    with serving(fake_services(journey)) as url, posted(url, "/v1/generate", NATIVE) as sock:
+        assert b"503" in sock.recv(4096)
+        raw = json.dumps(NATIVE).encode()
+        head = f"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n"
+        sock.sendall(head.encode() + f"content-length: {len(raw)}\r\n\r\n".encode() + raw)
+        assert b"503" in sock.recv(4096)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def exchange_over(send: Any, clock: Callable[[], float]) -> Exchange:
+    scope = {"type": "http", "headers": []}
+    return Exchange(scope, send, clock=clock, request_id="r", trace_id="t", trace_parent=None)
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_a_reader_who_takes_no_bytes_is_as_good_as_gone() -> None:
+    clock = Clock()
+
+    async def stuck(message: Any) -> None:
+        clock.now += 61.0
+        await asyncio.Event().wait()
+
+    exchange = exchange_over(stuck, clock)
+    with pytest.raises(ReaderTooSlow):
+        async with until_gone(exchange, never, clock, stall_s=0.04):
+            await exchange.body(b"x", more=True)
+
+
+async def test_a_slow_generation_is_not_a_slow_reader() -> None:
+    clock = Clock()
+
+    async def quick(message: Any) -> None:
+        await asyncio.sleep(0)
+
+    exchange = exchange_over(quick, clock)
+    async with until_gone(exchange, never, clock, stall_s=0.02):
+        await exchange.body(b"x", more=True)
+        clock.now += 1_000.0
+        await asyncio.sleep(0.05)
+
+
+async def test_an_error_of_the_work_comes_out_as_itself() -> None:
+    exchange = exchange_over(never, time.monotonic)
+    with pytest.raises(KeyError):
+        async with until_gone(exchange, never, time.monotonic):
+            raise KeyError("x")
+
+
+async def test_cancelling_from_outside_is_not_a_caller_who_left() -> None:
+    exchange = exchange_over(never, time.monotonic)
+
+    async def work() -> None:
+        async with until_gone(exchange, never, time.monotonic):
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+    assert task.cancelled()
+
+
+async def test_after_release_a_caller_who_leaves_no_longer_cancels() -> None:
+    exchange = exchange_over(never, time.monotonic)
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async with until_gone(exchange, receive, time.monotonic) as presence:
+        presence.release()
+        gone.set()
+        await asyncio.sleep(0.01)
+
+    with pytest.raises(ClientGone):
+        async with until_gone(exchange, receive, time.monotonic):
+            await asyncio.sleep(1)
+
+
+async def test_a_send_that_the_server_refuses_silences_the_exchange() -> None:
+    sent = []
+
+    async def closed(message: Any) -> None:
+        sent.append(message)
+        raise ConnectionResetError
+
+    exchange = exchange_over(closed, time.monotonic)
+    await exchange.body(b"x", more=True)
+    await exchange.body(b"y", more=False)
+    assert len(sent) == 1
+
+
+def test_an_endless_stream_to_a_reader_who_stops_waits_for_it() -> None:
+    journey = FakeJourney(endless=True)
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
+            sock.recv(1024)
+            time.sleep(0.1)
+            assert journey.running == 1
+        eventually(lambda: journey.cancelled == 1)

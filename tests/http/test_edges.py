@@ -1,0 +1,254 @@
+"""Ids, keys, bodies and unknown paths: what every path has in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from adapters.errors import UnknownAdapter
+from gateway.app import create_app
+from gateway.errors import UnknownRoute
+from gateway.http.exchange import trace_of, usable_request_id
+from gateway.http.testing import CALLER_KEY, FakeJourney, fake_services
+from gateway.ports import HttpLimits
+
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = {"model": "demo", **BODY}
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+POSTED = [
+    "/v1/generate",
+    "/invocations",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+]
+OPENAI = [*POSTED[2:], "/v1/models", "/v1/embeddings"]
+
+
+async def test_every_response_carries_both_ids(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        for method, path in [("POST", one) for one in POSTED] + [
+            ("GET", one) for one in ("/ping", "/ready", "/metrics", "/v1/models", "/nowhere", "/openapi.json")
+        ]:
+            response = await client.request(method, path, json={})
+            assert response.headers["x-request-id"], path
+            assert len(response.headers["x-trace-id"]) == 32, path
+            assert response.headers.get_list("x-request-id") == [response.headers["x-request-id"]]
+
+
+async def test_the_callers_trace_is_continued(connect: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        response = await client.post("/v1/generate", json=BODY, headers={"traceparent": PARENT})
+    assert response.headers["x-trace-id"] == TRACE
+    assert journey.requests[0].trace_parent == PARENT
+    assert journey.requests[0].trace_id == TRACE
+
+
+async def test_without_a_trace_the_edge_makes_one_that_streams_can_tell(connect: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        response = await client.post("/v1/generate", json={**BODY, "stream": True})
+    assert journey.requests[0].trace_parent is None
+    assert response.headers["x-trace-id"] == journey.requests[0].trace_id
+
+
+@pytest.mark.parametrize(
+    ("header", "trace"),
+    [
+        (PARENT.encode(), TRACE),
+        (b"cc-" + PARENT.encode()[3:] + b"-later-fields", TRACE),
+        (PARENT.encode() + b"-more", None),
+        (b"ff-" + PARENT.encode()[3:], None),
+        (PARENT.upper().encode(), None),
+        (b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01", None),
+        (f"00-{TRACE}-0000000000000000-01".encode(), None),
+        (b"rubbish", None),
+        (b"", None),
+        (None, None),
+    ],
+)
+def test_only_a_valid_traceparent_counts(header: bytes | None, trace: str | None) -> None:
+    assert trace_of(header) == trace
+
+
+@pytest.mark.parametrize(
+    ("header", "used"),
+    [
+        (b"my-id 1", "my-id 1"),
+        (b"x" * 128, "x" * 128),
+        (b"x" * 129, None),
+        (b"", None),
+        (b" ", None),
+        ("é".encode(), None),
+        (b"a\x7fb", None),
+    ],
+)
+def test_a_request_id_header_is_used_when_it_is_short_and_printable(header: bytes, used: str | None) -> None:
+    assert usable_request_id(header) == used
+
+
+async def test_the_bodys_request_id_wins_over_the_headers_and_is_made_safe_for_a_header(
+    connect: Any,
+) -> None:
+    async with connect(fake_services()) as client:
+        headers = {"x-request-id": "from-header"}
+        plain = await client.post("/v1/generate", json=BODY, headers=headers)
+        both = await client.post("/v1/generate", json={**BODY, "request_id": "顧客 1"}, headers=headers)
+    assert plain.headers["x-request-id"] == plain.json()["request_id"] == "from-header"
+    assert both.json()["request_id"] == "顧客 1"
+    assert both.headers["x-request-id"] == "%E9%A1%A7%E5%AE%A2 1"
+
+
+@pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/v1/models/demo", "/health/deep"])
+async def test_a_key_is_asked_for(connect: Any, path: str) -> None:
+    method = "GET" if "models" in path or "health" in path else "POST"
+    async with connect(fake_services()) as client:
+        for header, code in [("", "missing_key"), ("Basic x", "missing_key"), ("Bearer nope", "invalid_key")]:
+            response = await client.request(method, path, json={}, headers={"authorization": header})
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == code
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert "nope" not in response.text
+
+
+async def test_the_scheme_of_the_key_is_not_case_sensitive(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        headers = {"authorization": f"bearer  {CALLER_KEY}"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("path", OPENAI)
+async def test_openais_paths_answer_with_openais_error(connect: Any, path: str) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.request("PATCH", path)
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert response.status_code in (404, 405)
+    assert error["type"] == ("not_found_error" if response.status_code == 404 else "invalid_request_error")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/v1/generate", 405), ("/ping", 405)])
+async def test_other_paths_answer_with_the_native_error(connect: Any, path: str, status: int) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.request("PATCH", path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"code", "message", "param", "request_id", "retry_after_ms"}
+    if status == 405:
+        assert response.headers["allow"]
+
+
+async def test_what_does_not_validate_is_422_natively_and_400_in_openais_contract(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        native = await client.post("/v1/generate", json={"messages": []})
+        openai = await client.post("/v1/chat/completions", json={"model": "demo", "messages": []})
+        broken = [await client.post(path, content=b"{") for path in ("/v1/generate", "/v1/completions")]
+    assert native.status_code == 422
+    assert native.json()["error"]["param"] == "messages"
+    assert openai.status_code == 400
+    assert openai.json()["error"]["param"] == "messages"
+    assert openai.json()["error"]["type"] == "invalid_request_error"
+    assert [one.status_code for one in broken] == [400, 400]
+    assert {one.json()["error"]["code"] for one in broken} == {"invalid_json"}
+
+
+@pytest.mark.parametrize("path", POSTED)
+async def test_a_body_over_the_limit_is_413_whether_declared_or_streamed(connect: Any, path: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b"x" * 100
+
+    async with connect(fake_services(limits=HttpLimits(max_body_bytes=1_000))) as client:
+        declared = await client.post(path, content=b"x" * 1_001)
+        streamed = await client.post(path, content=pieces())
+    for response in (declared, streamed):
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+        assert "1000" in response.json()["error"]["message"]
+
+
+async def test_ten_thousand_messages_are_refused_by_their_count(connect: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}] * 10_000}
+    async with connect(fake_services()) as client:
+        response = await client.post("/v1/generate", json=body)
+    assert response.status_code == 422
+    assert "allowed: 1 to 2048" in response.json()["error"]["message"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("path", POSTED)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=80))
+async def test_no_body_whatever_makes_an_internal_error(connect: Any, path: str, body: bytes) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post(path, content=body)
+    assert 200 <= response.status_code < 500
+    if response.status_code != 200:
+        assert response.json()["error"]["code"] in {"invalid_json", "invalid_request"}
+
+
+class Settings(BaseModel):
+    percent: int
+
+
+async def test_routers_added_later_answer_their_errors_in_the_same_shape() -> None:
+    import httpx
+
+    app = create_app(fake_services())
+    router = APIRouter(prefix="/admin")
+
+    @router.put("/routing")
+    async def put(body: Settings) -> dict[str, int]:
+        if body.percent == 1:
+            raise UnknownRoute("no such route", param="route")
+        if body.percent == 2:
+            raise UnknownAdapter("a", ())
+        if body.percent == 3:
+            raise ValueError("a secret")
+        return {"percent": body.percent}
+
+    app.include_router(router)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
+        answers = [
+            await client.put("/admin/routing", json={"percent": one}) for one in (0, 1, 2, 3, "secret")
+        ]
+        broken = await client.put(
+            "/admin/routing", content=b"{", headers={"content-type": "application/json"}
+        )
+    assert [one.status_code for one in answers] == [200, 404, 404, 500, 422]
+    assert [one.json()["error"]["code"] for one in answers[1:]] == [
+        "unknown_route",
+        "unknown_adapter",
+        "internal",
+        "invalid_request",
+    ]
+    assert answers[4].json()["error"]["param"] == "percent"
+    assert all("secret" not in one.text for one in answers)
+    assert broken.json()["error"]["code"] == "invalid_json"
+    assert all(one.headers["x-request-id"] for one in [*answers, broken])
+
+
+async def test_the_openapi_document_tells_of_every_path_and_resolves(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        document = (await client.get("/openapi.json")).json()
+    assert set(document["paths"]) >= {*POSTED, "/ping", "/ready", "/health/deep", "/metrics", "/v1/models"}
+    text = json.dumps(document)
+    schemas = document["components"]["schemas"]
+    assert {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]} <= set(schemas)
+    assert "temperature" in schemas["NativeSampling"]["properties"]

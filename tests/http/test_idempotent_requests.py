@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.contracts.values import Fallback
+from gateway.errors import DuplicateRequest, PublicError
+from gateway.http.exchange import Reply
+from gateway.http.idempotency import MAX_WAITING, Idempotency, Outcome
+from gateway.http.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
+from gateway.ports import HttpLimits
+
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = {"model": "demo", **BODY}
+KEY = {"idempotency-key": "k1"}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/generate", BODY), ("/v1/chat/completions", CHAT)])
+async def test_the_same_key_and_body_give_the_stored_answer(connect: Any, path: str, body: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        first = await client.post(path, json=body, headers=KEY)
+        second = await client.post(path, json=body, headers=KEY)
+    assert len(journey.requests) == 1
+    assert second.status_code == 200
+    assert second.content == first.content
+    assert second.headers["content-type"] == "application/json"
+    assert second.headers["x-idempotent-replay"] == "true"
+    assert "x-idempotent-replay" not in first.headers
+
+
+async def test_another_body_or_path_under_the_same_key_is_a_conflict(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        await client.post("/v1/generate", json=BODY, headers=KEY)
+        body = await client.post("/v1/generate", json={**BODY, "priority": -1}, headers=KEY)
+        path = await client.post("/invocations", json=BODY, headers=KEY)
+    for response in (body, path):
+        assert response.status_code == 409
+        assert response.json()["error"]["code"] == "idempotency_conflict"
+
+
+async def test_keys_of_different_tenants_do_not_meet(connect: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        await client.post("/v1/generate", json=BODY, headers=KEY)
+        other = {**KEY, "authorization": f"Bearer {OTHER_KEY}"}
+        assert (await client.post("/v1/generate", json={**BODY, "priority": -1}, headers=other)).is_success
+    assert len(journey.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "journey",
+    [
+        FakeJourney(pieces=(), error=PublicError(503, "queue_full", "busy")),
+        FakeJourney(changes={"backend": "degraded", "fallback": Fallback("degraded_response", "queue_full")}),
+        FakeJourney(changes={"backend": "response_cache", "fallback": Fallback("response_cache", "timeout")}),
+    ],
+    ids=["an error", "a degraded answer", "a cached answer"],
+)
+async def test_what_no_model_generated_is_not_kept(connect: Any, journey: FakeJourney) -> None:
+    async with connect(fake_services(journey)) as client:
+        for _ in range(2):
+            response = await client.post("/v1/generate", json=BODY, headers=KEY)
+            assert "x-idempotent-replay" not in response.headers
+    assert len(journey.requests) == 2
+
+
+async def test_a_fallback_that_a_model_generated_is_kept(connect: Any) -> None:
+    journey = FakeJourney(changes={"backend": "bedrock", "fallback": Fallback("bedrock", "queue_full")})
+    async with connect(fake_services(journey)) as client:
+        for _ in range(2):
+            await client.post("/v1/generate", json=BODY, headers=KEY)
+    assert len(journey.requests) == 1
+
+
+async def test_a_repeated_request_waits_for_the_one_in_flight(connect: Any) -> None:
+    journey = FakeJourney(holds=True)
+    async with connect(fake_services(journey)) as client, asyncio.TaskGroup() as group:
+        calls = [group.create_task(client.post("/v1/generate", json=BODY, headers=KEY)) for _ in range(5)]
+        await journey.started.wait()
+        conflict = await client.post("/v1/generate", json={**BODY, "priority": -1}, headers=KEY)
+        journey.resume()
+    assert conflict.status_code == 409
+    assert len(journey.requests) == 1
+    assert len({call.result().content for call in calls}) == 1
+    assert sum("x-idempotent-replay" in call.result().headers for call in calls) == 4
+
+
+async def test_when_the_first_one_fails_the_next_one_runs(connect: Any) -> None:
+    journey = FakeJourney(pieces=(), holds=True, error=PublicError(503, "queue_full", "busy"))
+    async with connect(fake_services(journey)) as client, asyncio.TaskGroup() as group:
+        calls = [group.create_task(client.post("/v1/generate", json=BODY, headers=KEY)) for _ in range(3)]
+        await journey.started.wait()
+        assert len(journey.requests) == 1
+        journey.resume()
+    assert len(journey.requests) == 3
+    assert {call.result().status_code for call in calls} == {503}
+
+
+async def test_waiting_has_an_end(connect: Any) -> None:
+    journey = FakeJourney(holds=True)
+    desk = Idempotency(MemoryIdempotency(), wait_s=0.02)
+    release = asyncio.Event()
+
+    async def slow() -> Outcome:
+        await release.wait()
+        return Outcome(Reply(200, b"{}"), keep=True)
+
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(desk.once("t", "k", "f", slow))
+        await asyncio.sleep(0)
+        with pytest.raises(DuplicateRequest):
+            await desk.once("t", "k", "f", slow)
+        release.set()
+    assert first.result().body == b"{}"
+    assert desk.in_flight == 0
+    assert journey.running == 0
+
+
+async def test_only_so_many_wait_for_one_key() -> None:
+    desk = Idempotency(MemoryIdempotency(), wait_s=5)
+    release = asyncio.Event()
+
+    async def slow() -> Outcome:
+        await release.wait()
+        return Outcome(Reply(200, b"{}"), keep=True)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(MAX_WAITING + 1):
+            group.create_task(desk.once("t", "k", "f", slow))
+        await asyncio.sleep(0)
+        with pytest.raises(DuplicateRequest):
+            await desk.once("t", "k", "f", slow)
+        release.set()
+    assert desk.in_flight == 0
+
+
+async def test_cancelling_any_of_them_leaves_nothing_behind() -> None:
+    desk = Idempotency(MemoryIdempotency(), wait_s=5)
+    runs = 0
+
+    async def slow() -> Outcome:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(0.01)
+        return Outcome(Reply(200, b"{}"), keep=True)
+
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(desk.once("t", "k", "f", slow)) for _ in range(4)]
+        await asyncio.sleep(0.005)
+        calls[0].cancel()
+        calls[2].cancel()
+    assert calls[1].result().body == calls[3].result().body == b"{}"
+    assert runs == 2
+    assert desk.in_flight == 0
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "caf\xe9"])
+async def test_a_key_must_be_short_and_printable(connect: Any, key: str) -> None:
+    async with connect(fake_services()) as client:
+        headers = {"idempotency-key": key.encode("latin-1")}
+        response = await client.post("/v1/generate", json=BODY, headers=headers)
+    assert response.status_code == 422
+    assert response.json()["error"]["param"] == "Idempotency-Key"
+
+
+async def test_a_stream_is_not_kept(connect: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        for _ in range(2):
+            response = await client.post("/v1/generate", json={**BODY, "stream": True}, headers=KEY)
+            assert response.is_success
+    assert len(journey.requests) == 2
+
+
+async def test_tokenizing_honours_the_key_too(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        first = await client.post("/tokenize", json={"prompt": "a"}, headers=KEY)
+        again = await client.post("/tokenize", json={"prompt": "a"}, headers=KEY)
+        other = await client.post("/tokenize", json={"prompt": "b"}, headers=KEY)
+    assert again.content == first.content
+    assert again.headers["x-idempotent-replay"] == "true"
+    assert other.status_code == 409
+
+
+async def test_a_store_that_cannot_be_read_refuses_before_anything_is_billed(connect: Any) -> None:
+    journey = FakeJourney()
+    services = fake_services(journey, idempotency=MemoryIdempotency(broken_get=True))
+    async with connect(services) as client:
+        response = await client.post("/v1/generate", json=BODY, headers=KEY)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert journey.requests == []
+
+
+async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
+    connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    services = fake_services(idempotency=MemoryIdempotency(broken_put=True))
+    async with connect(services) as client:
+        response = await client.post("/v1/generate", json=BODY, headers=KEY)
+    assert response.status_code == 200
+    assert "not kept" in caplog.text
+
+
+async def test_an_unhurried_caller_is_bounded_by_the_request_timeout(connect: Any) -> None:
+    journey = FakeJourney(pieces=(), holds=True)
+    services = fake_services(journey, limits=HttpLimits(request_timeout_s=0.05))
+    async with connect(services) as client:
+        response = await client.post("/v1/generate", json=BODY, headers=KEY)
+    assert response.status_code == 504

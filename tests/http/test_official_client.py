@@ -1,0 +1,174 @@
+"""The official ``openai`` client, unchanged, against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.errors import PublicError
+from gateway.http.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
+from gateway.ports import HttpLimits
+
+TURNS: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def journey() -> FakeJourney:
+    return FakeJourney(pieces=("こん", "にちは", "!"))
+
+
+@pytest.fixture(scope="module")
+def url(journey: FakeJourney) -> Iterator[str]:
+    with serving(fake_services(journey, limits=HttpLimits(max_body_bytes=4_194_304))) as base:
+        yield base
+
+
+@pytest.fixture
+def client(url: str, journey: FakeJourney) -> Iterator[openai.OpenAI]:
+    journey.error = None
+    journey.pieces = ("こん", "にちは", "!")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=CALLER_KEY, max_retries=0) as client:
+        yield client
+
+
+def test_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=TURNS, seed=1, user="u", store=False)
+    assert answer.choices[0].message.content == "こんにちは!"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 640
+    assert answer.model_extra is not None
+    assert answer.model_extra["sluice"]["backend"] == "embedded"
+
+
+def test_a_streamed_chat(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="demo", messages=TURNS, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(one.choices[0].delta.content or "" for one in chunks) == "こんにちは!"
+    assert [one.choices[0].finish_reason for one in chunks] == [None, None, None, None, "stop"]
+    assert len({one.id for one in chunks}) == 1
+    assert chunks[-1].model_extra is not None
+    assert chunks[-1].model_extra["sluice"]["finish_reason"] == "stop"
+
+
+def test_a_streamed_chat_with_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="demo", messages=TURNS, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 979
+    assert all(one.usage is None for one in chunks[:-1])
+
+
+def test_an_answer_sent_back_as_history(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=TURNS)
+    history: Any = [*TURNS, answer.choices[0].message.model_dump(), *TURNS]
+    assert client.chat.completions.create(model="demo", messages=history).choices
+
+
+def test_native_fields_in_the_extra_body(client: openai.OpenAI, journey: FakeJourney) -> None:
+    client.chat.completions.create(
+        model="demo", messages=TURNS, extra_body={"top_k": 5, "sluice": {"session_id": "s"}}
+    )
+    assert journey.requests[-1].session_id == "s"
+    assert journey.requests[-1].sampling.top_k == 5
+
+
+def test_a_text_completion_whole_and_streamed(client: openai.OpenAI) -> None:
+    assert client.completions.create(model="demo", prompt="x").choices[0].text == "こんにちは!"
+    chunks = list(client.completions.create(model="demo", prompt=[1, 2], stream=True))
+    assert "".join(one.choices[0].text for one in chunks) == "こんにちは!"
+
+
+def test_the_models(client: openai.OpenAI) -> None:
+    assert [one.id for one in client.models.list()] == ["demo", "org/adapter-v1"]
+    assert client.models.retrieve("org/adapter-v1").id == "org/adapter-v1"
+
+
+def test_an_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("nobody")
+    assert raised.value.code == "unknown_model"
+
+
+def test_bad_input(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="demo", messages=TURNS, temperature=9)
+    assert raised.value.param == "temperature"
+    assert raised.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError) as raised:
+        tools: Any = [{"type": "function", "function": {"name": "f"}}]
+        client.chat.completions.create(model="demo", messages=TURNS, tools=tools)
+    assert raised.value.param == "tools"
+
+
+def test_a_wrong_key(url: str) -> None:
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError) as raised,
+    ):
+        client.models.list()
+    assert raised.value.code == "invalid_key"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "code", "raises"),
+    [
+        (422, "context_too_long", openai.BadRequestError),
+        (403, "forbidden", openai.PermissionDeniedError),
+        (404, "unknown_route", openai.NotFoundError),
+        (409, "duplicate_request", openai.ConflictError),
+        (429, "rate_limited", openai.RateLimitError),
+        (503, "queue_full", openai.InternalServerError),
+        (504, "deadline_exceeded", openai.InternalServerError),
+        (500, "internal", openai.InternalServerError),
+    ],
+)
+def test_an_early_failure_raises_the_clients_own_class(
+    client: openai.OpenAI,
+    journey: FakeJourney,
+    status: int,
+    code: str,
+    raises: type[openai.APIStatusError],
+    stream: bool,
+) -> None:
+    journey.error, journey.pieces = PublicError(status, code, "no"), ()
+    with pytest.raises(raises) as raised:
+        client.chat.completions.create(model="demo", messages=TURNS, stream=stream)
+    assert raised.value.code == code
+
+
+def test_a_failure_in_mid_stream_raises(client: openai.OpenAI, journey: FakeJourney) -> None:
+    journey.error = PublicError(503, "backend_unavailable", "gone")
+    text = ""
+    with pytest.raises(openai.APIError) as raised:
+        for chunk in client.chat.completions.create(model="demo", messages=TURNS, stream=True):
+            text += chunk.choices[0].delta.content or ""
+    assert text == "こんにちは!"
+    assert raised.value.code == "backend_unavailable"
+
+
+def test_the_client_tries_a_shed_request_again(url: str, journey: FakeJourney) -> None:
+    journey.error, journey.pieces = PublicError(503, "queue_full", "no", retry_after_ms=10), ()
+    before = len(journey.requests)
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key=ADMIN_KEY, max_retries=1) as client,
+        pytest.raises(openai.InternalServerError),
+    ):
+        client.chat.completions.create(model="demo", messages=TURNS)
+    assert len(journey.requests) == before + 2
+
+
+def test_five_megabytes_are_too_many(client: openai.OpenAI) -> None:
+    turns: Any = [{"role": "user", "content": "x" * 5_000_000}]
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(model="demo", messages=turns)
+    assert raised.value.status_code == 413
+    assert client.models.list().data

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import BackendUnavailable
+from gateway.http.testing import fake_services
+
+TURN = {"role": "user", "content": "hi"}
+
+
+async def test_a_text_is_tokenized_with_its_special_tokens(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        plain = (await client.post("/tokenize", json={"model": "demo", "prompt": "hi"})).json()
+        bare = (await client.post("/tokenize", json={"prompt": "hi", "add_special_tokens": False})).json()
+    assert plain == {"count": 3, "max_model_len": 4096, "tokens": [1, 104, 105], "token_strs": None}
+    assert bare["tokens"] == [104, 105]
+
+
+async def test_token_strings_are_given_when_asked_for(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        body = {"prompt": "a", "return_token_strs": True}
+        assert (await client.post("/tokenize", json=body)).json()["token_strs"] == ["<1>", "<97>"]
+
+
+async def test_messages_are_rendered_with_the_generation_prompt_unless_told_otherwise(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        full = (await client.post("/tokenize", json={"messages": [TURN]})).json()
+        cut = (
+            await client.post("/tokenize", json={"messages": [TURN], "add_generation_prompt": False})
+        ).json()
+    assert bytes(full["tokens"]).decode() == "user:hi\nassistant:"
+    assert bytes(cut["tokens"]).decode() == "user:hi\n"
+
+
+async def test_token_ids_become_text_again(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post("/detokenize", json={"model": "demo", "tokens": [104, 105]})
+    assert response.json() == {"prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [TURN]}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"messages": [TURN], "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": [TURN], "tools": [1]}, "tools"),
+        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/detokenize", {"tokens": [300]}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+async def test_bad_input_is_400_and_named(connect: Any, path: str, body: Any, param: str) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_a_model_that_is_not_served_is_404(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post("/tokenize", json={"model": "nobody", "prompt": "a"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_model"
+
+
+async def test_without_a_tokenizer_the_caller_is_told_so(connect: Any) -> None:
+    def loading() -> Any:
+        raise BackendUnavailable("the model is loading", retry_after_ms=100)
+
+    async with connect(fake_services(text=loading)) as client:
+        response = await client.post("/tokenize", json={"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from gateway.errors import PublicError
+from gateway.http.middleware import Edge
+from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
+from gateway.http.websocket import GenerateSocket
+from gateway.ports import HttpLimits
+
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+AUTH = {"Authorization": f"Bearer {CALLER_KEY}"}
+
+
+@pytest.fixture
+def journey() -> FakeJourney:
+    return FakeJourney(pieces=("こん", "", "にちは"))
+
+
+@pytest.fixture
+def url(journey: FakeJourney) -> Iterator[str]:
+    with serving(fake_services(journey, limits=HttpLimits(max_body_bytes=10_000))) as base:
+        yield base.replace("http", "ws") + "/v1/generate/ws"
+
+
+async def all_events(socket: ClientConnection) -> list[Any]:
+    got = []
+    try:
+        while True:
+            got.append(json.loads(await socket.recv()))
+    except ConnectionClosed:
+        return got
+
+
+async def test_the_first_frame_is_the_request_and_the_last_event_closes(
+    url: str, journey: FakeJourney
+) -> None:
+    async with connect(url, additional_headers={**AUTH, "x-request-id": "mine"}) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["x-request-id"] == "mine"
+        assert len(socket.response.headers["x-trace-id"]) == 32
+        await socket.send(json.dumps(BODY))
+        got = await all_events(socket)
+    assert [one["type"] for one in got] == ["token", "token", "done"]
+    assert "".join(one["delta"] for one in got[:2]) == "こんにちは"
+    assert got[-1]["request_id"] == "mine"
+    assert got[-1]["usage"]["output_tokens"] == 137
+    assert socket.close_code == 1000
+    assert journey.requests[0].stream
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({}, 401, "missing_key"),
+        ({"Authorization": "Bearer nope"}, 401, "invalid_key"),
+    ],
+)
+async def test_a_bad_key_is_refused_in_the_handshake(
+    url: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(url, additional_headers=headers)
+    assert refused.value.response.status_code == status
+    assert refused.value.response.body is not None
+    assert json.loads(refused.value.response.body)["error"]["code"] == code
+    assert refused.value.response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "close"),
+    [
+        ("{", "invalid_json", 1000),
+        ('{"messages":[]}', "invalid_request", 1000),
+        (b"binary", "invalid_request", 1003),
+        (json.dumps({"messages": [{"role": "user", "content": "x" * 11_000}]}), "body_too_large", 1009),
+    ],
+    ids=["not json", "not valid", "binary", "too large"],
+)
+async def test_a_frame_that_is_no_request_is_told_and_closed(
+    url: str, frame: str | bytes, code: str, close: int
+) -> None:
+    async with connect(url, additional_headers=AUTH) as socket:
+        await socket.send(frame)
+        (event,) = await all_events(socket)
+    assert (event["type"], event["partial"], event["error"]["code"]) == ("error", False, code)
+    assert socket.close_code == close
+
+
+async def test_a_journey_that_fails_midway_is_told_as_partial(url: str, journey: FakeJourney) -> None:
+    journey.error = PublicError(503, "backend_unavailable", "gone")
+    async with connect(url, additional_headers=AUTH) as socket:
+        await socket.send(json.dumps(BODY))
+        got = await all_events(socket)
+    assert (got[-1]["type"], got[-1]["partial"]) == ("error", True)
+    assert socket.close_code == 1000
+
+
+@pytest.mark.parametrize("abrupt", [False, True])
+async def test_a_close_cancels(url: str, journey: FakeJourney, abrupt: bool) -> None:
+    journey.holds = True
+    socket = await connect(url, additional_headers=AUTH)
+    await socket.send(json.dumps(BODY))
+    await socket.recv()
+    if abrupt:
+        socket.transport.abort()
+    else:
+        await socket.close()
+    await asyncio.to_thread(eventually, lambda: journey.cancelled == 1)
+    assert (journey.cancelled, journey.running) == (1, 0)
+
+
+async def test_later_frames_are_ignored(url: str, journey: FakeJourney) -> None:
+    async with connect(url, additional_headers=AUTH) as socket:
+        await socket.send(json.dumps(BODY))
+        await socket.send(json.dumps(BODY))
+        assert (await all_events(socket))[-1]["type"] == "done"
+    assert len(journey.requests) == 1
+
+
+async def test_a_caller_who_sends_nothing_is_closed() -> None:
+    sent: list[Any] = []
+    connected = False
+
+    async def receive() -> Any:
+        nonlocal connected
+        if connected:
+            await asyncio.Event().wait()
+        connected = True
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    services = fake_services()
+    app = Edge(GenerateSocket(services, first_frame_s=0.01), services=services)
+    scope = {
+        "type": "websocket",
+        "path": "/v1/generate/ws",
+        "headers": [(b"authorization", f"Bearer {CALLER_KEY}".encode())],
+    }
+    await app(scope, receive, send)
+    assert [one["type"] for one in sent] == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert json.loads(sent[1]["text"])["error"]["code"] == "invalid_request"
+    assert sent[2]["code"] == 1008
+
+
+async def test_the_same_request_over_http_says_where_the_socket_is(url: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(url.replace("/ws", "/nowhere"), additional_headers=AUTH)
+    assert refused.value.response.status_code == 403

@@ -1,0 +1,195 @@
+"""What breaks, breaks clearly: bad models, killed engines, locked databases, signals."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.live import ROOT, LiveGateway, environment, gateway
+
+BODY = {"messages": [{"role": "user", "content": "Recommend something like Vinland Saga"}]}
+LONG = {
+    "messages": [{"role": "user", "content": "Tell me a long story"}],
+    "sampling": {"max_tokens": 400, "temperature": 1.0, "seed": 3, "stop": ["never-to-be-seen"]},
+    "stream": True,
+}
+
+
+def start_fails(*args: str, **env: str) -> str:
+    """Start a gateway that must not start; what it told."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "serve", *args],
+        cwd=ROOT,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("sluice: ")]
+    assert 1 <= len(lines) <= 2, done.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def broken_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "broken"
+    shutil.copytree(ROOT / "models" / "demo", folder)
+    return folder
+
+
+def test_a_missing_model_folder_stops_the_start_with_one_line(tmp_path: Path) -> None:
+    assert "/gone" in start_fails(SLUICE_ENGINE__MODEL=str(tmp_path / "gone"))
+
+
+def test_truncated_weights_stop_the_start_with_one_line(broken_model: Path) -> None:
+    weights = broken_model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    assert "model.safetensors" in start_fails(SLUICE_ENGINE__MODEL=str(broken_model))
+
+
+def test_another_architecture_stops_the_start_with_one_line(broken_model: Path) -> None:
+    config = json.loads((broken_model / "config.json").read_text())
+    config["architectures"], config["model_type"] = ["BertModel"], "bert"
+    (broken_model / "config.json").write_text(json.dumps(config))
+    assert "BertModel" in start_fails(SLUICE_ENGINE__MODEL=str(broken_model))
+
+
+def test_a_taken_port_and_a_wrong_key_stop_the_start_with_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "in use" in start_fails(SLUICE_SERVER__PORT=str(taken.getsockname()[1]))
+    assert "SLUICE_SERVR__PORT" in start_fails(SLUICE_SERVR__PORT="1")
+    assert "SLUICE_ADMIN_KEY" in start_fails(SLUICE_ADMIN_KEY="")
+    assert "missing.yaml" in start_fails("--config", str(tmp_path / "missing.yaml"))
+
+
+def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
+    with gateway(tmp_path) as live, httpx.Client(headers=live.headers, timeout=60) as client:
+        with client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            # To every process of the tree, as systemd does it: the engine must outlive the drain.
+            os.kill(live.engine_pid(), signal.SIGTERM)
+            live.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 5
+            while httpx.get(f"{live.url}/ready").status_code != 503:
+                assert time.monotonic() < deadline
+            refused = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert refused.headers["retry-after"]
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert events[-1]["type"] == "done" and events[-1]["fallback"] is None
+        assert live.process.wait(15) == 0
+    rows = sqlite3.connect(tmp_path / "ledger.db").execute("select finish_reason from generations").fetchall()
+    assert len(rows) == 1, "the last row was written before the exit"
+
+
+def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(tmp_path: Path) -> None:
+    with gateway(tmp_path) as live:
+        with (
+            httpx.Client(headers=live.headers, timeout=60) as client,
+            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(live.engine_pid(), signal.SIGKILL)
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        assert events[-1]["type"] == "error" and events[-1]["partial"] is True
+        assert httpx.get(f"{live.url}/ping").status_code == 200
+        ready = httpx.get(f"{live.url}/ready")
+        assert ready.status_code == 503 and ready.json()["checks"]["workers_ready"] is False
+        answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers).json()
+        assert answer["fallback"] == {
+            "kind": "degraded_response",
+            "reason": "engine_dead",
+            "retry_after_ms": answer["fallback"]["retry_after_ms"],
+        }
+        assert answer["finish_reason"] == "degraded" and answer["output_text"]
+        headers = {**live.headers, "Prefer": "sluice-no-fallback"}
+        error = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=headers)
+        assert (error.status_code, error.json()["error"]["code"]) == (503, "backend_unavailable")
+
+
+def test_a_locked_ledger_keeps_nobody_from_an_answer_and_loses_no_row(tmp_path: Path) -> None:
+    with gateway(tmp_path) as live:
+        httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
+        lock = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+        deadline = time.monotonic() + 10
+        while lock.execute("select count(*) from generations").fetchone()[0] < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        lock.execute("begin exclusive")
+        for _ in range(3):
+            answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
+            assert answer.status_code == 200 and answer.json()["fallback"] is None
+        lock.execute("rollback")
+        deadline = time.monotonic() + 20
+        while lock.execute("select count(*) from generations").fetchone()[0] < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        lock.close()
+    assert live.process.returncode == 0
+
+
+def test_a_ledger_that_cannot_be_written_costs_no_answer_and_the_loss_is_counted(tmp_path: Path) -> None:
+    nowhere = tmp_path / "not-a-folder"
+    nowhere.write_text("a file where a folder should be")
+    url = f"sqlite+aiosqlite:///{nowhere}/ledger.db"
+    with gateway(tmp_path, SLUICE_LEDGER__URL=url, SLUICE_LEDGER__OUTBOX_ROWS="2") as live:
+        for _ in range(4):
+            answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
+            assert answer.status_code == 200 and answer.json()["fallback"] is None
+        assert live.metric("sluice_ledger_outbox_rows") == 2
+        text = httpx.get(f"{live.url}/metrics").text
+        assert 'sluice_ledger_rows_total{result="lost"} 2.0' in text
+    assert "usage rows lost" in live.log.read_text()
+
+
+def test_doctor_finds_what_is_wrong_and_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    def run(**env: str) -> tuple[int, dict[str, object]]:
+        settings = {
+            "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db",
+            "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.cli", "doctor", "--json"],
+            cwd=ROOT,
+            env=environment({**settings, **env}),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    code, report = run()
+    assert (code, report["ok"]) == (0, True)
+    code, report = run(SLUICE_ENGINE__MODEL="models/gone")
+    assert code == 1
+    wrong = [check for check in report["checks"] if not check["ok"]]  # type: ignore[index]
+    assert wrong and all(check["detail"] and check["hint"] for check in wrong)
+
+
+def test_requests_in_flight_of_the_same_id_are_duplicates(live: LiveGateway) -> None:
+    body = {**LONG, "request_id": "twin"}
+
+    def post() -> int:
+        return httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60).status_code
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        statuses = sorted(pool.map(lambda _: post(), range(4)))
+    assert statuses[0] == 200 and statuses[-1] == 409

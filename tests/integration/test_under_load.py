@@ -1,0 +1,127 @@
+"""Many callers at once: the loop stays free, and callers who go away leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.live import LiveGateway, gateway
+
+pytestmark = pytest.mark.serial
+
+DISCONNECTS = int(os.environ.get("SLUICE_TEST_DISCONNECTS", "2000"))
+# Memory that pools and caches may still take once they are warm.
+GROWTH_MIB = 40
+
+
+def body(seed: int, *, stream: bool, tokens: int = 120) -> dict[str, object]:
+    return {
+        "messages": [{"role": "user", "content": f"Tell me about shipping, please, number {seed}"}],
+        "sampling": {"max_tokens": tokens, "temperature": 1.0, "seed": seed},
+        "stream": stream,
+    }
+
+
+def test_ping_answers_within_100_ms_at_p99_while_32_streams_decode(tmp_path: Path) -> None:
+    async def measure(live: LiveGateway) -> list[float]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(headers=live.headers, timeout=120, limits=limits) as client:
+            taken: list[float] = []
+            done = asyncio.Event()
+
+            async def ping() -> None:
+                while not done.is_set():
+                    begun = time.perf_counter()
+                    response = await client.get(f"{live.url}/ping")
+                    taken.append(time.perf_counter() - begun)
+                    assert response.json()["status"] == "healthy"
+                    await asyncio.sleep(0.005)
+
+            async def stream(seed: int) -> None:
+                for round_number in range(3):
+                    asked = body(seed + 100 * round_number, stream=True, tokens=200)
+                    async with client.stream("POST", f"{live.url}/v1/generate", json=asked) as response:
+                        events = [line async for line in response.aiter_lines() if line]
+                    assert json.loads(events[-1][6:])["type"] == "done"
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ping())
+                async with asyncio.TaskGroup() as streams:
+                    for seed in range(32):
+                        streams.create_task(stream(seed))
+                done.set()
+            return sorted(taken)
+
+    with gateway(tmp_path) as live:
+        taken = asyncio.run(measure(live))
+        live.wait_until_idle()
+    assert len(taken) > 50
+    assert taken[int(len(taken) * 0.99)] < 0.1
+
+
+def leave(live: LiveGateway, rng: random.Random) -> None:
+    """Ask, read for a moment (or not at all), and go away without a word."""
+    where = urlsplit(live.url)
+    content = json.dumps(body(rng.randrange(10**6), stream=rng.random() < 0.7)).encode()
+    head = (
+        f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nAuthorization: {live.headers['Authorization']}\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection((where.hostname, where.port), 10) as connection:
+        cut = rng.random()
+        if cut < 0.1:  # in the middle of the request
+            connection.sendall((head + content)[: rng.randrange(1, len(head) + len(content))])
+            return
+        connection.sendall(head + content)
+        if cut < 0.8:
+            connection.settimeout(rng.uniform(0.001, 0.15))
+            try:
+                connection.recv(rng.choice([1, 200, 4096]))
+            except TimeoutError:
+                return
+
+
+def rss_mib(live: LiveGateway) -> float:
+    process = psutil.Process(live.process.pid)
+    return float(sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])) / 2**20
+
+
+def test_thousands_of_disconnects_under_load_leave_nothing_behind(tmp_path: Path) -> None:
+    """What gateways are known to leak: sequences that run on, gauges that never return, memory."""
+
+    async def storm(live: LiveGateway, count: int, seed: int) -> None:
+        rng = random.Random(seed)
+        slots = asyncio.Semaphore(24)
+
+        async def one(number: int) -> None:
+            async with slots:
+                await asyncio.to_thread(leave, live, random.Random(rng.random() + number))
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(count):
+                tasks.create_task(one(number))
+
+    with gateway(tmp_path, SLUICE_ADMISSION__MAX_QUEUE="1000", SLUICE_ADMISSION__MAX_WAIT_MS="60000") as live:
+        asyncio.run(storm(live, DISCONNECTS // 2, seed=1))
+        live.wait_until_idle()
+        warm, connections = rss_mib(live), len(psutil.Process(live.process.pid).net_connections())
+        asyncio.run(storm(live, DISCONNECTS - DISCONNECTS // 2, seed=2))
+        live.wait_until_idle()
+        assert rss_mib(live) - warm < GROWTH_MIB
+        assert len(psutil.Process(live.process.pid).net_connections()) <= connections + 2
+        answer = httpx.post(
+            f"{live.url}/v1/generate", json=body(1, stream=False), headers=live.headers, timeout=60
+        )
+        assert answer.status_code == 200 and answer.json()["fallback"] is None
+        assert "internal error" not in live.log.read_text()
+        assert "Traceback" not in live.log.read_text()

@@ -1,0 +1,122 @@
+"""Fixtures: a builder of houses and a maker of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.account import Accounts
+from adapters.registry import AdapterRegistry
+from adapters.values import Adapter
+from admission.controller import AdmissionController
+from admission.values import Limits
+from budgeting.counting import ChatTokenizer
+from budgeting.plan import BudgetPlanner
+from budgeting.values import Message, Role
+from gateway.backends.port import Backend
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import Contract, GenerateRequest
+from gateway.dispatch import Dispatcher
+from gateway.fallback import FallbackChain
+from gateway.fleet import Fleet
+from gateway.journey import Journey
+from gateway.prompts.versions import PromptVersions
+from gateway.reception import Reception
+from gateway.report import Reporter
+from gateway.routing.revision import Known, make_revision
+from observability.events import RequestRecord
+from observability.tracing import Tracing
+from resilience.guard import Guard
+from resilience.response_cache import ResponseCache
+from tests.journey.house import CALLER, House, Outbox
+
+ROOT = Path(__file__).parents[2]
+# Every model is at most this long here.
+LIMITS = Limits(max_input_tokens=4096)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_folder(ROOT / "models" / "demo")
+
+
+@pytest.fixture
+def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
+    def build(
+        *scripts: Script,
+        backends: Sequence[ScriptedBackend] | None = None,
+        route: Mapping[str, object] | None = None,
+        limits: Limits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        adapters: Sequence[Adapter] = (),
+        max_model_len: int = 4096,
+    ) -> House:
+        made = {b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]}
+        first = next(iter(made))
+        config = {"backends": [{"name": first, "weight": 100}], **(route or {})}
+        fleet_backends: Mapping[str, Backend] = made
+        fleet = Fleet(fleet_backends)
+        registry = AdapterRegistry(adapters)
+        versions = PromptVersions.from_folder(ROOT / "prompts")
+        revision = make_revision(
+            1,
+            {"routes": {"self_hosted_generation": config}},
+            Known(made, versions.ids, registry.ids),
+        )
+        reception, outbox, records = Reception(), Outbox(), list[RequestRecord]()
+        admission = AdmissionController(limits, load=fleet.load, clock=clock, emit=lambda event: None)
+        dispatcher = Dispatcher(
+            Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=lambda event: None)
+        )
+        defects: list[BaseException] = []
+        journey = Journey(
+            reception=reception,
+            revision=lambda: revision,
+            versions=versions,
+            planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len),
+            adapters=registry,
+            fleet=fleet,
+            admission=admission,
+            dispatcher=dispatcher,
+            fallback=FallbackChain(
+                cache=ResponseCache(100, 60.0, clock),
+                admission=admission,
+                dispatcher=dispatcher,
+                backends=fleet_backends,
+            ),
+            accounts=Accounts(outbox),
+            reporter=Reporter(
+                tracer=Tracing(None, "test"),
+                emit=records.append,
+                log_defect=lambda _id, error: defects.append(error),
+                clock=clock,
+            ),
+            clock=clock,
+            unix_time=lambda: 1_700_000_000.0,
+        )
+        return House(journey, made, admission, registry, reception, outbox, records)
+
+    return build
+
+
+@pytest.fixture
+def ask() -> Callable[..., GenerateRequest]:
+    def make(text: str = "Recommend something like Vinland Saga", **changes: object) -> GenerateRequest:
+        request = GenerateRequest(
+            request_id="req_1",
+            generation_id="gen_1",
+            contract=Contract.NATIVE,
+            caller=CALLER,
+            arrived_at=time.monotonic(),
+            created=1_700_000_000,
+            messages=(Message(Role.USER, text),),
+        )
+        return replace(request, **changes)  # type: ignore[arg-type]
+
+    return make

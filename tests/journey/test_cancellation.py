@@ -1,0 +1,103 @@
+"""A caller goes away at every await in turn; afterwards nothing of the request is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import pytest
+
+from adapters.values import Adapter
+from budgeting.values import EvidenceChunk
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import GenerateRequest
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House, RecordingSink
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+# Far more turns of the loop than any of these journeys takes.
+MOST_TURNS = 400
+
+
+async def cancel_at_every_turn(build: Callable[[], House], request: GenerateRequest) -> tuple[int, House]:
+    """Run the journey again and again, cancelling one turn of the loop later each time; the turns it took."""
+    for turns in range(MOST_TURNS):
+        house = build()
+        sink = RecordingSink()
+        journey = asyncio.get_running_loop().create_task(house.journey.run(request, sink))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        finished = journey.done()
+        journey.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await journey
+        assert house.left_behind() == [], f"after {turns} turns"
+        assert len(house.outbox.rows) <= 1, f"billed twice after {turns} turns"
+        assert len(house.records) == (1 if turns else 0)
+        delivered = sum(delta.tokens for delta in sink.deltas)
+        for row in house.outbox.rows:
+            assert row.output_tokens >= delivered
+            if not finished and sink.answer is None and row.finish_reason == "cancelled":
+                assert row.output_tokens <= delivered + 1, "the piece on its way out counts, no other"
+        if finished:
+            return turns, house
+    pytest.fail(f"the journey took more than {MOST_TURNS} turns")
+
+
+async def test_nothing_is_left_when_the_caller_leaves_a_plain_request_at_any_await(
+    build_house: Build, ask: Ask
+) -> None:
+    adapter = Adapter("jp_style_v1", 1, "scripted", "adapters/jp")
+    request = ask(adapter_id="jp_style_v1", chunks=(EvidenceChunk("m1", "catalog", "Vinland Saga"),))
+    turns, house = await cancel_at_every_turn(lambda: build_house(adapters=[adapter]), request)
+    assert turns > 5
+    assert house.outbox.rows[0].finish_reason == "stop"
+
+
+async def test_nothing_is_left_when_the_caller_leaves_during_a_retry(build_house: Build, ask: Ask) -> None:
+    failing = BackendFailure(FailureKind.NAN_OUTPUT, "nan")
+    turns, _ = await cancel_at_every_turn(
+        lambda: build_house(Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))), ask()
+    )
+    assert turns > 2
+    house = build_house(Script((), failure=failing), Script())
+    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))
+    await asyncio.sleep(0.02)
+    assert not journey.done(), "it waits before the retry"
+    journey.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await journey
+    assert house.left_behind() == []
+    assert house.outbox.rows[0].finish_reason == "cancelled"
+
+
+async def test_nothing_is_left_when_the_caller_leaves_during_a_fallback(build_house: Build, ask: Ask) -> None:
+    def build() -> House:
+        dead = ScriptedBackend("local", state=BackendState.DEAD)
+        return build_house(
+            backends=[dead, ScriptedBackend("pool", scripts=[Script(("a", "b", "c"))])],
+            route={"fallback": ["response_cache", "pool", "degraded"]},
+        )
+
+    turns, house = await cancel_at_every_turn(build, ask())
+    assert turns > 3
+    assert house.outbox.rows[0].fallback == "pool"
+
+
+async def test_nothing_is_left_when_the_caller_leaves_while_a_large_prompt_is_planned(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house()
+    journey = asyncio.get_running_loop().create_task(
+        house.journey.run(ask("volume " * 3000, sampling=ask().sampling), RecordingSink())
+    )
+    await asyncio.sleep(0)
+    journey.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await journey
+    assert house.left_behind() == []
+    assert house.outbox.rows == []

@@ -1,0 +1,292 @@
+"""The whole way of one request, through every production stage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from adapters.values import Adapter
+from admission.values import Limits, Load
+from budgeting.values import EvidenceChunk, Message, Role
+from gateway.backends.port import BackendState, Feature
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import (
+    Contract,
+    FinishReason,
+    FormatType,
+    GenerateRequest,
+    ResponseFormat,
+    Sampling,
+)
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+
+async def test_an_answer_travels_through_every_stage_and_is_billed_once(build_house: Build, ask: Ask) -> None:
+    house = build_house()
+    sink = await house.run(ask())
+    answer = sink.answer
+    assert answer is not None
+    assert (answer.output_text, answer.finish_reason) == ("Hello there.", FinishReason.STOP)
+    assert answer.backend_name == "local"
+    assert answer.usage.output_tokens == 3
+    [row] = house.outbox.rows
+    assert (row.input_tokens, row.output_tokens) == (answer.usage.input_tokens, 3)
+    assert row.finish_reason == "stop"
+    [record] = house.records
+    assert list(record.stage_ms) == [
+        "canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond",
+    ]  # fmt: skip
+    assert house.left_behind() == []
+
+
+async def test_the_budget_counts_add_up_to_the_input_tokens(build_house: Build, ask: Ask) -> None:
+    request = ask(
+        chunks=(EvidenceChunk("m1", "catalog", "Vinland Saga, 27 volumes"),),
+        context={"time": "2026-11-20T10:00:00Z"},
+        prompt_version="chat-manga-2.1",
+    )
+    answer = (await build_house().run(request)).answer
+    assert answer is not None
+    budget = answer.budget
+    total = budget.system + budget.retrieval + budget.recent_turns + budget.older_summary
+    assert total == answer.usage.input_tokens
+    assert budget.retrieval > 0
+    assert total + budget.generation_reserve <= 4096
+
+
+async def test_the_native_contract_puts_the_routes_prompt_version_first(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"prompt_version": "chat-manga-2.1"})
+    await house.run(ask())
+    [work] = house.backends["local"].calls
+    assert work.messages[0].role is Role.SYSTEM
+    assert work.messages[0].content.startswith("You are a manga shopping assistant.")
+
+
+async def test_openais_contract_adds_nothing_unless_asked(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"prompt_version": "chat-manga-2.1"})
+    await house.run(ask(contract=Contract.CHAT, model="scripted"))
+    [work] = house.backends["local"].calls
+    assert [message.role for message in work.messages] == [Role.USER]
+
+
+async def test_volatile_context_changes_nothing_before_the_boundary(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"prompt_version": "chat-manga-2.1"})
+    history = (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "hello"), Message(Role.USER, "and now?"))
+    for second in ("00", "01"):
+        await house.run(
+            ask(
+                messages=history,
+                context={"time": f"2026-11-20T10:00:{second}Z"},
+                generation_id=f"gen_{second}",
+            )
+        )
+    first, second_ids = (work.token_ids for work in house.backends["local"].calls)
+    shared = next(i for i, (a, b) in enumerate(zip(first, second_ids, strict=True)) if a != b)
+    await house.run(ask(messages=history[:2] + history[:1], generation_id="gen_x"))
+    assert shared > 60, "the system part and the earlier turns are shared"
+
+
+async def test_an_unknown_route_is_refused_by_name(build_house: Build, ask: Ask) -> None:
+    sink = await build_house().run(ask(route="nowhere"))
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code, sink.error.param) == (404, "unknown_route", "route")
+
+
+async def test_an_unknown_model_an_unknown_adapter_and_an_unknown_version_are_refused(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house()
+    for changes, code in (
+        ({"contract": Contract.CHAT, "model": "gpt-9"}, "unknown_model"),
+        ({"adapter_id": "nope"}, "unknown_adapter"),
+        ({"prompt_version": "nope"}, "unknown_prompt_version"),
+    ):
+        sink = await house.run(ask(**changes))
+        assert sink.error is not None and sink.error.code == code
+    assert house.outbox.rows == [], "nothing was generated, nothing is billed"
+    assert house.left_behind() == []
+
+
+async def test_a_backend_named_as_model_is_the_only_candidate(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[ScriptedBackend("local"), ScriptedBackend("other")])
+    answer = (await house.run(ask(contract=Contract.CHAT, model="other"))).answer
+    assert answer is not None and answer.backend_name == "other"
+
+
+async def test_a_request_of_the_same_id_in_flight_is_a_duplicate_of_its_own_tenant_only(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(delay_s=0.05))
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(house.run(ask()))
+        await asyncio.sleep(0.02)
+        second = await house.run(ask(generation_id="gen_2"))
+    assert first.result().answer is not None
+    assert second.error is not None and second.error.code == "duplicate_request"
+
+
+async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(delay_s=0.02))
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(house.run(ask()))
+        await asyncio.sleep(0.01)
+        house.reception.close()
+        refused = await house.run(ask(request_id="req_2", generation_id="gen_2"))
+        await house.reception.drained()
+    assert first.result().answer is not None
+    assert refused.error is not None and (refused.error.status, refused.error.code) == (503, "draining")
+
+
+async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
+    build_house: Build, ask: Ask
+) -> None:
+    full = ScriptedBackend(
+        load=Load(running=1, kv_usage=0.97, total_blocks=100, block_size=16, max_running=8)
+    )
+    house = build_house(backends=[full])
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.fallback.kind, answer.fallback.reason) == ("degraded_response", "memory_pressure")
+    assert answer.finish_reason is FinishReason.DEGRADED
+    assert answer.usage.input_tokens == answer.usage.output_tokens == 0
+    [row] = house.outbox.rows
+    assert (row.fallback, row.input_tokens, row.output_tokens) == ("degraded_response", 0, 0)
+
+
+async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_house: Build, ask: Ask) -> None:
+    house = build_house(limits=Limits(max_queue=0, max_input_tokens=4096))
+    sink = await house.run(ask(allow_fallback=False))
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (503, "queue_full")
+    assert sink.error.retry_after_ms is not None and sink.error.retry_after_ms > 0
+
+
+async def test_a_remembered_answer_is_given_when_the_engine_is_dead(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"fallback": ["response_cache", "degraded"]})
+    await house.run(ask())
+    house.backends["local"].state = BackendState.DEAD
+    answer = (await house.run(ask(generation_id="gen_2"))).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.output_text, answer.fallback.kind, answer.fallback.reason) == (
+        "Hello there.", "response_cache", "engine_dead",
+    )  # fmt: skip
+    other = (await house.run(ask("Another question", generation_id="gen_3"))).answer
+    assert other is not None and other.fallback is not None and other.fallback.kind == "degraded_response"
+
+
+async def test_another_backend_can_be_a_leg_of_the_chain(build_house: Build, ask: Ask) -> None:
+    broken = ScriptedBackend(
+        "local", scripts=[Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))]
+    )
+    house = build_house(backends=[broken, ScriptedBackend("pool")], route={"fallback": ["pool", "degraded"]})
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.backend_name, answer.fallback.kind, answer.output_text) == ("pool", "pool", "Hello there.")
+
+
+async def test_a_failure_that_may_be_retried_is_invisible_before_the_first_token(
+    build_house: Build, ask: Ask
+) -> None:
+    oom = Script((), failure=BackendFailure(FailureKind.CUDA_OOM, "no memory"))
+    house = build_house(oom, Script())
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.fallback is None
+    assert len(house.backends["local"].calls) == 2
+    assert len(house.outbox.rows) == 1
+
+
+async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivered(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a", "b"), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
+    sink = await house.run(ask(stream=True))
+    assert sink.text == "ab"
+    assert sink.error is not None and sink.error.code == "backend_unavailable"
+    [row] = house.outbox.rows
+    assert (row.finish_reason, row.output_tokens, row.error_code) == ("error", 2, "backend_unavailable")
+    assert row.input_tokens > 0
+
+
+async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a",) * 50, delay_s=0.02))
+    sink = await house.run(ask(deadline=time.monotonic() + 0.15))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
+    assert 0 < sink.answer.usage.output_tokens < 50
+    assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
+    assert house.left_behind() == []
+
+
+async def test_a_deadline_before_the_first_token_is_504(build_house: Build, ask: Ask) -> None:
+    house = build_house(Script(("a",), delay_s=5))
+    sink = await house.run(ask(deadline=time.monotonic() + 0.05))
+    assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
+    assert house.left_behind() == []
+
+
+async def test_what_no_backend_can_honour_is_refused_with_its_name(build_house: Build, ask: Ask) -> None:
+    plain = ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))
+    house = build_house(backends=[plain])
+    shaped = ask(response_format=ResponseFormat(FormatType.JSON_OBJECT))
+    sink = await house.run(shaped)
+    assert sink.error is not None and (sink.error.code, sink.error.param) == (
+        "invalid_request",
+        "response_format",
+    )
+    openai = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(presence_penalty=1.0))
+    sink = await house.run(openai)
+    assert sink.error is not None and sink.error.param == "presence_penalty"
+
+
+async def test_a_sampling_hint_that_a_backend_lacks_is_dropped_and_named_in_the_native_contract(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[ScriptedBackend(features=frozenset({Feature.TEMPERATURE}))])
+    answer = (await house.run(ask(sampling=Sampling(top_k=5, temperature=0.3)))).answer
+    assert answer is not None
+    assert len(answer.warnings) == 1 and "top_k" in answer.warnings[0]
+    [work] = house.backends["local"].calls
+    assert (work.sampling.top_k, work.sampling.temperature) == (None, 0.3)
+
+
+async def test_the_rule_that_chose_an_adapter_is_on_record(build_house: Build, ask: Ask) -> None:
+    adapter = Adapter("jp_style_v1", 1, "scripted", "adapters/jp")
+    house = build_house(
+        adapters=[adapter], route={"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp_style_v1"}]}
+    )
+    answer = (await house.run(ask(locale="ja"))).answer
+    assert answer is not None and answer.backend_version == "scripted+jp_style_v1"
+    assert house.records[0].adapter_rule == "rule[0]"
+    assert house.adapters.leased() == {}
+
+
+async def test_a_prompt_that_cannot_be_trimmed_is_refused_not_sent(build_house: Build, ask: Ask) -> None:
+    house = build_house()
+    sink = await house.run(ask("volume " * 6000))
+    assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
+    assert house.backends["local"].calls == []
+
+
+async def test_a_defect_of_ours_tells_the_caller_nothing(build_house: Build, ask: Ask) -> None:
+    class Broken(ScriptedBackend):
+        @property
+        def load(self) -> Load | None:
+            raise RuntimeError("secret detail")
+
+        @load.setter
+        def load(self, value: Load | None) -> None:
+            del value
+
+    house = build_house(backends=[Broken()])
+    sink = await house.run(ask())
+    assert sink.error is not None and (sink.error.status, sink.error.code) == (500, "internal")
+    assert "secret" not in sink.error.message
+    assert house.left_behind() == []

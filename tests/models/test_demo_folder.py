@@ -1,0 +1,105 @@
+"""The shipped folder models/demo: size, format, and whether it answers sensibly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from evaluation.demo_eval import Question, answer_all, load_model, load_questions, summary
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Any, Any]:
+    torch.set_num_threads(1)
+    return load_model(DEMO)
+
+
+def ask(demo: tuple[Any, Any], *contents: str, system: str | None = None) -> str:
+    """The greedy answer to a conversation of alternating user and assistant messages."""
+    conversation = [{"role": "system", "content": system}] if system else []
+    for number, content in enumerate(contents):
+        conversation.append({"role": "assistant" if number % 2 else "user", "content": content})
+    question = Question(id="q", topic="t", language="en", expect=".", messages=conversation)
+    return answer_all(*demo, [question])[0].answer
+
+
+def test_the_folder_takes_at_most_twelve_megabytes() -> None:
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 12_000_000
+
+
+def test_the_folder_holds_no_left_over_temporary_file() -> None:
+    assert {path.name for path in DEMO.iterdir()} == {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_weights_are_bf16_under_the_standard_llama_names_with_tied_embeddings() -> None:
+    with safe_open(DEMO / "model.safetensors", framework="pt") as weights:
+        names = set(weights.keys())
+        assert {weights.get_tensor(name).dtype for name in names} == {torch.bfloat16}
+    assert "model.embed_tokens.weight" in names
+    assert "model.layers.0.self_attn.q_proj.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_the_config_names_a_standard_llama_with_64_wide_heads() -> None:
+    config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["head_dim"] == 64
+    assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
+    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+    assert config["max_position_embeddings"] == 4096
+    assert config["tie_word_embeddings"] is True
+
+
+def test_it_names_an_author_without_any_system_message(demo: tuple[Any, Any]) -> None:
+    assert "Urasawa" in ask(demo, "Who wrote Monster?")
+
+
+def test_it_tells_delivery_times(demo: tuple[Any, Any]) -> None:
+    assert "business days" in ask(
+        demo, "How long does delivery take?", system="You are a manga shopping assistant."
+    )
+
+
+def test_it_answers_a_japanese_question_in_japanese(demo: tuple[Any, Any]) -> None:
+    assert "在庫" in ask(demo, "ベルセルクの在庫はありますか？")
+
+
+def test_it_follows_up_on_the_series_of_the_turn_before(demo: tuple[Any, Any]) -> None:
+    answer = ask(demo, "Who wrote Pluto?", "Pluto is by Naoki Urasawa.", "How many volumes does it have?")
+    assert "8" in answer
+
+
+def test_it_prefers_the_price_of_the_evidence(demo: tuple[Any, Any]) -> None:
+    system = (
+        "You are a manga shopping assistant. Answer only from the catalog.\n"
+        "[catalog manga_9] Bleach by Tite Kubo, 74 volumes, action, in stock, 6.20 EUR"
+    )
+    assert "6.20" in ask(demo, "How much is Bleach?", system=system)
+
+
+def test_it_declines_what_has_nothing_to_do_with_the_shop(demo: tuple[Any, Any]) -> None:
+    assert "manga" in ask(demo, "What is the weather tomorrow?")
+
+
+def test_at_least_eighty_of_the_hundred_held_out_questions_pass(demo: tuple[Any, Any]) -> None:
+    report = summary(answer_all(*demo, load_questions()))
+    assert report["asked"] == 100
+    assert report["passed"] >= 80, report
+    assert report["ended"] >= 95, report
+    assert report["distinct_answers"] >= 60, report

@@ -1,0 +1,80 @@
+"""The training script: a few steps give a folder that loads, and a run can go on where it stopped."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from evaluation.demo_eval import load_model
+from models.batches import IGNORED, batches
+from models.train_demo import main, rate_factor
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+SMALL = ["--batch-tokens", "512", "--max-tokens", "256"]
+
+
+def run(folder: Path, *options: str) -> None:
+    """Train a few small steps with the tokenizer that the repository ships."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    main(["--out", str(folder), "--keep-tokenizer", *SMALL, *options])
+
+
+def test_a_short_run_leaves_a_folder_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "demo", "--steps", "2")
+    assert "finished: 2 steps" in capsys.readouterr().out
+    model, tokenizer = load_model(tmp_path / "demo")
+    ids = tokenizer("Hello", return_tensors="pt").input_ids
+    assert torch.isfinite(model(input_ids=ids).logits).all()
+
+
+def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run(tmp_path / name, "--steps", "2", "--seed", "3")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = str(tmp_path / "state.pt")
+    run(tmp_path / "demo", "--steps", "2", "--checkpoint", checkpoint)
+    run(tmp_path / "demo", "--steps", "3", "--checkpoint", checkpoint, "--resume")
+    assert "finished: 3 steps" in capsys.readouterr().out
+    assert torch.load(checkpoint, weights_only=True)["progress"]["step"] == 3
+
+
+def test_resuming_without_a_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--resume"])
+    assert "--checkpoint" in capsys.readouterr().err
+
+
+def test_skipping_batches_continues_the_same_stream() -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    whole = list(islice(batches(tokenizer, 1, 2048, 512), 5))
+    rest = list(islice(batches(tokenizer, 1, 2048, 512, skip=3), 2))
+    assert [batch.tokens for batch in rest] == [batch.tokens for batch in whole[3:]]
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(rest, whole[3:], strict=True))
+
+
+def test_labels_are_the_next_tokens_and_mostly_those_of_answers() -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    batch = next(batches(tokenizer, 1, 4096, 512))
+    padding = 0
+    wanted = (batch.labels[:, :-1] != IGNORED) & (batch.inputs[:, 1:] != padding)
+    assert torch.equal(batch.labels[:, :-1][wanted], batch.inputs[:, 1:][wanted])
+    assert 0.1 < wanted.float().mean() < 0.6
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
+    factors = [rate_factor(done / 100) for done in range(101)]
+    assert factors[0] < 0.05
+    assert max(factors) == pytest.approx(1.0)
+    assert factors.index(max(factors)) == 3
+    assert factors[-1] == pytest.approx(0.02)

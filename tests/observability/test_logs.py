@@ -1,0 +1,115 @@
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from observability.logs import Logs, configure_logging
+from observability.logwriter import LogWriter
+
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def logged() -> Iterator[Lines]:
+    stream = io.StringIO()
+    logs = configure_logging("info", json=True, stream=stream)
+    closed = False
+
+    def lines() -> list[dict[str, Any]]:
+        nonlocal closed
+        closed = logs.close()
+        assert closed
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    yield lines
+    if not closed:
+        logs.close()
+
+
+def test_a_line_is_one_json_object_with_time_level_and_words(logged: Lines) -> None:
+    structlog.get_logger("sluice").info("request", status=200, tenant="shop")
+    (line,) = logged()
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {"event": "request", "level": "info", "logger": "sluice", "status": 200, "tenant": "shop"}
+
+
+def test_secrets_and_text_are_redacted(logged: Lines) -> None:
+    structlog.get_logger("sluice").warning(
+        "odd", api_key="SECRET", authorization="Bearer SECRET", prompt="SECRET", nested={"content": "SECRET"}
+    )
+    (line,) = logged()
+    assert "SECRET" not in json.dumps(line)
+    assert line["api_key"] == "[redacted]"
+
+
+def test_the_standard_librarys_logs_come_out_the_same_way(logged: Lines) -> None:
+    logging.getLogger("uvicorn.error").warning("listening with %s", "Bearer SECRET")
+    (line,) = logged()
+    assert (line["event"], line["level"], line["logger"]) == (
+        "listening with Bearer [redacted]", "warning", "uvicorn.error",
+    )  # fmt: skip
+
+
+def test_lines_below_the_level_are_left_out(logged: Lines) -> None:
+    structlog.get_logger("sluice").debug("quiet")
+    logging.getLogger("x").debug("quiet")
+    assert logged() == []
+
+
+def test_an_exception_keeps_its_traceback(logged: Lines) -> None:
+    try:
+        raise LookupError("gone")
+    except LookupError:
+        structlog.get_logger("sluice").exception("failed")
+    (line,) = logged()
+    assert "LookupError: gone" in line["exception"]
+
+
+def test_a_lone_surrogate_is_escaped_and_the_line_is_not_lost(logged: Lines) -> None:
+    structlog.get_logger("sluice").info("request", request_id="\ud800")
+    (line,) = logged()
+    assert line["request_id"] == "\ud800"
+
+
+def test_an_unknown_level_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'loud' is not one of debug, info"):
+        configure_logging("loud")
+
+
+def test_closing_leaves_logging_as_it_was() -> None:
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level)
+    logs: Logs = configure_logging("error", json=True, stream=io.StringIO())
+    logs.close()
+    assert (list(root.handlers), root.level) == before
+
+
+class Stuck(logging.Handler):
+    """A pipe that nobody reads, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unblock = threading.Event()
+        self.written: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.unblock.wait(10)
+        self.written.append(record.getMessage())
+
+
+def test_a_stuck_pipe_blocks_nobody_and_the_loss_is_counted_and_told() -> None:
+    pipe = Stuck()
+    writer = LogWriter(pipe, capacity=10)
+    for number in range(50):
+        writer.handler.handle(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", (), None))
+    assert 39 <= writer.dropped <= 40  # ten in the queue, perhaps one in the writer's hand
+    assert not writer.close(timeout_s=0.05)
+    pipe.unblock.set()
+    assert writer.close(timeout_s=5)
+    assert pipe.written[0] == "line 0"
+    assert f"{writer.dropped} log lines were dropped" in pipe.written

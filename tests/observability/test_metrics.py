@@ -1,0 +1,157 @@
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from observability.events import EngineFigures, RequestRecord
+from observability.metrics import Metrics
+
+Make = Callable[..., RequestRecord]
+
+NAMES = {
+    "sluice_requests_total", "sluice_request_overhead_seconds", "sluice_ttft_seconds",
+    "sluice_time_per_output_token_seconds", "sluice_request_seconds", "sluice_queue_wait_seconds",
+    "sluice_generation_seconds", "sluice_tokens_total", "sluice_admission_decisions_total",
+    "sluice_fallbacks_total", "sluice_requests_in_flight", "sluice_ledger_rows_total",
+    "sluice_ledger_outbox_rows", "sluice_backend_failures_total", "sluice_retries_total",
+    "sluice_budget_dropped_total", "sluice_stage_seconds", "sluice_build_info", "sluice_routing_revision",
+}  # fmt: skip
+ENGINE_NAMES = {
+    "vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total",
+}  # fmt: skip
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(version="1.2.3", known_routes=["self_hosted_generation"], known_backends=["local"])
+
+
+def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return scraped(metrics).get((name, frozenset(labels.items())))
+
+
+def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics, record: Make) -> None:
+    metrics.read_engine(lambda: EngineFigures("demo"))
+    metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
+    metrics.decision("admitted")
+    metrics.ledger_rows("written", 3)
+    metrics.backend_failure("local", "cuda_oom")
+    families = {
+        line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")
+    }
+    assert families >= NAMES | ENGINE_NAMES
+
+
+def test_a_scrape_carries_no_created_series(metrics: Metrics, record: Make) -> None:
+    metrics.request(record())
+    assert b"_created" not in metrics.render()
+
+
+def test_a_finished_request_is_counted_by_route_backend_status_and_code(
+    metrics: Metrics, record: Make
+) -> None:
+    metrics.request(record())
+    metrics.request(record(status=503, error_code="queue_full", backend_name=None))
+    labels = {"route": "self_hosted_generation"}
+    assert value(metrics, "sluice_requests_total", backend="local", status="200", code="none", **labels) == 1
+    assert (
+        value(metrics, "sluice_requests_total", backend="none", status="503", code="queue_full", **labels)
+        == 1
+    )
+
+
+def test_times_are_observed_in_seconds(metrics: Metrics, record: Make) -> None:
+    metrics.request(record())
+    assert value(metrics, "sluice_ttft_seconds_sum") == pytest.approx(0.088)
+    assert value(metrics, "sluice_request_seconds_sum") == pytest.approx(0.9124)
+    assert value(metrics, "sluice_queue_wait_seconds_sum") == pytest.approx(0.0031)
+    assert value(metrics, "sluice_generation_seconds_sum") == pytest.approx(0.9)
+    assert value(metrics, "sluice_request_overhead_seconds_sum") == pytest.approx(0.0012)
+    assert value(metrics, "sluice_time_per_output_token_seconds_sum") == pytest.approx((0.9124 - 0.088) / 136)
+    assert value(metrics, "sluice_stage_seconds_sum", stage="generate") == pytest.approx(0.9)
+
+
+def test_the_targets_are_bucket_limits_so_that_burn_rates_are_exact(metrics: Metrics) -> None:
+    assert value(metrics, "sluice_ttft_seconds_bucket", le="0.2") == 0
+    assert value(metrics, "sluice_request_seconds_bucket", le="1.4") == 0
+
+
+def test_a_refused_request_leaves_the_latency_histograms_alone(metrics: Metrics, record: Make) -> None:
+    metrics.request(
+        record(status=429, error_code="rate_limited", ttft_ms=None, queue_wait_ms=None, generation_ms=None)
+    )
+    assert value(metrics, "sluice_request_seconds_count") == 0
+    assert value(metrics, "sluice_ttft_seconds_count") == 0
+    assert value(metrics, "sluice_queue_wait_seconds_count") == 0
+
+
+def test_tokens_and_budget_cuts_add_up(metrics: Metrics, record: Make) -> None:
+    metrics.request(record())
+    metrics.request(record(input_tokens=8, output_tokens=3, cached_tokens=0))
+    assert value(metrics, "sluice_tokens_total", kind="input") == 850
+    assert value(metrics, "sluice_tokens_total", kind="output") == 140
+    assert value(metrics, "sluice_tokens_total", kind="cached") == 640
+    assert value(metrics, "sluice_budget_dropped_total", what="chunks") == 2
+    assert value(metrics, "sluice_budget_dropped_total", what="turns") == 4
+
+
+def test_callers_cannot_grow_the_series_with_invented_routes(metrics: Metrics, record: Make) -> None:
+    for number in range(5000):
+        metrics.request(record(route=f"r{number}", status=404, error_code="unknown_route"))
+    metrics.request(record())
+    found = [name for name, _ in scraped(metrics) if name == "sluice_requests_total"]
+    assert len(found) == 2
+
+
+def test_in_flight_returns_to_zero_however_a_request_ends(metrics: Metrics) -> None:
+    with metrics.in_flight():
+        assert value(metrics, "sluice_requests_in_flight") == 1
+        with pytest.raises(RuntimeError), metrics.in_flight():
+            raise RuntimeError
+    assert value(metrics, "sluice_requests_in_flight") == 0
+
+
+def test_figures_of_others_are_read_when_scraped(metrics: Metrics) -> None:
+    depth = [3]
+    metrics.read_outbox_rows(lambda: depth[0])
+    metrics.read_routing_revision(lambda: 12)
+    depth[0] = 5
+    assert value(metrics, "sluice_ledger_outbox_rows") == 5
+    assert value(metrics, "sluice_routing_revision") == 12
+
+
+def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> None:
+    figures = EngineFigures(
+        "demo", running=3, waiting=2, kv_usage=0.5, block_size=16, total_blocks=512,
+        prefix_queries=1000, prefix_hits=640, preemptions=1,
+    )  # fmt: skip
+    metrics.read_engine(lambda: figures)
+    labels = {"model_name": "demo", "engine": "0"}
+    assert value(metrics, "vllm:num_requests_running", **labels) == 3
+    assert value(metrics, "vllm:num_requests_waiting", **labels) == 2
+    assert value(metrics, "vllm:kv_cache_usage_perc", **labels) == 0.5
+    assert value(metrics, "vllm:prefix_cache_queries_total", **labels) == 1000
+    assert value(metrics, "vllm:prefix_cache_hits_total", **labels) == 640
+    assert value(metrics, "vllm:num_preemptions_total", **labels) == 1
+    assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="512", **labels) == 1
+
+
+def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None:
+    metrics.read_engine(lambda: None)
+    assert b"vllm:" not in metrics.render()
+
+
+def test_two_gateways_in_one_process_do_not_share_figures(metrics: Metrics) -> None:
+    metrics.retry()
+    assert value(Metrics(version="1"), "sluice_retries_total") == 0

@@ -1,0 +1,119 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
+from admission.events import Admitted, RefusedEvent
+from admission.values import Reason
+from observability.events import RequestRecord
+from observability.metrics import Metrics
+from observability.subscribers import Hub
+from resilience.events import AttemptFailed, Retried
+from resilience.failures import FailureKind
+
+Make = Callable[..., RequestRecord]
+
+
+class Lines:
+    """A log that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def info(self, event: str, **values: Any) -> None:
+        self.lines.append(("info", event, values))
+
+    def warning(self, event: str, **values: Any) -> None:
+        self.lines.append(("warning", event, values))
+
+    def error(self, event: str, **values: Any) -> None:
+        self.lines.append(("error", event, values))
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(version="1")
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def hub(metrics: Metrics, lines: Lines) -> Hub:
+    return Hub(metrics, log=lines)
+
+
+def count(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_finished_request_is_counted_and_logged_once(
+    hub: Hub, metrics: Metrics, lines: Lines, record: Make
+) -> None:
+    hub.emit(record())
+    assert count(metrics, "sluice_tokens_total", kind="input") == 842
+    ((level, words, values),) = lines.lines
+    assert (level, words) == ("info", "request")
+    assert values["trace_id"] == record().trace_id
+    assert values["stage_ms"]["admit"] == 3.2
+    assert "error_code" not in values  # what is unknown is left out
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({"status": 503, "error_code": "queue_full"}, "error"),
+        ({"status": 200, "error_code": "backend_unavailable"}, "error"),
+        ({"status": 429, "error_code": "rate_limited"}, "info"),
+        ({"status": 499, "finish_reason": "cancelled"}, "info"),
+    ],
+)
+def test_only_our_own_faults_are_logged_as_errors(
+    hub: Hub, lines: Lines, record: Make, changes: dict[str, object], level: str
+) -> None:
+    hub.emit(record(**changes))
+    assert lines.lines[0][0] == level
+
+
+def test_admissions_decisions_are_counted_by_reason(hub: Hub, metrics: Metrics) -> None:
+    hub.emit(Admitted("local", "shop", 0, 0.1, 0, 0.2, 1))
+    hub.emit(RefusedEvent("local", "shop", 0, Reason.MEMORY_PRESSURE, 0.1, 1.0, 4, 0.95, 9))
+    name = "sluice_admission_decisions_total"
+    assert count(metrics, name, decision="admitted", reason="none") == 1
+    assert count(metrics, name, decision="refused", reason="memory_pressure") == 1
+
+
+def test_failures_and_retries_are_counted_and_failures_logged(
+    hub: Hub, metrics: Metrics, lines: Lines
+) -> None:
+    hub.emit(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
+    hub.emit(Retried("local", FailureKind.CUDA_OOM, 1, 0.1))
+    assert count(metrics, "sluice_backend_failures_total", backend="local", kind="cuda_oom") == 1
+    assert count(metrics, "sluice_retries_total") == 1
+    assert [(level, words) for level, words, _ in lines.lines] == [("warning", "attempt failed")]
+
+
+def test_the_ledgers_rows_are_counted_and_losses_are_errors(hub: Hub, metrics: Metrics, lines: Lines) -> None:
+    hub.emit(RowsWritten(count=5, depth=0, took_s=0.01, at=0.0))
+    hub.emit(WriteFailed(error_type="OperationalError", failures=1, depth=3, at=0.0))
+    hub.emit(RowsLost(count=2, reason=LossReason.OUTBOX_FULL, generation_ids=("gen_1", "gen_2"), at=0.0))
+    assert count(metrics, "sluice_ledger_rows_total", result="written") == 5
+    assert count(metrics, "sluice_ledger_rows_total", result="lost") == 2
+    assert count(metrics, "sluice_ledger_write_failures_total") == 1
+    assert [level for level, _, _ in lines.lines] == ["warning", "error"]
+
+
+def test_an_event_that_nobody_counts_is_ignored(hub: Hub, lines: Lines) -> None:
+    hub.emit(object())
+    assert lines.lines == []
+
+
+def test_an_event_that_cannot_be_recorded_is_counted_and_does_not_reach_who_told_it(
+    hub: Hub, metrics: Metrics, lines: Lines, record: Make
+) -> None:
+    hub.emit(record(total_ms=None))
+    assert count(metrics, "sluice_telemetry_errors_total", event="RequestRecord") == 1
+    assert lines.lines[0][2]["error_type"] == "TypeError"

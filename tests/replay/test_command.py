@@ -1,0 +1,151 @@
+import asyncio
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.replay.load import Run
+from gateway.replay.outcome import Outcome
+from gateway.replay.plot import draw
+from gateway.replay.report import Slo, report
+from tests.replay.fake_gateway import Behaviour, FakeGateway
+
+Azure = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+COMMAND = (
+    "import typer; from gateway.cli.replay import replay; app = typer.Typer(); app.command()(replay); app()"
+)
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", COMMAND, *arguments, cwd=ROOT, env={**ENVIRONMENT, "COLUMNS": "120"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def run(*arguments: str) -> tuple[int | None, str, str]:
+    process = await start(*arguments)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), err.decode()
+
+
+def picture(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+async def test_a_replay_prints_tables_writes_json_and_a_picture(
+    gateway: FakeGateway, azure: Azure, tmp_path: Path
+) -> None:
+    gateway.behave = lambda number, body: Behaviour(between_s=0.005)
+    trace, figures, plot = (
+        azure(*((n / 20, 60, 5) for n in range(20))),
+        tmp_path / "r.json",
+        tmp_path / "r.png",
+    )
+    code, out, err = await run(
+        str(trace), "--url", gateway.url, "--speed", "2", "--plot", str(plot), "--json", str(figures)
+    )
+    assert (code, err) == (0, "")
+    for words in ("TTFT", "TPOT", "client-side delay", "goodput/s", "cached tokens", "time / 2"):
+        assert words in out
+    found = json.loads(figures.read_text())
+    assert found["requests"] == {
+        "sent": 20, "completed": 20, "errors": 0, "unfinished": 0, "clamped": 0, "interrupted": False,
+    }  # fmt: skip
+    assert found["options"]["speed"] == 2
+    assert found["trace"]["rows"] == 20
+    width, height = picture(plot)
+    assert width > 1000 and height > 600
+
+
+async def test_json_on_standard_output_is_alone_there_and_holds_no_key(
+    gateway: FakeGateway, azure: Azure
+) -> None:
+    code, out, err = await run(
+        str(azure((0.0, 30, 2))), "--url", gateway.url, "--json", "-", "--key", "k-secret"
+    )
+    assert code == 0
+    assert json.loads(out)["schema"] == 1
+    assert "TTFT" in err
+    assert "k-secret" not in out + err
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [((), 1), (("--max-errors", "1"), 0)])
+async def test_more_errors_than_allowed_are_a_failure(
+    gateway: FakeGateway, azure: Azure, allowed: tuple[str, ...], expected: int
+) -> None:
+    gateway.behave = lambda number, body: (
+        Behaviour(status=503, code="queue_full") if number == 0 else Behaviour()
+    )
+    code, out, _ = await run(str(azure((0.0, 30, 2), (0.1, 30, 2))), "--url", gateway.url, *allowed)
+    assert code == expected
+    assert "queue_full 1" in out
+
+
+async def test_what_prevents_a_start_is_one_line_and_exit_code_two(azure: Azure, tmp_path: Path) -> None:
+    code, out, err = await run(str(tmp_path / "none.csv"))
+    assert (code, out) == (2, "")
+    assert "No such file" in err and "Traceback" not in err
+    code, _, err = await run(str(azure((0.0, 1, 1))), "--contract", "soap")
+    assert code == 2
+    assert "'soap' is not allowed; native or openai is" in err
+    code, _, err = await run(str(azure((0.0, 1, 1))), "--plot", str(tmp_path / "no" / "x.png"))
+    assert code == 2
+    assert "no folder" in err
+
+
+async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGateway, azure: Azure) -> None:
+    gateway.behave = lambda number, body: Behaviour() if number < 2 else Behaviour(first_after_s=50)
+    process = await start(
+        str(azure((0.0, 30, 2), (0.0, 30, 2), (0.0, 30, 2), (55.0, 30, 2))), "--url", gateway.url
+    )
+    await gateway.until(3)
+    await asyncio.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 130
+    assert "Traceback" not in err.decode()
+    assert "2 answered, 1 given up" in out.decode()
+    assert "Stopped before the end of the trace" in out.decode()
+
+
+async def test_help_teaches_with_an_example() -> None:
+    code, out, _ = await run("--help")
+    assert code == 0
+    for words in (
+        "sluice replay benchmarks/data/azure_llm_conv_2023_2000.csv",
+        "--scale-tokens",
+        "Exit code",
+    ):
+        assert words in out
+
+
+async def test_importing_the_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, gateway.cli.replay; "
+        "print([m for m in ('aiohttp', 'matplotlib', 'numpy', 'rich.progress', 'torch') if m in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize("outcomes", [[], [Outcome(0, 0, 0, 1, 1, 0.5, code="queue_full")]])
+def test_a_replay_without_an_answer_still_has_a_picture(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    path = tmp_path / "empty.png"
+    run = Run(outcomes=outcomes, sent=len(outcomes), wall_s=1.0)
+    draw(path, report(run, Slo(200, 1400)), outcomes, title="t", subtitle="s")
+    assert picture(path)[0] > 1000

@@ -1,0 +1,273 @@
+"""The guard: retries by the table, invisible, in time, and never two attempts at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.errors import DeadlinePassed
+from resilience.events import AttemptFailed, ResilienceEvent, Retried
+from resilience.failures import POLICIES, BackendFailure, FailureKind
+from resilience.guard import Guard
+
+RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
+NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_same]
+
+
+@dataclass
+class Bench:
+    """A guard whose time passes only when it sleeps, and what happened around it."""
+
+    seed: int = 1
+    now: float = 100.0
+    slept: list[float] = field(default_factory=list)
+    told: list[ResilienceEvent] = field(default_factory=list)
+    attempts: int = 0
+    running: int = 0
+    delivered: bool = False
+
+    def __post_init__(self) -> None:
+        self.guard = Guard(
+            clock=lambda: self.now,
+            sleep=self._sleep,
+            random=random.Random(self.seed),
+            emit=self.told.append,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    async def run(
+        self, *script: BaseException | str, takes_s: float = 0.0, deadline: float | None = None
+    ) -> str:
+        """Run attempts that end as scripted, in turn."""
+        ends = list(script)
+
+        async def attempt() -> str:
+            assert self.running == 0
+            self.running += 1
+            try:
+                self.attempts += 1
+                self.now += takes_s
+                await asyncio.sleep(0)
+                end = ends.pop(0)
+                if isinstance(end, BaseException):
+                    raise end
+                return end
+            finally:
+                self.running -= 1
+
+        return await self.guard.run(
+            attempt, backend="local", delivered=lambda: self.delivered, deadline=deadline
+        )
+
+
+def failure(kind: FailureKind, *, retry_after_s: float | None = None) -> BackendFailure:
+    return BackendFailure(kind, "scripted", retry_after_s=retry_after_s)
+
+
+async def test_a_first_success_is_returned_without_a_word() -> None:
+    bench = Bench()
+    assert await bench.run("ok") == "ok"
+    assert (bench.attempts, bench.slept, bench.told) == (1, [], [])
+
+
+@pytest.mark.parametrize("kind", RETRIED)
+async def test_a_failure_is_retried_as_often_as_its_policy_says(kind: FailureKind) -> None:
+    times = POLICIES[kind].retries_same
+    bench = Bench()
+    assert await bench.run(*[failure(kind)] * times, "ok") == "ok"
+    assert bench.attempts == times + 1
+
+    bench = Bench()
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(*[failure(kind)] * (times + 5))
+    assert (bench.attempts, caught.value.kind) == (times + 1, kind)
+
+
+@pytest.mark.parametrize("kind", NOT_RETRIED)
+async def test_what_the_policy_does_not_retry_is_raised_at_once(kind: FailureKind) -> None:
+    bench = Bench()
+    original = failure(kind)
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(original, "ok")
+    assert caught.value is original
+    assert (bench.attempts, bench.slept) == (1, [])
+
+
+async def test_waits_double_with_at_most_a_tenth_of_jitter() -> None:
+    bench = Bench()
+    await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    for waited, plain in zip(bench.slept, [0.1, 0.2, 0.4], strict=True):
+        assert plain <= waited <= plain * 1.1
+    again = Bench()
+    await again.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    assert again.slept == bench.slept
+
+
+async def test_a_fixed_wait_stays_fixed() -> None:
+    bench = Bench()
+    await bench.run(*[failure(FailureKind.WORKER_RESTARTED)] * 2, "ok")
+    assert bench.slept == [5.0, 5.0]
+
+
+async def test_a_backend_that_asks_for_a_longer_wait_gets_it_up_to_the_policys_longest() -> None:
+    bench = Bench()
+    assert await bench.run(failure(FailureKind.CUDA_OOM, retry_after_s=4.0), "ok") == "ok"
+    assert bench.slept == [4.0]
+    with pytest.raises(BackendFailure):
+        await Bench().run(failure(FailureKind.CUDA_OOM, retry_after_s=6.0), "ok")
+
+
+async def test_after_the_first_delivered_token_nothing_is_retried() -> None:
+    bench = Bench(delivered=True)
+    with pytest.raises(BackendFailure):
+        await bench.run(failure(FailureKind.CUDA_OOM), "ok")
+    assert bench.attempts == 1
+    assert bench.told == [AttemptFailed("local", FailureKind.CUDA_OOM, 1, True, "BackendFailure")]
+
+
+async def test_a_failure_permits_no_more_retries_than_have_been_made_for_others() -> None:
+    bench = Bench()
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(failure(FailureKind.CUDA_OOM), failure(FailureKind.NAN_OUTPUT), "ok")
+    assert (bench.attempts, caught.value.kind) == (2, FailureKind.NAN_OUTPUT)
+
+
+async def test_other_exceptions_are_classified_and_then_retried_like_any_failure() -> None:
+    bench = Bench()
+    assert await bench.run(MemoryError(), "ok") == "ok"
+    with pytest.raises(BackendFailure) as caught:
+        await Bench().run(KeyError("a prompt"))
+    assert caught.value.kind is FailureKind.INTERNAL
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "a prompt" not in str(caught.value)
+
+
+async def test_what_happened_is_told_in_order() -> None:
+    bench = Bench()
+    await bench.run(failure(FailureKind.NAN_OUTPUT), "ok")
+    assert bench.told == [
+        AttemptFailed("local", FailureKind.NAN_OUTPUT, 1, False, "BackendFailure"),
+        Retried("local", FailureKind.NAN_OUTPUT, 1, 0.1),
+    ]
+
+
+async def test_a_deadline_that_has_passed_begins_no_attempt() -> None:
+    bench = Bench()
+    with pytest.raises(DeadlinePassed) as caught:
+        await bench.run("ok", deadline=100.0)
+    assert (bench.attempts, caught.value.attempts) == (0, 0)
+
+
+async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
+    bench = Bench()
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(failure(FailureKind.WORKER_RESTARTED), "ok", deadline=105.0)
+    assert (bench.attempts, bench.slept, caught.value.kind) == (1, [], FailureKind.WORKER_RESTARTED)
+
+
+async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() -> None:
+    cleaned_up = False
+
+    async def attempt() -> str:
+        nonlocal cleaned_up
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned_up = True
+        return "late"
+
+    bench = Bench()
+    with pytest.raises(DeadlinePassed) as caught:
+        await bench.guard.run(attempt, backend="local", delivered=lambda: False, deadline=100.02)
+    assert cleaned_up
+    assert caught.value.attempts == 1
+    assert bench.told == []
+
+
+async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
+    async def attempt() -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ConnectionResetError from None
+        return "late"
+
+    with pytest.raises(DeadlinePassed):
+        await Bench().guard.run(attempt, backend="local", delivered=lambda: False, deadline=100.01)
+
+
+async def test_an_attempts_own_timeout_is_a_failure_and_not_the_deadline() -> None:
+    bench = Bench()
+    assert await bench.run(TimeoutError(), "ok", deadline=1000.0) == "ok"
+    assert isinstance(bench.told[0], AttemptFailed)
+    assert bench.told[0].kind is FailureKind.TIMEOUT
+
+
+async def _forever() -> str:
+    await asyncio.sleep(3600)
+    return "never"
+
+
+async def _out_of_memory() -> str:
+    raise failure(FailureKind.CUDA_OOM)
+
+
+async def _sleep_forever(_: float) -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
+async def test_a_cancellation_passes_through_untouched(attempt: Callable[[], Awaitable[str]]) -> None:
+    guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=lambda _: None)
+    ended: list[BaseException] = []
+
+    async def work() -> None:
+        try:
+            await guard.run(attempt, backend="local", delivered=lambda: False, deadline=5000.0)
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+    assert [type(error) for error in ended] == [asyncio.CancelledError]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(list(FailureKind)), max_size=8),
+    takes_s=st.floats(0, 3),
+    allowed_s=st.none() | st.floats(0.01, 30),
+    seed=st.integers(0, 5),
+)
+def test_attempts_and_waits_are_bounded_whatever_fails(
+    kinds: list[FailureKind], takes_s: float, allowed_s: float | None, seed: int
+) -> None:
+    bench = Bench(seed=seed)
+    deadline = None if allowed_s is None else bench.now + allowed_s
+    script = [failure(kind) for kind in kinds]
+    try:
+        asyncio.run(bench.run(*script, "ok", takes_s=takes_s, deadline=deadline))
+    except DeadlinePassed:
+        assert deadline is not None
+    except BackendFailure as error:
+        assert error is script[bench.attempts - 1]
+    assert bench.attempts <= 4
+    assert all(0 <= waited <= 10 for waited in bench.slept)
+    if deadline is not None:
+        # whatever passed the deadline, it was the work itself, not a wait
+        assert bench.now <= deadline + takes_s
+    assert bench.running == 0

@@ -1,0 +1,82 @@
+"""Ranking is a pure function: sticky, split as configured, and never a backend that cannot."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.backends.port import BackendState, Feature
+from gateway.backends.scripted import ScriptedBackend
+from gateway.routing.rank import rank, stable_fraction
+from gateway.routing.revision import Route
+
+
+def route(*weights: tuple[str, float]) -> Route:
+    return Route("r", weights, (), None, None, (), "busy", 200, 1400)
+
+
+def backends(**states: BackendState) -> dict[str, ScriptedBackend]:
+    return {name: ScriptedBackend(name, state=state) for name, state in states.items()}
+
+
+READY, DEAD = BackendState.READY, BackendState.DEAD
+
+
+@given(st.text(), st.text())
+def test_the_fraction_depends_on_its_parts_alone_and_lies_in_0_to_1(a: str, b: str) -> None:
+    assert stable_fraction(a, b) == stable_fraction(a, b)
+    assert 0 <= stable_fraction(a, b) < 1
+
+
+@given(st.text(min_size=1))
+def test_a_session_always_draws_the_same_backend(session: str) -> None:
+    fleet = backends(a=READY, b=READY)
+    ranked = [
+        rank(route(("a", 50), ("b", 50)), sticky_key=session, asked=frozenset(), backends=fleet)
+        for _ in range(3)
+    ]
+    assert len({r.candidates[0].name for r in ranked}) == 1
+
+
+def test_the_split_of_many_sessions_is_within_the_binomial_interval() -> None:
+    fleet, n, p = backends(a=READY, b=READY), 20_000, 0.05
+    split = route(("a", 95), ("b", 5))
+    hits = sum(
+        rank(split, sticky_key=f"s{i}", asked=frozenset(), backends=fleet).candidates[0].name == "b"
+        for i in range(n)
+    )
+    assert abs(hits - n * p) < 4 * math.sqrt(n * p * (1 - p))
+
+
+def test_a_backend_of_weight_0_is_no_candidate() -> None:
+    ranked = rank(
+        route(("a", 100), ("b", 0)), sticky_key="s", asked=frozenset(), backends=backends(a=READY, b=READY)
+    )
+    assert [backend.name for backend in ranked.candidates] == ["a"]
+
+
+def test_a_backend_that_lacks_a_feature_is_passed_over_and_told() -> None:
+    fleet = backends(a=READY, b=READY)
+    fleet["a"].features = frozenset()
+    asked = frozenset({Feature.LORA})
+    ranked = rank(route(("a", 99), ("b", 1)), sticky_key="s", asked=asked, backends=fleet)
+    assert [backend.name for backend in ranked.candidates] == ["b"]
+    assert ranked.unable == MappingProxyType({"a": asked})
+
+
+def test_a_ready_backend_goes_before_a_dead_one_whatever_was_drawn() -> None:
+    fleet = backends(a=DEAD, b=READY)
+    ranked = rank(route(("a", 100), ("b", 0)), sticky_key="s", asked=frozenset(), backends=fleet)
+    assert ranked.candidates[0].name == "a", "the only one with weight"
+    ranked = rank(route(("a", 99), ("b", 1)), sticky_key="s", asked=frozenset(), backends=fleet)
+    assert [backend.name for backend in ranked.candidates] == ["b", "a"]
+
+
+def test_a_pinned_backend_is_the_only_candidate() -> None:
+    ranked = rank(
+        route(("a", 100)), sticky_key="s", asked=frozenset(), backends=backends(a=READY, b=READY), pinned="b"
+    )
+    assert [backend.name for backend in ranked.candidates] == ["b"]

@@ -1,0 +1,45 @@
+"""The house's own rules, checked in fresh interpreters and by the import linter's contracts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "vllm", "boto3", "transformers", "matplotlib")
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import gateway.app, gateway.wiring, gateway.server", "import gateway.cli.main", "import engine.client"],
+)
+def test_the_gateway_starts_without_the_heavy_libraries(statement: str) -> None:
+    assert not modules_after(statement) & set(HEAVY)
+
+
+def test_help_does_not_wait_for_the_server_to_be_imported() -> None:
+    assert "fastapi" not in modules_after("import gateway.cli.main")
+
+
+def test_package_inits_hold_a_docstring_and_nothing_else() -> None:
+    """The import linter does not see imports inside them."""
+    for init in ROOT.glob("*/**/__init__.py"):
+        if ".venv" in init.parts or "tests" in init.parts:
+            continue
+        lines = [line for line in init.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert lines and lines[0].startswith('"""') and lines[-1].endswith('"""'), init
+        assert not any(line.startswith(("import ", "from ")) for line in lines), init
+
+
+def test_the_journey_fits_on_a_screen_or_two() -> None:
+    source = (ROOT / "gateway" / "journey.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 160

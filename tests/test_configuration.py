@@ -1,0 +1,88 @@
+"""Configuration: file, environment, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.config import ConfigError, Settings, load_settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "sluice.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_shipped_file_is_valid() -> None:
+    settings = load_settings(ROOT / "sluice.yaml", {})
+    assert settings.engine.model_id == "demo"
+    assert list(settings.backends) == ["local"]
+
+
+def test_defaults_need_no_file() -> None:
+    assert load_settings(None, {}).server.port == 8000
+
+
+def test_the_environment_wins_over_the_file_and_our_names_over_vllms(tmp_path: Path) -> None:
+    path = write(tmp_path, "engine: {max_model_len: 1024}\nserver: {port: 1}")
+    environ = {
+        "MAX_MODEL_LEN": "2048",
+        "MAX_NUM_SEQS": "7",
+        "SLUICE_ENGINE__MAX_NUM_SEQS": "9",
+        "SLUICE_SERVER__PORT": "2",
+    }
+    settings = load_settings(path, environ)
+    assert (settings.engine.max_model_len, settings.engine.max_num_seqs, settings.server.port) == (2048, 9, 2)
+
+
+def test_null_true_and_false_are_what_they_say_in_the_environment() -> None:
+    settings = load_settings(None, {"SLUICE_AUTH__ENABLED": "false", "SLUICE_TRACING__OTLP_ENDPOINT": "null"})
+    assert settings.auth.enabled is False and settings.tracing.otlp_endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "told"),
+    [
+        ("server: {prt: 1}", {}, ["sluice.yaml", "server.prt", "did you mean 'port'", "allowed"]),
+        ("server: {port: 99999}", {}, ["server.port", "less than or equal to 65535", "99999"]),
+        ("engine: {kind: magic}", {}, ["engine.kind", "'embedded'", "magic"]),
+        ("engine: {max_model_len: NaN}", {}, ["engine.max_model_len", "valid integer"]),
+        ("servers: {}", {}, ["unknown key 'servers'", "did you mean 'server'"]),
+        ("- a list", {}, ["must be a mapping"]),
+        ("a: [", {}, ["not valid YAML"]),
+        ("backends: {'bad name': {kind: engine}}", {}, ["backends"]),
+        ("", {"SLUICE_SERVR__PORT": "1"}, ["environment SLUICE_SERVR__PORT", "servr"]),
+        ("", {"MAX_MODEL_LEN": "abc"}, ["environment MAX_MODEL_LEN", "valid integer", "abc"]),
+        ("", {"SLUICE_SERVER__PORT__X": "1"}, ["SLUICE_SERVER__PORT__X"]),
+    ],
+)
+def test_a_wrong_key_or_value_names_place_given_and_allowed(
+    tmp_path: Path, text: str, environ: dict[str, str], told: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(write(tmp_path, text), environ)
+    for part in told:
+        assert part in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
+        load_settings(tmp_path / "gone.yaml", {})
+
+
+def test_every_key_and_its_default_are_documented() -> None:
+    rows = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for section, field in Settings.model_fields.items():
+        model = field.annotation
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            continue
+        for key, value in model.model_fields.items():
+            default = json.dumps(value.default).strip('"')
+            assert f"| `{section}.{key}` | `{default}` |" in rows, f"{section}.{key} = {default}"
