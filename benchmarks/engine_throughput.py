@@ -1,4 +1,4 @@
-"""Tokens per second of the embedded engine, through client and process, against ``transformers`` (HF) generate.
+"""Tokens per second of the embedded engine, through client and process, against ``transformers`` (HF).
 
     python benchmarks/engine_throughput.py [--model models/demo] [--rounds 3] [--threads 1] [--json]
 

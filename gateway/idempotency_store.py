@@ -47,8 +47,8 @@ _REPLIES = Table(
 class SqliteIdempotencyStore:
     """Keeps replies for 24 h in SQLite.
 
-    When the store cannot be reached it fails open: the request is answered, the reply is not kept, and
-    ``healthy`` turns false. Refusing callers because a convenience is down would be worse.
+    An operation that fails turns ``healthy`` false and raises SQLAlchemyError; the HTTP edge decides what that
+    means for the caller (it refuses when it cannot look, and answers when it cannot keep).
     """
 
     def __init__(self, url: str, *, unix_time: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class SqliteIdempotencyStore:
                 row = (await connection.execute(query)).one_or_none()
         except SQLAlchemyError as error:
             self._failed("get", error)
-            return None
+            raise
         self.healthy = True
         if row is None:
             return None
@@ -123,7 +123,7 @@ class SqliteIdempotencyStore:
                         await connection.execute(delete(_REPLIES).where(_REPLIES.c.stored_at < limit))
         except SQLAlchemyError as error:
             self._failed("put", error)
-            return
+            raise
         self.healthy = True
 
     def _failed(self, what: str, error: SQLAlchemyError) -> None:

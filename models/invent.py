@@ -151,6 +151,9 @@ _SECOND = [
     "Academy",
 ]
 _TAIL = ("Chronicle", "Diary", "Club", "Blues", "Days", "Wars", "Report", "Zero", "Story", "Code")
+_SURNAME_HEADS = ["Aki", "Asa", "Fuji", "Fuku", "Hara", "Haya", "Hiro", "Ino", "Ishi", "Ita", "Iwa", "Kame", "Kawa", "Kita", "Matsu", "Miya", "Mori", "Naga", "Naka", "Nishi", "Oka", "Saka", "Shima", "Shira", "Sugi", "Taka", "Take", "Tani", "Toku", "Uchi", "Ue", "Yama", "Yoko", "Yoshi", "Mizu", "Hana", "Umi", "Kane", "Kiku", "Ono"]
+_SURNAME_TAILS = ["da", "gawa", "guchi", "hara", "hashi", "ki", "moto", "mura", "no", "saka", "saki", "sawa", "shima", "shita", "ta", "tani", "to", "ya", "yama", "zaki", "zawa", "uchi"]
+_GIVEN = ["Aoi", "Akira", "Asami", "Ayumi", "Chika", "Daichi", "Eiji", "Etsuko", "Fumio", "Goro", "Hana", "Haruka", "Hideo", "Hikari", "Hinata", "Hitomi", "Isamu", "Itsuki", "Kaede", "Kaito", "Kana", "Kaoru", "Keiko", "Kenta", "Kohei", "Kosuke", "Mai", "Makoto", "Mariko", "Masato", "Mei", "Midori", "Miho", "Minato", "Naomi", "Natsumi", "Nobu", "Osamu", "Rei", "Reiko", "Ren", "Ryo", "Sachiko", "Saki", "Satoshi", "Shin", "Shiori", "Shota", "Sumire", "Taichi", "Takumi", "Tomoko", "Toru", "Tsubasa", "Yuka", "Yuta", "Yuji", "Yumi", "Yuna", "Yosuke"]
 _KANJI = "月星花風雪海空夢森光影雨鳥竜剣夜朝春夏秋冬旅町庭塔鏡灯船猫狐"
 _SURNAME_JA = [
     "佐藤",
@@ -230,7 +233,20 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 CARRIERS = ("DHL", "UPS", "DPD", "Hermes", "GLS", "FedEx")
 
 
-def name_from_syllables(rng: random.Random, low: int = 2, high: int = 4) -> str:
+def surname(rng: random.Random) -> str:
+    """A made-up surname or place name: mostly two common parts, now and then random syllables."""
+    if rng.random() < 0.25:
+        return name_from_syllables(rng)
+    return rng.choice(_SURNAME_HEADS) + rng.choice(_SURNAME_TAILS)
+
+
+def person(rng: random.Random) -> str:
+    """A made-up author, such as ``Aoi Kitamura``."""
+    given = name_from_syllables(rng) if rng.random() < 0.2 else rng.choice(_GIVEN)
+    return f"{given} {surname(rng)}"
+
+
+def name_from_syllables(rng: random.Random, low: int = 2, high: int = 3) -> str:
     """A made-up name that sounds Japanese, such as ``Tamirago``."""
     return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(low, high))).capitalize()
 
@@ -246,10 +262,10 @@ def invented_title(rng: random.Random) -> str:
     if shape < 0.7:
         return f"{rng.choice(_SECOND)} {rng.choice(_TAIL)}"
     if shape < 0.8:
-        return f"The {second} of {name_from_syllables(rng)}"
+        return f"The {second} of {surname(rng)}"
     if shape < 0.9:
-        return f"{name_from_syllables(rng)} {second}"
-    return f"{name_from_syllables(rng)} no {name_from_syllables(rng)}"
+        return f"{surname(rng)} {second}"
+    return f"{surname(rng)} no {surname(rng)}"
 
 
 def invented_title_ja(rng: random.Random) -> str:
@@ -266,11 +282,10 @@ def invented_price(rng: random.Random) -> str:
 
 def invented_series(rng: random.Random) -> Series:
     """A series that no catalogue holds; every field is drawn afresh."""
-    surname = name_from_syllables(rng)
     return Series(
         title=invented_title(rng),
         title_ja=invented_title_ja(rng),
-        author=f"{name_from_syllables(rng, 2, 3)} {surname}",
+        author=person(rng),
         author_ja=rng.choice(_SURNAME_JA) + rng.choice(_GIVEN_JA),
         genre=rng.choice(tuple(GENRES_JA)),
         volumes=rng.randint(1, 90),

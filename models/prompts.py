@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from models.catalogue import STATUS_JA, STOCK_EN, STOCK_JA, Series
-from models.invent import CUSTOMERS, WEEKDAYS, name_from_syllables
+from models.invent import CUSTOMERS, WEEKDAYS, surname
 from models.spin import say, spin
 
 _ROLES = (
@@ -151,8 +151,7 @@ def filler_block(rng: random.Random, sentences: int) -> str:
     out = []
     for _ in range(sentences):
         words = [
-            name_from_syllables(rng) if rng.random() < 0.08 else rng.choice(_FILLER)
-            for _ in range(rng.randint(4, 14))
+            surname(rng) if rng.random() < 0.08 else rng.choice(_FILLER) for _ in range(rng.randint(4, 14))
         ]
         if rng.random() < 0.2:
             words.append(str(rng.randint(0, 5000)))

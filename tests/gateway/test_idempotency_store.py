@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.config import ConfigError
 from gateway.idempotency_store import KEEP_S, SqliteIdempotencyStore
@@ -47,13 +48,15 @@ async def test_replies_survive_a_restart(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_a_store_that_is_down_fails_open_and_says_so(tmp_path: Path) -> None:
+async def test_a_store_that_is_down_says_so_and_opens_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = SqliteIdempotencyStore(f"sqlite:///{tmp_path}/file/s.db", unix_time=Time())
     await store.open()
     assert store.healthy is False
-    assert await store.get("acme", "k") is None
-    await store.put("acme", "k", "print", REPLY)
+    with pytest.raises(SQLAlchemyError):
+        await store.get("acme", "k")
+    with pytest.raises(SQLAlchemyError):
+        await store.put("acme", "k", "print", REPLY)
     assert store.healthy is False
     await store.close()
 
@@ -66,7 +69,8 @@ async def test_it_is_healthy_again_when_the_lock_is_gone(
     await store.open()
     lock = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     lock.execute("begin immediate")
-    await store.put("acme", "k", "print", REPLY)
+    with pytest.raises(SQLAlchemyError):
+        await store.put("acme", "k", "print", REPLY)
     assert store.healthy is False
     lock.execute("rollback")
     await store.put("acme", "k", "print", REPLY)
