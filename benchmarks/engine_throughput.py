@@ -2,10 +2,11 @@
 
     python benchmarks/engine_throughput.py [--model models/demo] [--rounds 3] [--threads 1] [--json]
 
-Both generate the same number of greedy tokens in float32 from the same random prompts, with the same number of
-threads. The engine serves the requests as independent streams; transformers gets them as one batch of equal
-lengths, its best case. Rounds alternate between the two, so that a change of the machine's load meets both; the
-table shows medians. Measure on an idle machine: another busy process costs the single stream most.
+Both generate the same number of greedy tokens in float32 from the same random prompts, with as many
+threads. The engine serves the requests as independent streams; transformers gets them as one batch of
+equal lengths, its best case. Rounds alternate between the two, so that a change of the machine's load
+meets both; these are medians. Measure on an idle machine: another busy process costs the single stream
+most.
 """
 
 import argparse

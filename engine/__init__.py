@@ -1,7 +1,8 @@
 """The embedded engine: continuous batching over a paged KV cache, in PyTorch, in a child process.
 
-Reading order: ``values``, ``errors``, ``sequence``, ``block_pool``, ``scheduler``, ``attention``, ``model``,
-``sampler``, ``runner``, ``text``, ``engine``, then the process boundary: ``wire``, ``process``, ``client``.
+Reading order: ``values``, ``errors``, ``limits``, ``sequence``, ``block_pool``, ``scheduler``, ``attention``,
+``linear``, ``model``, ``sampler``, ``runner``, ``text``, ``engine``; what starts it: ``loader``, ``build``;
+then the process boundary: ``wire``, ``process``, ``client``.
 
 A request's life:
 

@@ -31,3 +31,12 @@ def _check_sampling(sampling: SamplingParams) -> None:
         raise InvalidSampling(f"top_k must not be negative, not {sampling.top_k}")
     if "" in sampling.stop:
         raise InvalidSampling("a stop string must not be empty")
+    if not all(_is_text(stop) for stop in sampling.stop):
+        raise InvalidSampling("a stop string has a lone surrogate")
+    numbers = (sampling.max_tokens, sampling.top_k, sampling.seed or 0, *sampling.stop_token_ids)
+    if any(not -(2**63) <= number < 2**63 for number in numbers):
+        raise InvalidSampling("max_tokens, top_k, seed and stop ids must be 64-bit integers")
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)

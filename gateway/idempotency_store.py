@@ -47,8 +47,8 @@ _REPLIES = Table(
 class SqliteIdempotencyStore:
     """Keeps replies for 24 h in SQLite.
 
-    An operation that fails turns ``healthy`` false and raises SQLAlchemyError; the HTTP edge decides what that
-    means for the caller (it refuses when it cannot look, and answers when it cannot keep).
+    An operation that fails turns ``healthy`` false and raises SQLAlchemyError; the HTTP edge decides what
+    that means for the caller (it refuses when it cannot look, and answers when it cannot keep).
     """
 
     def __init__(self, url: str, *, unix_time: Callable[[], float]) -> None:

@@ -12,7 +12,7 @@ from models import wording_shop_en as shop_words
 from models import wording_talk_en as talk_words
 from models.catalogue import Series, by_author, by_genre, load_catalogue, similar_to
 from models.held_out import is_held_out
-from models.invent import CUSTOMERS, invented_series
+from models.invent import CUSTOMERS, WEEKDAYS, invented_series
 from models.spin import say
 
 PRONOUNS = ("it", "this series", "that one", "this one", "the series", "that manga")
@@ -295,6 +295,7 @@ def topic_turn(topic: str, rng: random.Random, customer: str | None = None) -> T
     questions, answers = shop_words.TOPICS[topic]
     slots = {
         "city": rng.choice(talk_words.CITIES), "n": rng.randint(2, 99), "m": rng.randint(2, 99),
+        "day": rng.choice(WEEKDAYS),
         "country": rng.choice(delivery_words.ZONES["eu"][2]),
     }  # fmt: skip
     answer = say(answers, rng, slots)

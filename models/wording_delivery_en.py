@@ -19,6 +19,11 @@ ZONES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 NO_DELIVERY = ("Brazil", "India", "South Africa", "Egypt", "Argentina", "Turkey")
 
 SHIP_TO_QUESTIONS: tuple[str, ...] = (
+    "how many days (does it take|do you need) to {place}?",
+    "what (does it cost|do I pay) to (ship|send) (a book|books|an order) to {place}?",
+    "(is|are) {place} (in your delivery area|covered|served)?",
+    "I (want|need) a (book|parcel|package) (sent|delivered) to {place}.",
+    "(postage|delivery|parcel) to {place}: (cost|time|price)?",
     "how long does (shipping|delivery) (to|take to) {place} (take|)?",
     "(do|can) you (ship|deliver|send) (books|manga|orders|) to {place}?",
     "how much (is|does) (shipping|delivery) to {place} (cost|)?",
@@ -45,6 +50,11 @@ NO_DELIVERY_ANSWERS: tuple[str, ...] = (
 )
 
 ORDER_QUESTIONS: tuple[str, ...] = (
+    "(is there an update|update) (on|for) (my |)order {order}?",
+    "when (will|does) order {order} (arrive|come)?",
+    "I am waiting for order {order}.",
+    "(tracking|status) {order}?",
+    "my (package|order) {order} is (late|missing).",
     "where is my order {order}?",
     "(what is|what's) the status of (my |)order {order}?",
     "(can you|could you|please) (check|track|look up) (my |)order {order}",
@@ -60,6 +70,9 @@ ORDER_UNKNOWN_ANSWERS: tuple[str, ...] = (
     "I have no tracking data for order {order} in this chat. The tracking link is in your shipping e-mail.",
 )
 ORDER_PLAIN_QUESTIONS: tuple[str, ...] = (
+    "(is there an update|update) on my (order|package)?",
+    "I am (still|) waiting for my (order|package|parcel).",
+    "my (package|order|parcel) is (late|missing).",
     "where is my (order|package|parcel)?",
     "(how do I|how can I|can I) track my (order|package|parcel)?",
     "has my order (shipped|been sent) (yet|)?",

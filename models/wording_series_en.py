@@ -4,6 +4,13 @@ from __future__ import annotations
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "author": (
+        "by whom was {t} (made|drawn|written)?",
+        "(which|what) person (created|drew|wrote) {t}?",
+        "the (creator|artist|mangaka|author) of {t} is who?",
+        "(please name|name) the (author|mangaka|writer) of {t}.",
+        "I (can't remember|forgot) who (wrote|drew|made) {t}.",
+        "who invented {t}?",
+        "(whose|which artist's) idea was {t}?",
         "who (wrote|created|drew|made|is behind) {t}?",
         "who is the (author|mangaka|writer|artist|creator) (of|behind) {t}?",
         "(which|what) (mangaka|author|artist|writer) (wrote|created|is behind|made) {t}?",
@@ -15,6 +22,13 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "I am looking for the (author|artist) of {t}.",
     ),
     "volumes": (
+        "(count|tell me|give me) the volumes of {t}.",
+        "{t} has how many (volumes|books)?",
+        "(what number|which number) of (volumes|books) does {t} have?",
+        "how many (volumes|books) (in total|overall) for {t}?",
+        "if I (buy|get|read) (all of|the complete) {t}, how many (volumes|books) is it?",
+        "how many (parts|tomes) does {t} consist of?",
+        "where does {t} end, at which volume?",
         "how many (volumes|books|tankobon) (are there of|are there in|are in) {t}?",
         "how many (volumes|books) does {t} (have|run for|span)?",
         "how long is {t}?",
@@ -26,6 +40,12 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "is {t} a long series?",
     ),
     "status": (
+        "is the story of {t} (over|finished|told to the end)?",
+        "(did|does) {t} (end|stop) (already|)?",
+        "will there be more (volumes|books) of {t}?",
+        "is {t} still being (written|drawn|made)?",
+        "can I read {t} to the end?",
+        "(do I have to wait for|are there) more (volumes|books) of {t}?",
         "is {t} (finished|complete|completed|over|done) (yet|already|)?",
         "is {t} (still running|ongoing|still going|still being published)?",
         "has {t} (ended|finished|been completed)?",
@@ -36,6 +56,10 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "{t} status?",
     ),
     "publisher": (
+        "{t} is (published|released|printed) by whom?",
+        "(which|what) (house|firm) (prints|brings out) {t}?",
+        "the (English |)publisher of {t} (is who|please)?",
+        "who (prints|brings out|sells the licence of) {t}?",
         "who (publishes|is the publisher of|releases|puts out) {t} (in English|)?",
         "(which|what) (publisher|company) (publishes|releases|puts out) {t}?",
         "(what is|what's) the publisher of {t}?",
@@ -43,6 +67,13 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "(do you know|can you tell me) who publishes {t}?",
     ),
     "price": (
+        "how many EUR (is|for) {t}?",
+        "how much money (is|for) (one|a|a single) (volume|book) of {t}?",
+        "what do I (pay|have to pay) for (one|a) (volume|book) of {t}?",
+        "what is (one|a|a single) (book|volume) of {t} worth?",
+        "(give|tell) me the (cost|price) of {t}.",
+        "is {t} (cheap|affordable)?",
+        "{t} in euros?",
         "how much (is|does) {t} (cost|)?",
         "how much is (one|a) volume of {t}?",
         "(what is|what's) the price of {t}?",
@@ -53,6 +84,13 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "what would I pay for (a volume of|) {t}?",
     ),
     "stock": (
+        "(can|could) I (still|) (have|get|buy) (a copy of|) {t} (now|here|)?",
+        "(have you got|you got) {t}?",
+        "is {t} (sold out|gone|on the shelf)?",
+        "is there (any|a copy of) {t} (here|in the shop|in your warehouse)?",
+        "are (any|some) (volumes|books) of {t} (here|available|left)?",
+        "may I order {t}?",
+        "I'd like (a copy of|to have) {t}, is (that|it) possible?",
         "do you have {t} (in stock|available|right now|)?",
         "is {t} (available|in stock) (right now|at the moment|today|)?",
         "can I (buy|order|get) {t} (right now|from you|today|)?",
@@ -63,6 +101,10 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "I want to buy {t}. Is it (available|in stock)?",
     ),
     "about": (
+        "what is the (plot|story|content) of {t}?",
+        "(explain|sum up|outline) (the plot of|the story of|) {t} (for me|).",
+        "why do people read {t}?",
+        "(I don't know|never heard of) {t}. What is it?",
         "what is {t} about?",
         "tell me (something|more|a bit|) about {t}.",
         "(can|could) you (describe|summarise|introduce) {t} (for me|)?",
@@ -73,6 +115,10 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "I know nothing about {t}, (help me out|please explain).",
     ),
     "genre": (
+        "(tell|name) me the genre of {t}.",
+        "under which genre (is|do you list) {t}?",
+        "{t} is what (kind|genre|type)?",
+        "is {t} (action|romance|horror|comedy|historical|fantasy) or (drama|sports|sci-fi|something else)?",
         "what genre is {t}?",
         "(which|what) genre does {t} belong to?",
         "what (kind|type|sort) of manga is {t}?",
@@ -80,6 +126,12 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "how would you classify {t}?",
     ),
     "like": (
+        "(after|next to) {t}, what (would be good|do you have|comes close)?",
+        "{t} is my favourite. What (else|next)?",
+        "which (manga|series|title) (resembles|is close to|comes near) {t}?",
+        "(anything|something) for (fans|a fan|readers) of {t}?",
+        "I (read|finished) all of {t} and want more like it.",
+        "got anything (in the style|in the spirit) of {t}?",
         "(can you|could you|please) (recommend|suggest) (something|a manga|a series) (like|similar to) {t}?",
         "I (loved|liked|enjoyed|finished|just finished|really liked) {t}. What should I read next?",
         (
@@ -228,6 +280,10 @@ LIKE_FROM_EVIDENCE: tuple[str, ...] = (
     ),
 )
 BY_GENRE_QUESTIONS: tuple[str, ...] = (
+    "(give|name) me (a|one|some) {genre} (manga|title|series).",
+    "(is there|have you got) (a|any|some) {genre} (manga|title|story)?",
+    "I (need|search) (a|some) {genre} (manga|story|to read).",
+    "(the best|a good|your best) {genre} (manga|series), please.",
     "(can you|could you|please) (recommend|suggest) a (good|) {genre} manga?",
     "(I am looking for|I want|I'd like|show me|do you have) (some|a good|any|a) {genre} (manga|series).",
     "(what|which) {genre} (manga|series) (do you have|would you recommend|can you recommend|is good)?",
@@ -241,6 +297,9 @@ BY_GENRE_ANSWERS: tuple[str, ...] = (
     "In {genre} we have {a} by {a_author}, with {a_volumes} volumes at {a_price} EUR each.",
 )
 BY_AUTHOR_QUESTIONS: tuple[str, ...] = (
+    "(other|more) (manga|series|books) by {author}?",
+    "what else (is there|do you have) (by|from) {author}?",
+    "(list|name) the (series|manga|works) of {author}.",
     "(what|which manga|which series) do you have by {author}?",
     "(what|which series) (did|has) {author} (write|written|created)?",
     "(do you have|show me|I am looking for) (anything|manga|books|something) by {author}.",

@@ -8,6 +8,10 @@ from models import wording_talk_en as talk
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "shipping": (
         (
+            "how many days (will|does) my (order|parcel|package) (need|take)?",
+            "(how long|how many days) do I wait for my (books|manga|parcel)?",
+            "(shipping|delivery) (time|speed|duration)?",
+            "what is the (usual|normal) (shipping|delivery) time?",
             "how long does (shipping|delivery) (usually|normally|) take?",
             "(what are|what is) your (delivery times|delivery time|shipping time|shipping times)?",
             "when will my (order|package|parcel|manga) arrive?",
@@ -30,6 +34,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "shipping_cost": (
         (
+            "(from|at) what (amount|total) is (shipping|delivery) free?",
+            "(shipping|delivery|postage) (price|costs|fee)?",
+            "when do I not pay for (shipping|delivery|postage)?",
+            "how much extra is (postage|delivery)?",
             "how much (is|does) (shipping|delivery) (cost|)?",
             "(what are|tell me) (your|the) (shipping|delivery) (costs|fees|charges)?",
             "is (shipping|delivery) free?",
@@ -50,6 +58,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "express": (
         (
+            "can you (send|ship) it (faster|overnight|with express)?",
+            "(is|what about) overnight (shipping|delivery) (possible|)?",
+            "I need my (books|order|manga) (urgently|very soon|the next day).",
             "do you (have|offer) (express|next day|fast) (shipping|delivery)?",
             "can I get my (order|books|manga) (tomorrow|faster|by tomorrow)?",
             "I need it (tomorrow|quickly|fast). Is there an express option?",
@@ -65,6 +76,11 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "returns": (
         (
+            "I (don't like|don't need) (the book|my manga|this volume). Can (you take it back|I return it)?",
+            "(how|where) do I send (it|a book|my order) back?",
+            "(until when|how late) can I (return|send back) (a book|an order)?",
+            "(returns|return policy|return deadline)?",
+            "can you take back (a book|my order|two volumes)?",
             "(how do I|how can I|can I) (return|send back) (a manga|a book|an order|a volume|something)?",
             "(what is|what's|tell me) your return policy?",
             "(what is|what's) the (return window|return period|time limit for returns)?",
@@ -87,6 +103,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "refund": (
         (
+            "when (is|will) (the|my) money (be |)(back|paid back|returned)?",
+            "how many days until (my|the) refund (arrives|is paid)?",
+            "I sent (the book|it|my order) back. (When do I get the money|Where is the money)?",
+            "(refund|money back) time?",
             "(when|how) do I get my (money back|refund)?",
             "how long does a refund take?",
             "(where is|when will I get) my refund?",
@@ -105,6 +125,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "damaged": (
         (
+            "my (volume|book|copy) has (a broken spine|missing pages|stains|a torn cover)",
+            "the (book|manga|volume) (is|was) (wet|dirty|ripped|defective|faulty)",
+            "(some|three|several) pages (are|were) (damaged|missing|blank|wrong)",
+            "there is a (misprint|defect|hole|tear) in my (book|copy|volume)",
             "my (book|manga|volume|order|package) (arrived|came) (damaged|torn|broken|bent)",
             "(a page is|some pages are) (missing|torn) in my (book|volume).",
             "I (got|received) the wrong (book|volume|manga).",
@@ -121,6 +145,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "exchange": (
         (
+            "can you (change|exchange|swap) (it|this book|my volume) (for volume {n}|for another|)?",
+            "I (want|would like|prefer) another (book|volume|title) instead",
+            "is (an exchange|a swap) possible?",
             "can I (exchange|swap) (a|my) (book|volume|manga) (for another one|)?",
             "do you (do|offer) exchanges?",
             "I (bought|ordered) the wrong volume. Can I (exchange|swap) it?",
@@ -135,6 +162,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "cancel": (
         (
+            "I (don't want|no longer need) my order (anymore|), (please cancel it|can I cancel)?",
+            "(cancellation|cancel), how?",
+            "can you (stop|cancel|undo) (my|the) (order|purchase)?",
+            "I ordered by mistake.",
             "(can I|how do I|how can I) cancel my order?",
             "I (want|need|would like) to cancel (my|an) order.",
             "is it possible to cancel an order?",
@@ -164,6 +195,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "payment": (
         (
+            "(is|are) (PayPal|Visa|a credit card|a bank transfer|cards) (ok|accepted|possible)?",
+            "how (does payment work|is payment done)?",
+            "(payment|pay) with (card|PayPal|bank transfer)?",
             "(how can I|how do I|what can I) pay (with|)?",
             "(which|what) payment (methods|options) do you (accept|have|offer)?",
             "can I pay (with|by) (PayPal|credit card|bank transfer|card)?",
@@ -176,6 +210,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "contact": (
         (
+            "(what is|where is) (your|the) (support|customer) (address|contact|mail)?",
+            "I (want|need) to (write|speak|talk) to (support|your team|someone)",
+            "whom can I (ask|write to|contact) (about a problem|)?",
+            "(support|contact|e-mail|phone)?",
             "how can I (contact|reach) (you|the shop|support|customer service|a human)?",
             "(what is|what's|do you have) (your|an) e-mail (address|)?",
             "can I (talk|speak) to (a person|a human|someone|your team)?",
@@ -191,6 +229,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "hours": (
         (
+            "how long is the (shop|store) open (on {day}|today|)?",
+            "(opening hours|opening times) (on {day}|of the store|)?",
+            "(until when|from when) (are you|is the store) open (on {day}|)?",
+            "can I (visit|come to) (your store|you) on {day}?",
             "(when|what time) (are you|is the shop|is your store|does the shop|do you) open?",
             "(what are|tell me) your (opening hours|hours|opening times)?",
             "are you open on (Sunday|Saturday|weekends|Monday|Friday)?",
@@ -216,6 +258,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "gift": (
         (
+            "(is|do you have) gift wrapping (available|)?",
+            "(can you|please) wrap (the book|it|my order) (for a birthday|for Christmas|nicely)",
+            "I am buying a (present|gift). Do you (wrap|pack) (it|gifts)?",
             "(do you|can you|could you) (offer gift wrapping|wrap it as a gift|gift wrap my order)?",
             "do you (sell|have) gift cards?",
             "it is a (gift|present). Can you wrap it?",

@@ -5,6 +5,9 @@ from __future__ import annotations
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "start": (
         (
+            "(which|what) manga (is|would be) good (for me|to begin with|for a start)?",
+            "I (don't know|have no idea) what to read.",
+            "(any|got any) (tips|suggestions|recommendations) (for me|)?",
             "I am new to manga. Where (should|do) I start?",
             "what is a good (first manga|manga for beginners|series to start with)?",
             "I have never read manga. What do you (recommend|suggest)?",
@@ -24,6 +27,11 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "greet": (
         (
+            "(hiya|howdy|greetings|hi again|hello again|hey hey|yo|good afternoon everyone)(!|.|)",
+            "(hi|hello|hey), (nice to meet you|how is it going|how are things|it is me again)(.|!|?)",
+            "(I have|just) a question(.|)",
+            "can (you|someone) help me?",
+            "(nice|lovely) (morning|evening|afternoon) to you(!|.)",
             "(hi|hello|hey|hello there|hi there|good morning|good evening|good afternoon)(!|.|)",
             "hey, (anyone there|are you there)?",
             "hi, (can you help me|I have a question|I need some help)(.|?)",
@@ -40,6 +48,8 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "who": (
         (
+            "(what|who) am I (talking|chatting|speaking) to?",
+            "what (is your job|do you do here|are you for)?",
             "who are you?",
             "what can you (do|help me with)?",
             "are you a (bot|robot|human|real person)?",
@@ -55,6 +65,10 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "thanks": (
         (
+            "(thank you|thanks) (so much|for your help|for the info|for everything|, that was helpful)(!|.|)",
+            "(I appreciate it|much appreciated|very kind of you|you are great|well done|good job)(!|.|)",
+            "(super|wonderful|excellent|brilliant), (thanks|thank you|this helps)(!|.|)",
+            "you (helped me a lot|were a great help|saved my day)(!|.|)",
             (
                 "(thanks|thank you|thank you very much|many thanks|thanks a lot|great, thanks|perfect, thank"
                 " you)(!|.|)"
@@ -70,6 +84,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "bye": (
         (
+            "(I have to go|I am leaving|talk to you later|until next time|so long|farewell)(!|.|)",
+            "(bye|goodbye), (see you soon|have a good evening|until tomorrow|and thanks)(!|.|)",
+            "(that was it|nothing else|I am done), (bye|goodbye|good night)(!|.|)",
             "(bye|goodbye|see you|bye bye|have a nice day|see you later|good night)(!|.|)",
             "that is all(, bye|, thanks|.)",
         ),
@@ -81,6 +98,34 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "off_topic": (
         (
+            "(will it rain|is it cold|how hot is it) (in {city} |)(today|tomorrow|on the weekend)?",
+            (
+                "(explain|what is) (quantum physics|photosynthesis|inflation|a black"
+                " hole|gravity|democracy)(?| to me)"
+            ),
+            (
+                "(help|can you help) me with (my maths|my essay|my taxes|my thesis|a presentation|my English"
+                " exam)"
+            ),
+            (
+                "(how can I|what is the best way to) (save money|earn money|learn the piano|train a dog|grow"
+                " tomatoes|clean a carpet|sleep better)?"
+            ),
+            "should I (buy|sell) (bitcoin|gold|a house|a new car)?",
+            "(recommend|suggest) (a restaurant|a hotel|a doctor|a laptop|a phone) (in {city}|)",
+            "who (was|is) (Napoleon|Einstein|the king of {country}|the mayor of {city})?",
+            "how (far|long) is it (from {city} to Berlin|to the moon|by car to {city})?",
+            "(write|compose) (a poem|a song|an e-mail to my boss|a speech)",
+            "what (time|day) is it (now|in {city}|)?",
+            (
+                "(my|the) (car|washing machine|computer|bike) (is broken|does not start|makes a noise). What"
+                " (now|can I do)?"
+            ),
+            "(which|what) (football|basketball|tennis) team (is the best|won yesterday)?",
+            "(translate|say) (good morning|this sentence|a word) (in|into) (Spanish|French|Chinese)",
+            "(what|how many) (calories are in|vitamins has) (a banana|an apple|rice)?",
+            "(I feel sick|my back hurts|I have a toothache|my leg hurts). What (helps|should I do)?",
+            "what do you think (of|about) (politics|religion|the government|climate change)?",
             "what is the weather (like|) (today|tomorrow|in {city})?",
             "(can you|please|could you) (write|fix|debug) (some|my|a) (code|Python script|program) (for me|)",
             "who (will win|won) the (election|world cup|football match)?",

@@ -94,7 +94,7 @@ class Tracing:
     def begin(self, traceparent: str | None = None, *, trace_id: str | None = None) -> RootSpan:
         """A new root span, starting now; below the caller's when ``traceparent`` is valid.
 
-        ``trace_id`` is one (32 hex digits) that has been told already; a valid ``traceparent`` goes before it.
+        ``trace_id`` is one (32 hex digits) that has been told already; a valid ``traceparent`` wins.
         """
         parent = parse_traceparent(traceparent)
         sampled = SAMPLED if self._sender is not None else 0

@@ -15,7 +15,6 @@ from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings
 from gateway.errors import PublicError
 
-
 SAMPLING_FIELDS: Final = frozenset(NativeSampling.model_fields)
 """The house names these fields alone; in this contract they stand in ``sampling``."""
 

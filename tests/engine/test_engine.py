@@ -196,6 +196,10 @@ def test_an_abort_reaches_a_waiting_and_a_half_prefilled_request(make_engine: Ma
         (PROMPT, SamplingParams(1, top_p=1.5), InvalidSampling),
         (PROMPT, SamplingParams(1, top_k=-1), InvalidSampling),
         (PROMPT, SamplingParams(1, stop=("",)), InvalidSampling),
+        (PROMPT, SamplingParams(1, stop=("\ud83d",)), InvalidSampling),
+        (PROMPT, SamplingParams(1, seed=2**64), InvalidSampling),
+        (PROMPT, SamplingParams(2**70), InvalidSampling),
+        (PROMPT, SamplingParams(1, stop_token_ids=(-(2**65),)), InvalidSampling),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -39,7 +40,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-async def test_the_demo_model_gives_the_same_tokens_in_vllm_and_in_the_embedded_engine(tmp_path: Path) -> None:
+def answers_of_vllm(tmp_path: Path) -> list[tuple[list[int], list[int]]]:
+    """Prompt and output ids of each question."""
     script = tmp_path / "in_vllm.py"
     script.write_text(IN_VLLM)
     model = str(ROOT / "models" / "demo")
@@ -52,8 +54,14 @@ async def test_the_demo_model_gives_the_same_tokens_in_vllm_and_in_the_embedded_
     )
     line = next((line for line in done.stdout.splitlines() if "FOUND" in line), None)
     assert line is not None, done.stderr[-3000:]
-    found = json.loads(line.split("FOUND", 1)[1])
+    return [(prompt, output) for prompt, output in json.loads(line.split("FOUND", 1)[1])]
 
+
+async def test_the_demo_model_gives_the_same_tokens_in_vllm_and_in_the_embedded_engine(
+    tmp_path: Path,
+) -> None:
+    model = str(ROOT / "models" / "demo")
+    found = await asyncio.to_thread(answers_of_vllm, tmp_path)
     client = EngineClient(EngineConfig(model, dtype="float32", num_threads=1, kv_cache_bytes=64 << 20))
     await client.start()
     try:
