@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -80,10 +81,22 @@ def version() -> None:
     typer.echo(installed("sluice-gateway"))
 
 
+def hoisted(words: Sequence[str]) -> list[str]:
+    """The words with ``--url``, ``--key`` and ``--json`` that stand before the command behind it."""
+    before: list[str] = []
+    rest = list(words)
+    while rest and rest[0].split("=")[0] in ("--url", "--key", "--json"):
+        option = rest.pop(0)
+        before.append(option)
+        if option in ("--url", "--key") and rest:
+            before.append(rest.pop(0))
+    return [*rest, *before]
+
+
 def main() -> None:
     """Entry point; a closed pipe and Ctrl-C end without a traceback."""
     try:
-        app()
+        app(hoisted(sys.argv[1:]))
     except BrokenPipeError:
         sys.exit(141)
     except KeyboardInterrupt:

@@ -70,9 +70,10 @@ def replay(
     ] = False,
     max_errors: Annotated[int, typer.Option(help="Failed requests that are still a success.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
     json: Annotated[
-        str | None, typer.Option(metavar="FILE|-", help="Write the figures as JSON; - for standard output.")
-    ] = None,
+        bool, typer.Option("--json", help="Print the figures as JSON on standard output.")
+    ] = False,
 ) -> None:
     """Replay a trace against a gateway."""
     from rich.console import Console
@@ -80,7 +81,7 @@ def replay(
     from gateway.replay.errors import OptionError, ReplayError
 
     # Standard output stays clean for JSON.
-    console = Console(stderr=json == "-")
+    console = Console(stderr=json)
     problems = Console(stderr=True)
     try:
         _need_extras(plot)
@@ -107,8 +108,11 @@ def replay(
 
     console.print(tables(done.report, _notes(options, done)))
     try:
-        if json is not None:
-            _write_json(json, as_json(done.report, done.setup(options)))
+        figures = stdlib_json.dumps(as_json(done.report, done.setup(options)), indent=2, ensure_ascii=False)
+        if json:
+            typer.echo(figures)
+        if output is not None:
+            output.write_text(figures + "\n", encoding="utf-8")
         if plot is not None:
             from gateway.replay.plot import draw
 
@@ -177,14 +181,6 @@ def _notes(options: Options, done: Replayed) -> dict[str, str]:
         "scale": f"time / {options.speed:g}, lengths x {options.scale_tokens:g}",
         "prompts": f"{measured if lexicon.calibrated else 'lengths guessed: no /tokenize'}; {lengths}",
     }
-
-
-def _write_json(where: str, figures: dict[str, object]) -> None:
-    text = stdlib_json.dumps(figures, indent=2, ensure_ascii=False)
-    if where == "-":
-        typer.echo(text)
-    else:
-        Path(where).write_text(text + "\n", encoding="utf-8")
 
 
 def _escaped(text: str) -> str:

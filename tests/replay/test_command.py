@@ -54,7 +54,7 @@ async def test_a_replay_prints_tables_writes_json_and_a_picture(
         tmp_path / "r.png",
     )
     code, out, err = await run(
-        str(trace), "--url", gateway.url, "--speed", "2", "--plot", str(plot), "--json", str(figures)
+        str(trace), "--url", gateway.url, "--speed", "2", "--plot", str(plot), "--output", str(figures)
     )
     assert (code, err) == (0, "")
     for words in ("TTFT", "TPOT", "client-side delay", "goodput/s", "cached tokens", "time / 2"):
@@ -72,9 +72,7 @@ async def test_a_replay_prints_tables_writes_json_and_a_picture(
 async def test_json_on_standard_output_is_alone_there_and_holds_no_key(
     gateway: FakeGateway, azure: Azure
 ) -> None:
-    code, out, err = await run(
-        str(azure((0.0, 30, 2))), "--url", gateway.url, "--json", "-", "--key", "k-secret"
-    )
+    code, out, err = await run(str(azure((0.0, 30, 2))), "--url", gateway.url, "--json", "--key", "k-secret")
     assert code == 0
     assert json.loads(out)["schema"] == 1
     assert "TTFT" in err
