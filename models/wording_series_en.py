@@ -4,11 +4,8 @@ from __future__ import annotations
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "author": (
-        "by whom was {t} (made|drawn|written)?",
         "(which|what) person (created|drew|wrote) {t}?",
-        "the (creator|artist|mangaka|author) of {t} is who?",
         "(please name|name) the (author|mangaka|writer) of {t}.",
-        "I (can't remember|forgot) who (wrote|drew|made) {t}.",
         "who invented {t}?",
         "(whose|which artist's) idea was {t}?",
         "who (wrote|created|drew|made|is behind) {t}?",
@@ -26,7 +23,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "{t} has how many (volumes|books)?",
         "(what number|which number) of (volumes|books) does {t} have?",
         "how many (volumes|books) (in total|overall) for {t}?",
-        "if I (buy|get|read) (all of|the complete) {t}, how many (volumes|books) is it?",
         "how many (parts|tomes) does {t} consist of?",
         "where does {t} end, at which volume?",
         "how many (volumes|books|tankobon) (are there of|are there in|are in) {t}?",
@@ -56,9 +52,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "{t} status?",
     ),
     "publisher": (
-        "{t} is (published|released|printed) by whom?",
         "(which|what) (house|firm) (prints|brings out) {t}?",
-        "the (English |)publisher of {t} (is who|please)?",
         "who (prints|brings out|sells the licence of) {t}?",
         "who (publishes|is the publisher of|releases|puts out) {t} (in English|)?",
         "(which|what) (publisher|company) (publishes|releases|puts out) {t}?",

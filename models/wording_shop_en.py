@@ -195,7 +195,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "payment": (
         (
-            "(is|are) (PayPal|Visa|a credit card|a bank transfer|cards) (ok|accepted|possible)?",
+            "(is|are) (Visa|a credit card|a bank transfer|cards) (ok|accepted|possible)?",
             "how (does payment work|is payment done)?",
             "(payment|pay) with (card|PayPal|bank transfer)?",
             "(how can I|how do I|what can I) pay (with|)?",
@@ -231,7 +231,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "how long is the (shop|store) open (on {day}|today|)?",
             "(opening hours|opening times) (on {day}|of the store|)?",
-            "(until when|from when) (are you|is the store) open (on {day}|)?",
+            "from when (are you|is the store) open (on {day}|)?",
             "can I (visit|come to) (your store|you) on {day}?",
             "(when|what time) (are you|is the shop|is your store|does the shop|do you) open?",
             "(what are|tell me) your (opening hours|hours|opening times)?",
@@ -259,7 +259,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gift": (
         (
             "(is|do you have) gift wrapping (available|)?",
-            "(can you|please) wrap (the book|it|my order) (for a birthday|for Christmas|nicely)",
+            "(can you|please) wrap (the book|it|my order) (for Christmas|in paper)",
             "I am buying a (present|gift). Do you (wrap|pack) (it|gifts)?",
             "(do you|can you|could you) (offer gift wrapping|wrap it as a gift|gift wrap my order)?",
             "do you (sell|have) gift cards?",

@@ -84,7 +84,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "bye": (
         (
-            "(I have to go|I am leaving|talk to you later|until next time|so long|farewell)(!|.|)",
+            "(I have to go|I am leaving|talk to you later|so long|farewell)(!|.|)",
             "(bye|goodbye), (see you soon|have a good evening|until tomorrow|and thanks)(!|.|)",
             "(that was it|nothing else|I am done), (bye|goodbye|good night)(!|.|)",
             "(bye|goodbye|see you|bye bye|have a nice day|see you later|good night)(!|.|)",
@@ -98,17 +98,14 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "off_topic": (
         (
-            "(will it rain|is it cold|how hot is it) (in {city} |)(today|tomorrow|on the weekend)?",
+            "(is it cold|how hot is it) (in {city} |)(today|tomorrow|on the weekend)?",
             (
                 "(explain|what is) (quantum physics|photosynthesis|inflation|a black"
                 " hole|gravity|democracy)(?| to me)"
             ),
+            "(check|correct|do) (my maths|my essay|my taxes|my thesis|a presentation)",
             (
-                "(help|can you help) me with (my maths|my essay|my taxes|my thesis|a presentation|my English"
-                " exam)"
-            ),
-            (
-                "(how can I|what is the best way to) (save money|earn money|learn the piano|train a dog|grow"
+                "how can I (save money|earn money|learn the piano|train a dog|grow"
                 " tomatoes|clean a carpet|sleep better)?"
             ),
             "should I (buy|sell) (bitcoin|gold|a house|a new car)?",
