@@ -195,6 +195,10 @@ class ChatTokenizer:
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         return self._vocabulary.tokens(token_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; nothing for an id that the vocabulary does not have."""
+        return self._vocabulary.token_bytes(token_id)
+
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         """The first id that the vocabulary does not have, if any."""
         return self._vocabulary.unknown_id(token_ids)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from budgeting.controls import ControlTokens
 from budgeting.errors import TokenizerError
+from budgeting.token_bytes import TokenBytes
 from budgeting.tokenizer_files import TokenizerFiles
 
 
@@ -33,6 +34,8 @@ class Vocabulary:
 
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special}
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._bytes = TokenBytes(files.tokenizer_json)
         normalized = self._tokenizer.normalizer is not None and any(t.normalized for t in special.values())
         self.controls = ControlTokens({t.content: i for i, t in special.items()}, always=normalized)
         self.clean_cuts = not normalized and not any(
@@ -95,6 +98,11 @@ class Vocabulary:
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         self._check(token_ids)
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; nothing for an id that the vocabulary does not have."""
+        content = self._added.get(token_id)
+        return self._bytes.of(self._tokenizer.id_to_token(token_id) or "") if content is None else content
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         """The first id that the vocabulary does not have, if any."""

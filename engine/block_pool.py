@@ -1,11 +1,21 @@
-"""The pool of KV blocks: who owns which block. It knows ids and reference counts, never tensors.
+"""The pool of KV blocks: who owns which block, and which one is used next. It knows ids, never tensors.
 
 Block 0 is the null block: it belongs to nobody, stays zero, and fills the unused end of a block table, so
 that a padded gather reads something finite. Ids 1 to ``num_blocks`` are handed out.
+
+    blank ──allocate──> in use ──release──> blank       nothing worth keeping in it
+                          │ ▲
+                   release│ │share
+                          ▼ │
+                        cached ──allocate──> in use     its prefix is known; evicted when no blank one is left
+
+Blank and cached blocks are both free.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+
+from engine.prefix_cache import PrefixCache
 
 NULL_BLOCK = 0
 
@@ -13,20 +23,24 @@ NULL_BLOCK = 0
 class BlockPool:
     """Fixed-size blocks with reference counts.
 
-    Free blocks are a stack: what was given back last is used first, while it is still in the processor's
-    cache, and memory that no request has needed yet is never touched.
+    Blank blocks are a stack: what was given back last is used first, while it is still in the processor's
+    cache, and memory that no request has needed yet is never touched. Cached blocks are evicted in the order
+    in which they were released; of one release the last block goes first, since a block is of no use without
+    those before it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks, NULL_BLOCK, -1))
+        self.cache = PrefixCache()
+        self._blank = list(range(num_blocks, NULL_BLOCK, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * (num_blocks + 1)
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation can have now."""
-        return len(self._free)
+        """Blocks that an allocation can have now, blank or cached."""
+        return len(self._blank) + len(self._cached)
 
     @property
     def usage(self) -> float:
@@ -37,20 +51,26 @@ class BlockPool:
         """How many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def count_free(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks``, which are known, are free."""
+        return sum([block in self._cached for block in blocks])
+
     def allocate(self, count: int) -> list[int]:
         """Takes ``count`` free blocks, each with one reference. Raises ValueError when there are fewer."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each of ``blocks``, which must be in use."""
+        """Adds a reference to each of ``blocks``, which must be in use or cached."""
         for block in blocks:
             if self._references[block] == 0:
-                raise ValueError(f"block {block} is free and cannot be shared")
+                if block not in self._cached:
+                    raise ValueError(f"block {block} is blank and cannot be shared")
+                del self._cached[block]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -60,24 +80,46 @@ class BlockPool:
                 raise ValueError(f"block {block} is free already")
             self._references[block] -= 1
             if self._references[block] == 0:
-                self._free.append(block)
+                if block in self.cache:
+                    self._cached[block] = None
+                else:
+                    self._blank.append(block)
+
+    def remember(self, block: int, digest: bytes) -> None:
+        """Makes a block in use known: it is full and computed, and its content has this identity.
+
+        A block computed twice is known by its last copy, which outlives the other; that one becomes plain.
+        """
+        if self._references[block] == 0:
+            raise ValueError(f"block {block} is free and cannot become known")
+        before = self.cache.put(digest, block)
+        if before is not None and before in self._cached:
+            del self._cached[before]
+            self._blank.append(before)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless ``tables``, all block tables there are, explain every reference.
 
-        free + in use = all; no block is free and in use; none is free twice; the null block is never handed
-        out.
+        free + cached + in use = all; no block is in two of these or twice in one; what is free and known is
+        what is cached; the null block is never handed out.
         """
         owned = Counter(block for table in tables for block in table)
-        free = set(self._free)
+        blank, cached = set(self._blank), set(self._cached)
         used = {block for block, count in enumerate(self._references) if count}
         problems = {
-            "a block is free twice": len(free) != len(self._free),
-            "the null block was handed out": NULL_BLOCK in free or NULL_BLOCK in used,
-            "a block is free and in use": bool(free & used),
-            "a block is lost": len(free) + len(used) != self.num_blocks,
+            "a block is free twice": len(self._blank) + len(cached) != len(blank | cached),
+            "the null block was handed out": NULL_BLOCK in blank | cached | used,
+            "a block is free and in use": bool((blank | cached) & used),
+            "a block is lost": len(blank | cached | used) != self.num_blocks,
             "references and tables differ": owned != {block: self._references[block] for block in used},
+            "a blank block is known": any(block in self.cache for block in blank),
+            "a cached block is not known": not all(block in self.cache for block in cached),
         }
         found = [problem for problem, present in problems.items() if present]
         if found:
             raise AssertionError("block pool: " + "; ".join(found))
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self.cache.drop(block)
+        return block

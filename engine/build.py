@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,12 +14,17 @@ import torch
 from engine.block_pool import BlockPool
 from engine.engine import Engine
 from engine.errors import EngineStartError, InvalidConfig
+from engine.kv_pool import ACTIVATION_BYTES, compute_kv_pool_size
 from engine.loader import read_config, read_tokenizer, read_weights, resolve_device, resolve_dtype
-from engine.model import LlamaModel, ModelConfig
+from engine.lora import AdapterBank
+from engine.lora_loader import read_adapter
+from engine.model import Decoder, ModelConfig
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
-from engine.values import EngineConfig, EngineInfo
+from engine.structured import Grammars
+from engine.values import GIB, EngineConfig, EngineInfo
 
+CPU_KV_BYTES = GIB
 _log = logging.getLogger(__name__)
 
 
@@ -31,15 +37,21 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     model_config = read_config(folder)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, device)
-    token_bytes = model_config.kv_bytes_per_token(dtype.itemsize)
-    num_blocks = pool_blocks(config, token_bytes)
+    num_blocks = pool_blocks(config, model_config, device, dtype.itemsize)
     max_model_len = min(config.max_model_len, model_config.max_position, num_blocks * config.block_size)
     tokenizer = read_tokenizer(folder)
     try:
         weights = read_weights(folder, model_config, dtype, device)
-        model = LlamaModel(model_config, weights, max_model_len)
+        model = Decoder(model_config, weights, max_model_len)
+        adapters = AdapterBank(
+            config.max_loras,
+            partial(
+                read_adapter, config=model_config, max_rank=config.max_lora_rank, dtype=dtype, device=device
+            ),
+        )
         runner = ModelRunner(
             model,
+            adapters,
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
@@ -56,48 +68,67 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         eos_token_ids=model_config.eos_token_ids,
         block_size=config.block_size,
         total_blocks=num_blocks,
-        kv_bytes_per_token=token_bytes,
+        kv_bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
         max_requests=config.max_num_seqs + config.max_waiting,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        parameters=count_parameters(model_config),
+        parameters=model_config.num_parameters,
         load_s=clock() - started_at,
     )
     _log.info(
-        "%s on %s in %s: KV %d bytes a token x %d a block x %d blocks = %.2f GiB; %d tokens a request",
+        "%s (%s, %d parameters) on %s in %s: %d KV blocks of %d tokens; %d tokens a request",
         folder,
+        info.architecture,
+        info.parameters,
         info.device,
         info.dtype,
-        token_bytes,
-        config.block_size,
         num_blocks,
-        token_bytes * config.block_size * num_blocks / 1024**3,
+        config.block_size,
         max_model_len,
     )
     return Engine(
         info=info,
         pool=pool,
         scheduler=Scheduler(
-            pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+            pool,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            prefix_caching=config.enable_prefix_caching,
         ),
         runner=runner,
         tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, info.vocab_size, info.eos_token_ids),
         clock=clock,
         seeds=random.Random(config.seed),
+        adapters=adapters,
     )
 
 
-def pool_blocks(config: EngineConfig, kv_bytes_per_token: int) -> int:
-    """How many blocks the pool has. Raises InvalidConfig when not even one fits."""
+def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, item_bytes: int) -> int:
+    """How many blocks the pool has; logs how that came about. Raises InvalidConfig when not even one fits.
+
+    Without a number or a size in the configuration it is what the GPU's free memory leaves after the weights;
+    on the CPU, where memory is everybody's, ``CPU_KV_BYTES``.
+    """
     if config.num_blocks is not None:
         return config.num_blocks
-    blocks = config.kv_cache_bytes // (kv_bytes_per_token * config.block_size)
-    if blocks < 1:
-        raise InvalidConfig(
-            f"kv_cache_bytes {config.kv_cache_bytes} is less than one block "
-            f"of {config.block_size} tokens at {kv_bytes_per_token} bytes"
-        )
-    return blocks
+    if config.kv_cache_bytes is None and device.type == "cuda":
+        memory, utilization = torch.cuda.mem_get_info(device)[0], config.gpu_memory_utilization
+        weights, activations = None, ACTIVATION_BYTES
+    else:
+        memory, utilization, weights, activations = config.kv_cache_bytes or CPU_KV_BYTES, 1.0, 0, 0
+    size = compute_kv_pool_size(
+        memory,
+        model,
+        item_bytes=item_bytes,
+        block_size=config.block_size,
+        utilization=utilization,
+        weights_bytes=weights,
+        activation_bytes=activations,
+    )
+    for line in size.arithmetic:
+        _log.info("KV pool, %s", line)
+    return size.num_blocks
 
 
 def default_threads() -> int:
@@ -105,17 +136,13 @@ def default_threads() -> int:
     return max(1, min(8, (os.cpu_count() or 1) - 1))
 
 
-def count_parameters(config: ModelConfig) -> int:
-    """Weights of the model, from its shape; tied embeddings count once."""
-    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-    layer = attention + 3 * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    return config.num_layers * layer + embeddings + config.hidden_size
-
-
 def _check_config(config: EngineConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
-        least = {"seed": None, "max_waiting": 0}.get(field.name, 1)
-        if isinstance(value, int) and least is not None and value < least:
+        least = {"seed": None, "max_waiting": 0, "max_loras": 0}.get(field.name, 1)
+        if type(value) is int and least is not None and value < least:
             raise InvalidConfig(f"{field.name} must be at least {least}, not {value}")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise InvalidConfig(
+            f"gpu_memory_utilization must be above 0 and at most 1, not {config.gpu_memory_utilization}"
+        )

@@ -8,11 +8,12 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from engine.errors import (
@@ -21,11 +22,26 @@ from engine.errors import (
     EngineDead,
     EngineError,
     EngineStartError,
+    UnknownAdapter,
     error_from_code,
 )
 from engine.limits import check_request
 from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput, coalesce
-from engine.wire import Abort, Add, Command, Died, Event, FrameReader, Start, Started, Step, encode
+from engine.wire import (
+    Abort,
+    AdapterSettled,
+    Add,
+    Command,
+    Died,
+    Event,
+    FrameReader,
+    LoadAdapter,
+    Start,
+    Started,
+    Step,
+    UnloadAdapter,
+    encode,
+)
 
 # Commands that the child has not read yet: it reads between steps, so this is many times what one step can
 # leave.
@@ -72,15 +88,18 @@ class Ticket:
         Raises EngineDead once the engine has died and everything that came before has been received. Not to
         be called by two tasks at once, nor after the output with a ``finish_reason``.
         """
-        if not self._mailbox and self._closed is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+        if not self._has_news:
+            await _news_of((self,))
+        return self._take()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._mailbox) or self._closed is not None
+
+    def _take(self) -> SequenceOutput:
         if self._mailbox:
             outputs, self._mailbox = self._mailbox, []
-            return replace(coalesce(outputs), request_id=self.request_id)
+            return coalesce(self.request_id, outputs)
         raise self._closed or EngineError("the ticket has no more output")
 
     def _deliver(self, output: SequenceOutput) -> None:
@@ -94,6 +113,24 @@ class Ticket:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def receive_any(tickets: Collection[Ticket]) -> list[tuple[Ticket, SequenceOutput]]:
+    """Waits until one of ``tickets`` has output and returns what each has, as ``Ticket.receive`` does."""
+    if not any(ticket._has_news for ticket in tickets):
+        await _news_of(tickets)
+    return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
+
+
+async def _news_of(tickets: Collection[Ticket]) -> None:
+    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for ticket in tickets:
+        ticket._waiter = news
+    try:
+        await news
+    finally:
+        for ticket in tickets:
+            ticket._waiter = None
 
 
 class EngineClient:
@@ -122,6 +159,9 @@ class EngineClient:
         self._death = ""
         self._by_wire_id: dict[str, Ticket] = {}
         self._request_ids: set[str] = set()
+        self._adapters: dict[str, str] = {}
+        self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
+        self._calls = count()
         self._submitted = 0
 
     @property
@@ -138,6 +178,11 @@ class EngineClient:
     def info(self) -> EngineInfo | None:
         """What was loaded; None before the start."""
         return self._info
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The adapters that requests may name, each with the folder it was loaded from."""
+        return MappingProxyType(self._adapters)
 
     @property
     def pid(self) -> int | None:
@@ -167,7 +212,7 @@ class EngineClient:
     def submit(self, request: GenerationRequest) -> Ticket:
         """Sends a request. Raises EngineDead, or the RequestRefused that tells why it cannot run."""
         if self._state is not EngineState.READY or self._info is None or self._transport is None:
-            raise EngineDead(self._death or f"the engine is {self._state.value}")
+            raise self._not_ready()
         if request.request_id in self._request_ids:
             raise DuplicateRequest(f"request {request.request_id!r} is in flight")
         if (
@@ -176,6 +221,8 @@ class EngineClient:
         ):
             raise EngineBusy(f"{len(self._by_wire_id)} requests are in flight")
         check_request(request, self._info)
+        if request.adapter_id is not None and request.adapter_id not in self._adapters:
+            raise UnknownAdapter(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
         self._submitted += 1
         ticket = Ticket(request.request_id, f"{self._submitted}:{request.request_id}", self)
@@ -183,6 +230,22 @@ class EngineClient:
         self._request_ids.add(request.request_id)
         self._send(Add(replace(request, request_id=ticket.wire_id)))
         return ticket
+
+    async def load_adapter(self, adapter_id: str, path: str) -> None:
+        """Loads a LoRA adapter from a folder, while requests run. One of that id is replaced: requests
+        submitted before that finish on the weights they started with.
+
+        Raises an AdapterError, and then nothing has changed, or EngineDead. When cancelled the load goes on;
+        ``adapters`` tells when it is done.
+        """
+        await self._call(LoadAdapter(next(self._calls), adapter_id, path))
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        """Lets no new request name the adapter; its weights go with the last request that uses them.
+
+        Raises AdapterNotLoaded or EngineDead.
+        """
+        await self._call(UnloadAdapter(next(self._calls), adapter_id))
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
@@ -223,6 +286,17 @@ class EngineClient:
                 self._process.kill()
             await self._process.wait()
 
+    async def _call(self, command: LoadAdapter | UnloadAdapter) -> None:
+        if self._state is not EngineState.READY:
+            raise self._not_ready()
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._adapter_calls[command.call] = command, settled
+        self._send(command)
+        await settled
+
+    def _not_ready(self) -> EngineDead:
+        return EngineDead(self._death or f"the engine is {self._state.value}")
+
     def _send(self, command: Command) -> None:
         if self._transport is not None:
             self._transport.write(encode(command))
@@ -241,6 +315,8 @@ class EngineClient:
             self._signals = event.signals
             if self._on_signals is not None:
                 self._on_signals(event.signals)
+        elif isinstance(event, AdapterSettled):
+            self._settle(event)
         elif isinstance(event, Died):
             self._death = f"the engine failed: {event.message}"
         elif self._started is not None and not self._started.done():
@@ -248,6 +324,19 @@ class EngineClient:
                 self._started.set_result(event.info)
             else:
                 self._started.set_exception(error_from_code(event.code, event.message))
+
+    def _settle(self, event: AdapterSettled) -> None:
+        command, settled = self._adapter_calls.pop(event.call)
+        if event.code is None and isinstance(command, LoadAdapter):
+            self._adapters[command.adapter_id] = command.path
+        elif event.code is None:
+            self._adapters.pop(command.adapter_id, None)
+        if settled.done():
+            return  # cancelled
+        if event.code is None:
+            settled.set_result(None)
+        else:
+            settled.set_exception(error_from_code(event.code, event.message))
 
     def _deliver(self, output: SequenceOutput) -> None:
         ticket = self._by_wire_id.get(output.request_id)
@@ -278,6 +367,12 @@ class EngineClient:
         self._request_ids.clear()
         for ticket in tickets:
             ticket._close(EngineDead(message))
+        calls = list(self._adapter_calls.values())
+        self._adapter_calls.clear()
+        self._adapters.clear()
+        for _, settled in calls:
+            if not settled.done():
+                settled.set_exception(EngineDead(message))
 
 
 class _Receiver(asyncio.Protocol):
@@ -303,8 +398,15 @@ def _child_environment() -> dict[str, str]:
     """This process's environment, with the place where the package ``engine`` is found.
 
     OpenMP's threads sleep while they wait instead of spinning: on two busy cores a spinning wait for a thread
-    that is not scheduled took 10 ms a step, a sleeping one 2 ms.
+    that is not scheduled took 10 ms a step, a sleeping one 2 ms. glibc's allocator keeps the memory of a
+    step's tensors for the next one: giving it back made page faults of a tenth of a prefill step's time.
     """
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    defaults = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    defaults = {
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+    }
     return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,22 +1,38 @@
-"""The engine: requests in, one step at a time, outputs out. No asyncio, no threads, no sockets."""
+"""The engine: requests in, one step at a time, outputs out. No asyncio, no sockets; its only thread builds
+grammars (``structured``).
+"""
 
 import random
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from engine.block_pool import BlockPool
-from engine.errors import DuplicateRequest, EngineBusy
+from engine.errors import DuplicateRequest, EngineBusy, InvalidGrammar
 from engine.limits import check_request
+from engine.lora import AdapterBank, LoraWeights
+from engine.penalties import adjustments_of
 from engine.runner import OutOfMemory, Runner, StepResult
 from engine.scheduler import Chunk, Scheduler
-from engine.sequence import Sequence
+from engine.sequence import AdapterVersion, Sequence, Status
+from engine.structured import Grammar, Grammars, Matcher
 from engine.text import Detokenizer, StopStrings
-from engine.values import EngineInfo, EngineSignals, FinishReason, GenerationRequest, SequenceOutput
+from engine.values import (
+    EngineInfo,
+    EngineSignals,
+    FinishReason,
+    GenerationRequest,
+    SequenceOutput,
+    TokenLogprob,
+)
 
 NAN_OUTPUT = "nan_output"
 OUT_OF_MEMORY = "out_of_memory"
+# Longest that a step waits for a grammar when there is nothing else to do.
+GRAMMAR_WAIT_S = 0.01
 
 
 class _Entry:
@@ -44,16 +60,21 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         tokenizer: Tokenizer,
+        grammars: Grammars,
         clock: Callable[[], float],
         seeds: random.Random,
+        adapters: AdapterBank,
     ) -> None:
         self.info = info
         self._pool = pool
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._building: dict[Sequence, Future[Grammar]] = {}
         self._clock = clock
         self._seeds = seeds
+        self._adapters = adapters
         self._entries: dict[str, _Entry] = {}
         self._eos = frozenset(info.eos_token_ids)
         self._last_step = EngineSignals(total_blocks=pool.num_blocks, block_size=pool.block_size)
@@ -66,14 +87,43 @@ class Engine:
     @property
     def signals(self) -> EngineSignals:
         """The state now, and the figures of the last step."""
-        return replace(
+        now = replace(
             self._last_step,
             running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            waiting=len(self._scheduler.waiting) + len(self._building),
             free_blocks=self._pool.num_free,
             kv_usage=self._pool.usage,
             preemptions=self._scheduler.preemptions,
+            prefix_queries=self._scheduler.prefix_queries,
+            prefix_hits=self._scheduler.prefix_hits,
         )
+        if self._adapters.is_empty:
+            return now
+        return replace(
+            now,
+            adapters_resident=self._adapters.resident,
+            adapters_running=self._adapters_of(lambda status: status is Status.RUNNING),
+            adapters_waiting=self._adapters_of(lambda status: status is Status.WAITING),
+        )
+
+    def read_adapter(self, folder: Path) -> LoraWeights:
+        """The weights in a PEFT folder, for ``install_adapter``. Changes nothing, so another thread may call
+        it while the engine steps. Raises an AdapterError.
+        """
+        return self._adapters.read(folder)
+
+    def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
+        """Adds an adapter, or replaces the one of that id: requests added from now on get it, those before
+        keep what they have. Raises NoAdapterRoom.
+        """
+        self._adapters.install(adapter_id, weights, self._adapters_in_use())
+
+    def remove_adapter(self, adapter_id: str) -> None:
+        """Requests added from now on cannot name it; its weights go with the last one that uses them. Raises
+        AdapterNotLoaded.
+        """
+        self._adapters.remove(adapter_id)
+        self._free_adapters()
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. Raises a RequestRefused, and then nothing has changed."""
@@ -84,27 +134,33 @@ class Engine:
         check_request(request, self.info)
         given = request.sampling.seed
         seed = self._seeds.getrandbits(64) if given is None else given
-        sequence = Sequence(request, arrived_at=self._clock(), seed=seed)
+        adapter = None if request.adapter_id is None else self._adapters.version(request.adapter_id)
+        sequence = Sequence(request, arrived_at=self._clock(), seed=seed, adapter=adapter)
+        sequence.adjustments = adjustments_of(request.sampling, request.prompt_token_ids)
         self._entries[request.request_id] = _Entry(sequence, self._tokenizer)
-        self._scheduler.add(sequence)
+        if request.sampling.structured is None:
+            self._scheduler.add(sequence)
+        else:
+            self._building[sequence] = self._grammars.build(request.sampling.structured)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request without an output, its blocks free at once. False when it is not in flight."""
-        entry = self._entries.pop(request_id, None)
+        entry = self._entries.get(request_id)
         if entry is None:
             return False
-        self._scheduler.finish(entry.sequence)
+        self._drop(entry.sequence)
         return True
 
     def step(self) -> list[SequenceOutput]:
         """Computes one batch and returns what it brought."""
+        refused = self._queue_built() if self._building else []
         started_at = self._clock()
         chunks = self._scheduler.schedule()
         for chunk in chunks:
             if chunk.sequence.first_scheduled_at is None:
                 chunk.sequence.first_scheduled_at = started_at
         chunks, result = self._run(chunks)
-        outputs = self._update(chunks, result)
+        outputs = refused + self._update(chunks, result)
         self._last_step = replace(
             self._last_step,
             step_s=self._clock() - started_at,
@@ -116,6 +172,21 @@ class Engine:
     def check_integrity(self) -> None:
         """Raises AssertionError unless all blocks and rows are accounted for."""
         self._scheduler.check_integrity()
+
+    def _queue_built(self) -> list[SequenceOutput]:
+        """Queues the sequences whose grammar is built; those whose shape has none end here."""
+        if not (self._scheduler.running or self._scheduler.waiting):
+            wait(self._building.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
+        refused = []
+        for sequence, built in [item for item in self._building.items() if item[1].done()]:
+            try:
+                sequence.matcher = Matcher(built.result())
+            except InvalidGrammar as error:
+                refused.append(self._fail(sequence, error.code, str(error)))
+            else:
+                del self._building[sequence]
+                self._scheduler.add(sequence)
+        return refused
 
     def _run(self, chunks: list[Chunk]) -> tuple[list[Chunk], StepResult | None]:
         """Runs the step; when memory is short, with ever fewer sequences. None: not even one could run."""
@@ -132,19 +203,29 @@ class Engine:
         if result is None:
             return [self._fail(chunks[0].sequence, OUT_OF_MEMORY)]
         now = self._clock()
-        self._scheduler.advance(chunks)
+        # What failed is not computed: its blocks must not become known to the prefix cache.
+        self._scheduler.advance([chunk for at, chunk in enumerate(chunks) if at not in result.failed])
         outputs = []
         for index, (chunk, token) in enumerate(zip(chunks, result.tokens, strict=True)):
             if index in result.failed:
                 outputs.append(self._fail(chunk.sequence, NAN_OUTPUT))
             elif token is not None:
-                outputs.append(self._append(self._entries[chunk.sequence.request.request_id], token, now))
+                entry = self._entries[chunk.sequence.request.request_id]
+                outputs.append(self._append(entry, token, now, result.logprobs.get(index)))
         return outputs
 
-    def _append(self, entry: _Entry, token: int, now: float) -> SequenceOutput:
+    def _append(
+        self, entry: _Entry, token: int, now: float, logprob: TokenLogprob | None = None
+    ) -> SequenceOutput:
         """Adds a sampled token to its sequence: its text, and whether it is the last one."""
         sequence, stops = entry.sequence, entry.stops
         sampling = sequence.request.sampling
+        try:
+            complete = sequence.matcher is not None and sequence.matcher.accept(token)
+        except InvalidGrammar as error:
+            return self._fail(sequence, error.code, str(error))
+        if sequence.adjustments is not None:
+            sequence.adjustments.add(token)
         sequence.token_ids.append(token)
         if sequence.first_token_at is None:
             sequence.first_token_at = now
@@ -158,20 +239,39 @@ class Engine:
             text = stops.push(entry.detokenizer.push(token))
             if stops.matched is not None:
                 reason, stop_reason = FinishReason.STOP, stops.matched
+            elif complete:
+                reason = FinishReason.STOP
             elif sequence.num_output >= sampling.max_tokens or sequence.num_tokens >= self.info.max_model_len:
                 reason = FinishReason.LENGTH
         if reason is not None:
             text += stops.flush()
             self._drop(sequence)
-        return self._output(sequence, text, (token,), reason, stop_reason=stop_reason)
+        logprobs = () if logprob is None else (logprob,)
+        return self._output(sequence, text, (token,), reason, stop_reason=stop_reason, logprobs=logprobs)
 
-    def _fail(self, sequence: Sequence, error: str) -> SequenceOutput:
+    def _fail(self, sequence: Sequence, error: str, detail: str | None = None) -> SequenceOutput:
         self._drop(sequence)
-        return self._output(sequence, "", (), FinishReason.ERROR, error=error)
+        return self._output(sequence, "", (), FinishReason.ERROR, error=error, detail=detail)
 
     def _drop(self, sequence: Sequence) -> None:
-        self._scheduler.finish(sequence)
+        if self._building.pop(sequence, None) is None:
+            self._scheduler.finish(sequence)
         del self._entries[sequence.request.request_id]
+        if sequence.adapter is not None:
+            self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        if self._adapters.has_retired:
+            self._adapters.drop_unused(self._adapters_in_use())
+
+    def _adapters_in_use(self) -> set[AdapterVersion | None]:
+        return {entry.sequence.adapter for entry in self._entries.values()}
+
+    def _adapters_of(self, among: Callable[[Status], bool]) -> tuple[str, ...]:
+        sequences = [entry.sequence for entry in self._entries.values()]
+        return tuple(
+            sorted({one.adapter.adapter_id for one in sequences if one.adapter and among(one.status)})
+        )
 
     def _output(
         self,
@@ -182,6 +282,8 @@ class Engine:
         *,
         stop_reason: str | int | None = None,
         error: str | None = None,
+        detail: str | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
     ) -> SequenceOutput:
         timed = reason is not None or sequence.num_output == 1
         return SequenceOutput(
@@ -196,4 +298,6 @@ class Engine:
             prefill_s=sequence.prefill_s if timed else None,
             error=error,
             stop_reason=stop_reason,
+            logprobs=logprobs,
+            detail=detail,
         )

@@ -7,11 +7,20 @@ EngineError
 │   ├── UnsupportedArchitecture the checkpoint is of a kind this engine does not run
 │   └── InvalidConfig           a setting is out of range or the device is not there
 ├── EngineDead                  the engine process ended; all its requests are lost
+├── AdapterError                this LoRA adapter was not loaded or unloaded; nothing has changed
+│   ├── AdapterNotFound         the folder or one of its files is missing
+│   ├── AdapterUnreadable       a file is cut short, or is not what its name says
+│   ├── AdapterUnsupported      it is of a kind, or asks for something, that this engine does not run
+│   ├── AdapterMismatch         its tensors do not fit the model
+│   ├── NoAdapterRoom           as many are loaded as may be, or memory is short; may be tried again
+│   └── AdapterNotLoaded        no adapter of that id to unload
 └── RequestRefused              this request alone was not taken; nothing was queued
     ├── PromptTooLong           no room for even one output token
     ├── EmptyPrompt             no prompt tokens
     ├── UnknownToken            a token id outside the vocabulary
     ├── InvalidSampling         a sampling parameter is out of range
+    ├── InvalidGrammar          the shape asked for is not one that text can be held to
+    ├── UnknownAdapter          the adapter it names is not loaded
     ├── DuplicateRequest        the request id is in flight already
     └── EngineBusy              the queue is full; may be tried again
 
@@ -63,6 +72,48 @@ class EngineDead(EngineError):
     code = "engine_dead"
 
 
+class AdapterError(EngineError):
+    """A LoRA adapter was not loaded or unloaded; nothing has changed."""
+
+    code = "adapter_error"
+
+
+class AdapterNotFound(AdapterError):
+    """The adapter's folder, or a file that must be in it, does not exist."""
+
+    code = "adapter_not_found"
+
+
+class AdapterUnreadable(AdapterError):
+    """A file of the adapter is cut short, or is not JSON or safetensors."""
+
+    code = "adapter_unreadable"
+
+
+class AdapterUnsupported(AdapterError):
+    """The adapter is of a kind, or asks for something, that this engine does not run."""
+
+    code = "adapter_unsupported"
+
+
+class AdapterMismatch(AdapterError):
+    """The adapter's tensors are not those that its configuration and the model call for."""
+
+    code = "adapter_mismatch"
+
+
+class NoAdapterRoom(AdapterError):
+    """As many adapters are loaded or in use as may be, or memory is short; later there may be room."""
+
+    code = "no_adapter_room"
+
+
+class AdapterNotLoaded(AdapterError):
+    """There is no adapter of that id to unload."""
+
+    code = "adapter_not_loaded"
+
+
 class RequestRefused(EngineError):
     """The request was not taken; the others are not affected."""
 
@@ -91,6 +142,18 @@ class InvalidSampling(RequestRefused):
     """A sampling parameter is out of range."""
 
     code = "invalid_sampling"
+
+
+class InvalidGrammar(RequestRefused):
+    """The schema, pattern, choice or grammar is malformed, unsupported, or too complex to follow."""
+
+    code = "invalid_grammar"
+
+
+class UnknownAdapter(RequestRefused):
+    """The adapter that the request names is not loaded."""
+
+    code = "unknown_adapter"
 
 
 class DuplicateRequest(RequestRefused):

@@ -2,8 +2,14 @@
 
 import math
 
-from engine.errors import EmptyPrompt, InvalidSampling, PromptTooLong, UnknownToken
+from engine.errors import EmptyPrompt, InvalidGrammar, InvalidSampling, PromptTooLong, UnknownToken
 from engine.values import EngineInfo, GenerationRequest, SamplingParams
+
+# Most log-probabilities a token; OpenAI's and vLLM's limit too.
+MAX_LOGPROBS = 20
+# Longest schema, pattern or grammar. Building takes up to 4 ms for 1,000 characters (measured on one core, a
+# schema of properties only), so the longest a quarter of a second.
+MAX_SPEC_CHARS = 65_536
 
 
 def check_request(request: GenerationRequest, info: EngineInfo) -> None:
@@ -18,6 +24,7 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         raise UnknownToken(f"the prompt has a token id outside the vocabulary of {info.vocab_size}")
     _check_sampling(request.sampling)
+    _check_adjustments(request.sampling, info.vocab_size)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
@@ -36,6 +43,31 @@ def _check_sampling(sampling: SamplingParams) -> None:
     numbers = (sampling.max_tokens, sampling.top_k, sampling.seed or 0, *sampling.stop_token_ids)
     if any(not -(2**63) <= number < 2**63 for number in numbers):
         raise InvalidSampling("max_tokens, top_k, seed and stop ids must be 64-bit integers")
+
+
+def _check_adjustments(sampling: SamplingParams, vocab_size: int) -> None:
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidSampling(f"min_p must be from 0 to 1, not {sampling.min_p}")
+    if not 0.01 <= sampling.repetition_penalty <= 100:  # so that no logit leaves float32
+        raise InvalidSampling(
+            f"repetition_penalty must be from 0.01 to 100, not {sampling.repetition_penalty}"
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= (value := getattr(sampling, name)) <= 2:
+            raise InvalidSampling(f"{name} must be from -2 to 2, not {value}")
+    if not all(0 <= token < vocab_size and -100 <= bias <= 100 for token, bias in sampling.logit_bias):
+        raise InvalidSampling(
+            f"logit_bias must be from -100 to 100, for token ids below the vocabulary's {vocab_size}"
+        )
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+        raise InvalidSampling(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
+    if (shape := sampling.structured) is not None:
+        if len(shape.spec) > MAX_SPEC_CHARS:
+            raise InvalidGrammar(
+                f"the {shape.kind.value} has {len(shape.spec)} characters; allowed: {MAX_SPEC_CHARS}"
+            )
+        if not _is_text(shape.spec):
+            raise InvalidGrammar(f"the {shape.kind.value} has a lone surrogate")
 
 
 def _is_text(value: str) -> bool:

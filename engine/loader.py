@@ -4,7 +4,10 @@ Whatever is wrong with the folder ends in one ``EngineStartError`` whose text na
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,9 +16,26 @@ from tokenizers import Tokenizer
 
 from engine.errors import InvalidConfig, ModelNotFound, ModelTruncated, UnsupportedArchitecture
 from engine.linear import Linear
-from engine.model import LayerWeights, ModelConfig, ModelWeights, RopeScaling
+from engine.model import LayerWeights, LinearScaling, Llama3Scaling, ModelConfig, ModelWeights
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How a family differs from Llama: biases of query, key and value; norms of each query and key head."""
+
+    qkv_bias: bool = False
+    head_norm: bool = False
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Architecture(),
+        "Qwen2ForCausalLM": Architecture(qkv_bias=True),
+        "Qwen3ForCausalLM": Architecture(head_norm=True),
+    }
+)
+# Settings of config.json that change the computation in ways not implemented, when they are set.
+REFUSED_OPTIONS = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -23,12 +43,12 @@ def read_config(folder: Path) -> ModelConfig:
     """The model's shape. Raises ModelNotFound, ModelTruncated or UnsupportedArchitecture."""
     if not folder.is_dir():
         raise ModelNotFound(f"model folder {folder} does not exist")
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or [raw.get("model_type", "unknown")])[0]
     if architecture not in ARCHITECTURES:
         runs = ", ".join(ARCHITECTURES)
         raise UnsupportedArchitecture(f"{folder} is a {architecture}; this engine runs {runs}")
-    for option in ("attention_bias", "mlp_bias"):
+    for option in REFUSED_OPTIONS:
         if raw.get(option):
             raise UnsupportedArchitecture(f"{folder} sets {option}, which this engine does not run")
     if raw.get("hidden_act", "silu") != "silu":
@@ -48,19 +68,27 @@ def read_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
     hidden, inner = config.hidden_size, config.intermediate_size
 
     def layer(index: int) -> LayerWeights:
-        def take(name: str, *shape: int) -> torch.Tensor:
-            return tensors.take(f"model.layers.{index}.{name}.weight", *shape)
+        def take(name: str, *shape: int, kind: str = "weight") -> torch.Tensor:
+            return tensors.take(f"model.layers.{index}.{name}.{kind}", *shape)
 
-        query = take("self_attn.q_proj", heads, hidden)
-        key, value = (take(f"self_attn.{name}_proj", kv_heads, hidden) for name in "kv")
+        qkv = (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        weights = [take(f"self_attn.{name}_proj", size, hidden) for name, size in qkv]
+        bias = head_norm = None
+        if config.qkv_bias:
+            bias = torch.cat([take(f"self_attn.{name}_proj", size, kind="bias") for name, size in qkv])
+        if config.head_norm:
+            norms = [take(f"self_attn.{name}_norm", config.head_dim) for name in "qk"]
+            counts = (config.num_heads, config.num_kv_heads)
+            head_norm = torch.cat([norm.expand(count, -1) for norm, count in zip(norms, counts, strict=True)])
         gate, up = (take(f"mlp.{name}_proj", inner, hidden) for name in ("gate", "up"))
         return LayerWeights(
             input_norm=take("input_layernorm", hidden),
-            qkv=Linear(torch.cat([query, key, value])),
+            qkv=Linear(torch.cat(weights), bias),
             output=Linear(take("self_attn.o_proj", hidden, heads)),
             post_norm=take("post_attention_layernorm", hidden),
             gate_up=Linear(torch.cat([gate, up])),
             down=Linear(take("mlp.down_proj", hidden, inner)),
+            head_norm=head_norm,
         )
 
     embedding = tensors.take("model.embed_tokens.weight", config.vocab_size, hidden)
@@ -81,7 +109,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise ModelTruncated(f"{path} is not a readable tokenizer: {_one_line(error)}") from error
+        raise ModelTruncated(f"{path} is not a readable tokenizer: {one_line(error)}") from error
 
 
 def resolve_device(name: str) -> torch.device:
@@ -118,7 +146,7 @@ class _Tensors:
         self._folder, self._dtype, self._device = folder, dtype, device
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+            names = sorted(set(read_json(index).get("weight_map", {}).values()))
         elif single.is_file():
             names = [single.name]
         else:
@@ -135,7 +163,7 @@ class _Tensors:
             tensor: torch.Tensor = self._files[name].get_tensor(name)
         except SafetensorError as error:
             raise ModelTruncated(
-                f"{self._folder}: tensor {name} is not readable: {_one_line(error)}"
+                f"{self._folder}: tensor {name} is not readable: {one_line(error)}"
             ) from error
         if tensor.shape != shape:
             raise ModelTruncated(f"{self._folder}: {name} is {tuple(tensor.shape)}, config.json says {shape}")
@@ -149,7 +177,7 @@ class _Tensors:
             self._files.update(dict.fromkeys(file.keys(), file))
         except (SafetensorError, OSError) as error:
             raise ModelTruncated(
-                f"{path} is truncated or not a safetensors file: {_one_line(error)}"
+                f"{path} is truncated or not a safetensors file: {one_line(error)}"
             ) from error
 
 
@@ -170,19 +198,25 @@ def _parse_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
         rms_norm_eps=float(raw["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         rope_scaling=_parse_rope_scaling(rope),
+        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
+        head_norm=ARCHITECTURES[architecture].head_norm,
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=eos_token_ids,
     )
 
 
-def _parse_rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+def _parse_rope_scaling(rope: dict[str, Any]) -> LinearScaling | Llama3Scaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
+    if kind == "linear":
+        return LinearScaling(factor=float(rope["factor"]))
     if kind != "llama3":
-        raise UnsupportedArchitecture(f"rope scaling {kind!r} is not supported; default and llama3 are")
-    return RopeScaling(
+        raise UnsupportedArchitecture(
+            f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
+        )
+    return Llama3Scaling(
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),
         high_freq_factor=float(rope["high_freq_factor"]),
@@ -192,24 +226,26 @@ def _parse_rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
 
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
+    generation = read_json(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelNotFound or ModelTruncated."""
     if not path.is_file():
         raise ModelNotFound(f"{path} does not exist")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelTruncated(f"{path} is not readable JSON: {_one_line(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelTruncated(f"{path} is not readable JSON: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelTruncated(f"{path} is not a JSON object")
     return content
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The text of a library's error on one line."""
     return " ".join(str(error).split())

@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from engine.adapter_desk import AdapterDesk
 from engine.errors import EngineStartError, RequestRefused
 from engine.values import FinishReason, GenerationRequest, SamplingParams, SequenceOutput
 from engine.wire import (
@@ -21,10 +22,12 @@ from engine.wire import (
     Died,
     Event,
     FrameReader,
+    LoadAdapter,
     Start,
     Started,
     StartFailed,
     Step,
+    UnloadAdapter,
     encode,
 )
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 _READ_BYTES = 1 << 20
+# How often an engine without requests looks whether an adapter has been read.
+ADAPTER_POLL_S = 0.005
 _log = logging.getLogger(__name__)
 
 
@@ -42,11 +47,14 @@ class Channel:
         self._socket = connection
         self._reader = FrameReader(Command)
 
-    def receive(self, *, wait: bool) -> list[Command] | None:
-        """The commands that have come, with ``wait`` at least one. None when the parent closed its end."""
+    def receive(self, wait_s: float | None) -> list[Command] | None:
+        """The commands that have come or come within ``wait_s``, None being for ever: then at least one.
+
+        None when the parent closed its end.
+        """
         commands: list[Command] = []
         while not commands:
-            if not wait and not select.select([self._socket], [], [], 0)[0]:
+            if wait_s is not None and not select.select([self._socket], [], [], wait_s)[0]:
                 break
             data = self._socket.recv(_READ_BYTES)
             if not data:
@@ -61,23 +69,42 @@ class Channel:
 
 def serve(engine: "Engine", channel: Channel) -> None:
     """Runs until the parent closes its end."""
-    while (commands := channel.receive(wait=not engine.has_work)) is not None:
-        outputs = [output for command in commands if (output := _apply(engine, command)) is not None]
+    desk = AdapterDesk(engine)
+    while (commands := channel.receive(_patience_s(engine, desk))) is not None:
+        outputs = [output for command in commands if (output := _apply(engine, desk, command)) is not None]
+        for settled in desk.settle():
+            channel.send(settled)
         if engine.has_work:
             outputs += engine.step()
         channel.send(Step(tuple(outputs), engine.signals))
 
 
-def _apply(engine: "Engine", command: Command) -> SequenceOutput | None:
+def _patience_s(engine: "Engine", desk: AdapterDesk) -> float | None:
+    """How long to wait for a command: not at all when there is work, for ever when there is nothing."""
+    if engine.has_work:
+        return 0.0
+    return ADAPTER_POLL_S if desk.is_busy else None
+
+
+def _apply(engine: "Engine", desk: AdapterDesk, command: Command) -> SequenceOutput | None:
     """Carries out one command; a refused request gets an output that says so."""
-    if isinstance(command, Abort):
+    if isinstance(command, LoadAdapter | UnloadAdapter):
+        desk.take(command)
+    elif isinstance(command, Abort):
         engine.abort(command.request_id)
     elif isinstance(command, Add):
         try:
             engine.add(command.request)
         except RequestRefused as error:
             _log.warning("refused %s: %s", command.request.request_id, error)
-            return SequenceOutput(command.request.request_id, "", (), FinishReason.ERROR, error=error.code)
+            return SequenceOutput(
+                command.request.request_id,
+                "",
+                (),
+                FinishReason.ERROR,
+                error=error.code,
+                detail=str(error),
+            )
     return None
 
 
@@ -109,7 +136,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     channel = Channel(socket.socket(fileno=int(argv[0])))
     try:
-        commands = channel.receive(wait=True)
+        commands = channel.receive(None)
         if commands is None:
             return 0
         try:

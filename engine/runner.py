@@ -5,7 +5,7 @@ into it.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from engine.attention import Group, IntArray, build_group, group_by_shape
-from engine.model import LlamaModel, new_cache
-from engine.sampler import Draw, sample
+from engine.lora import AdapterBank, LoraBatch
+from engine.model import Decoder, Ends, new_cache
+from engine.sampler import Draw, choose
 from engine.scheduler import Chunk
+from engine.values import TokenLogprob
 
 
 class OutOfMemory(Exception):
@@ -24,10 +26,13 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``tokens[i]`` was sampled for chunk i, or is None; ``failed`` are the chunks with a NaN or infinity."""
+    """``tokens[i]`` was sampled for chunk i, or is None; ``failed`` are the chunks with a NaN or infinity;
+    ``logprobs`` has what was asked for, by chunk.
+    """
 
     tokens: list[int | None]
     failed: frozenset[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -42,9 +47,17 @@ class ModelRunner:
     """Runs a model over a paged cache."""
 
     def __init__(
-        self, model: LlamaModel, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
+        self,
+        model: Decoder,
+        adapters: AdapterBank,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._block_size = block_size
         self._cache = new_cache(model.config, num_blocks, block_size, model)
         self._tables: IntArray = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int64)
@@ -79,28 +92,42 @@ class ModelRunner:
         blocks = self._tables[np.repeat(rows, lengths), positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
 
+        ends_of_chunks = None
+        if len(tokens) > len(ordered):
+            ones = np.ones_like(lengths)
+            ends_of_chunks = Ends(
+                torch.from_numpy(ends - 1).to(self._model.device),
+                self._build_groups(members, rows, starts + lengths - 1, ones),
+                self._lora_batch(ordered, ones),
+            )
         hidden = self._model.forward(
             torch.tensor(tokens, device=self._model.device),
             torch.from_numpy(positions).to(self._model.device),
             torch.from_numpy(slots).to(self._model.device),
             self._build_groups(members, rows, starts, lengths),
             self._cache,
+            self._lora_batch(ordered, lengths),
+            ends_of_chunks,
         )
-        failed = self._find_failed(hidden, lengths)
-        sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last and at not in failed]
+        # One row a chunk. A chunk's last token attends to all before it, so a NaN of any of them is here too.
+        logits = self._model.logits(hidden)
+        failed = set(_rows_not_finite(logits))
+        if failed:
+            logits = logits.nan_to_num(0.0, 0.0, 0.0)
+        sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last]
         results: list[int | None] = [None] * len(chunks)
+        logprobs: dict[int, TokenLogprob] = {}
         if sampling:
-            last = torch.from_numpy(ends[sampling] - 1).to(self._model.device)
-            logits = self._model.logits(hidden.index_select(0, last))
-            failed.update(sampling[row] for row in _rows_not_finite(logits))
-            if failed:
-                logits = logits.nan_to_num(0.0, 0.0, 0.0)
-            draws = [_draw_of(ordered[at]) for at in sampling]
-            for at, token in zip(sampling, sample(logits, draws), strict=True):
+            if len(sampling) < len(ordered):
+                logits = logits[sampling]
+            chosen, entries = choose(logits, [_draw_of(ordered[at]) for at in sampling])
+            logprobs = {order[sampling[row]]: entry for row, entry in entries.items()}
+            for at, token in zip(sampling, chosen, strict=True):
                 results[order[at]] = None if at in failed else token
         for at in failed:
-            self._scrub(ordered[at].sequence.blocks)
-        return StepResult(results, frozenset(order[at] for at in failed))
+            # Earlier blocks are finite, and other sequences may share them.
+            self._scrub(ordered[at].sequence.blocks[starts[at] // self._block_size :])
+        return StepResult(results, frozenset(order[at] for at in failed), logprobs)
 
     def _build_groups(
         self, members: list[list[int]], rows: IntArray, starts: IntArray, lengths: IntArray
@@ -122,6 +149,12 @@ class ModelRunner:
             first, query = part.stop, groups[-1].queries.stop
         return groups
 
+    def _lora_batch(self, chunks: list[Chunk], lengths: IntArray) -> LoraBatch | None:
+        if self._adapters.is_empty:
+            return None
+        owners = [chunk.sequence.adapter for chunk in chunks]
+        return self._adapters.batch(owners, lengths.tolist(), self._model.device)
+
     def _update_table(self, chunk: Chunk) -> None:
         blocks, row = chunk.sequence.blocks, chunk.sequence.row
         if self._table_source[row] is not blocks:
@@ -138,19 +171,6 @@ class ModelRunner:
         for layer in self._cache:
             layer[blocks] = 0
 
-    @staticmethod
-    def _find_failed(hidden: torch.Tensor, lengths: IntArray) -> set[int]:
-        """Positions of the chunks in which a token's hidden state is not finite.
-
-        A token attends to itself, so a bad key or value shows in the same step in the hidden state of its own
-        token.
-        """
-        bad = _rows_not_finite(hidden)
-        if not bad:
-            return set()
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        return {int(owners[row]) for row in bad}
-
 
 def _rows_not_finite(values: torch.Tensor) -> list[int]:
     # A sum is finite only if all its terms are; one pass, no intermediate of the size of the input.
@@ -162,4 +182,5 @@ def _rows_not_finite(values: torch.Tensor) -> list[int]:
 
 
 def _draw_of(chunk: Chunk) -> Draw:
-    return Draw(chunk.sequence.request.sampling, chunk.sequence.seed, chunk.sequence.num_output)
+    one = chunk.sequence
+    return Draw(one.request.sampling, one.seed, one.num_output, one.adjustments, one.matcher)

@@ -1,9 +1,8 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p; all rows at once.
+"""From logits to tokens: bias, penalties and shape, then greedy or temperature, min-p, top-k, top-p; all rows
+at once, and only those that ask for it.
 
-A request's randomness is a function of its seed and of the position of the token, not of a generator that
-others draw from. So the same seed gives the same tokens alone, in any batch, and after a preemption. The
-number picks a token from the cumulated probabilities in vocabulary order: unlike an order by probability, it
-does not change when two nearly equal tokens swap places because another batch size rounds differently.
+A request's chance (``chance``) is a function of its seed and of the position of the token, not of a generator
+that others draw from. So the same seed gives the same tokens alone, in any batch, and after a preemption.
 """
 
 from collections.abc import Sequence
@@ -11,37 +10,80 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.values import SamplingParams
+from engine.chance import exponentials
+from engine.penalties import Adjustments, adjust
+from engine.structured import Matcher, forbid
+from engine.values import SamplingParams, TokenLogprob
 
+# What a probability of zero is told as: JSON has no infinity. vLLM's figure.
+LEAST_LOGPROB = -9999.0
 # Below this temperature the distribution is a single token in float32, and dividing by it would overflow.
 GREEDY_BELOW = 1e-5
-_MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row is sampled with: its parameters, its seed, and how many tokens its request has so far."""
+    """What one row is sampled with: its parameters, its seed, how many tokens its request has so far, and
+    what changes its logits.
+    """
 
     params: SamplingParams
     seed: int
     position: int
+    adjustments: Adjustments | None = None
+    matcher: Matcher | None = None
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on the arguments only: SplitMix64, stream ``seed``, at ``position``."""
-    state = _mix(seed & _MASK64) + (position + 1) * 0x9E3779B97F4A7C15
-    return (_mix(state & _MASK64) >> 11) / (1 << 53)
+def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, TokenLogprob]]:
+    """One token for each row of ``logits`` [rows, vocabulary], float32 and finite, which it changes; and, by
+    row, the log-probabilities that were asked for.
+    """
+    asked = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
+    logprobs = logits[asked].log_softmax(dim=-1) if asked else None
+    adjusted = [(row, draw.adjustments) for row, draw in enumerate(draws) if draw.adjustments is not None]
+    if adjusted:
+        adjust(logits, *zip(*adjusted, strict=True))
+    shaped = [(row, draw.matcher) for row, draw in enumerate(draws) if draw.matcher is not None]
+    if shaped:
+        forbid(logits, *zip(*shaped, strict=True))
+    tokens = sample(logits, draws)
+    if logprobs is None:
+        return tokens, {}
+    wanted = [draws[row].params.logprobs or 0 for row in asked]
+    entries = _tell(logprobs, [tokens[row] for row in asked], wanted)
+    return tokens, dict(zip(asked, entries, strict=True))
 
 
-def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
+def _tell(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[TokenLogprob]:
+    """For each row the log-probability of its token, and the ``wanted`` highest ones."""
+    chosen = logprobs.gather(-1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1))
+    best = logprobs.topk(max(wanted), dim=-1)
+    rows = zip(
+        tokens,
+        chosen.squeeze(1).clamp_(min=LEAST_LOGPROB).tolist(),
+        best.indices.tolist(),
+        best.values.clamp_(min=LEAST_LOGPROB).tolist(),
+        wanted,
+        strict=True,
+    )
+    return [
+        TokenLogprob(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, ids, values, count in rows
+    ]
+
+
+def _most_likely(logits: torch.Tensor) -> list[int]:
+    if logits.device.type == "cpu":
+        # NumPy's takes 6 µs for 32 rows of 4,096 where PyTorch's takes 94.
+        best: list[int] = logits.numpy().argmax(axis=-1).tolist()
+    else:
+        best = logits.argmax(dim=-1).tolist()
+    return best
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """One token for each row of ``logits`` [rows, vocabulary], float32 and finite."""
-    tokens = logits.argmax(dim=-1).tolist()
+    tokens = _most_likely(logits)
     rows = [row for row, draw in enumerate(draws) if draw.params.temperature >= GREEDY_BELOW]
     if rows:
         chosen = [draws[row] for row in rows]
@@ -57,16 +99,19 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     device = logits.device
     temperature = torch.tensor([one.temperature for one in params], device=device)
     probabilities = torch.softmax(logits / temperature.unsqueeze(1), dim=-1)
+    if any(one.min_p for one in params):
+        floor = torch.tensor([one.min_p for one in params], device=device).unsqueeze(1)
+        least = floor * probabilities.amax(dim=-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
     if any(one.top_k or one.top_p < 1.0 for one in params):
         probabilities = keep_likely(
             probabilities, [one.top_k for one in params], [one.top_p for one in params]
         )
-    cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    numbers = [uniform(draw.seed, draw.position) for draw in draws]
-    target = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1) * cumulated[:, -1:]
-    # The first token whose cumulated probability exceeds the target; so never one of probability zero.
-    found: list[int] = torch.searchsorted(cumulated, target, right=True).squeeze(1).tolist()
-    return found
+    streams = [(draw.seed, draw.position) for draw in draws]
+    drawn: list[int] = (
+        probabilities.div_(exponentials(streams, logits.shape[1], device)).argmax(dim=-1).tolist()
+    )
+    return drawn
 
 
 def keep_likely(probabilities: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:

@@ -2,27 +2,39 @@
 
 A step has one token budget. It goes, in this order, to
 
-1. running sequences with one pending token (they are answering), oldest first,
-2. running sequences with more (their prompt is partly computed), oldest first, as much of it as the budget
-   allows,
-3. waiting sequences in the order of arrival, while there is budget, a row, and room for the whole of their
-   tokens.
+1. running sequences with one pending token (they are answering), by rank,
+2. running sequences with more (their prompt is partly computed), by rank, as much of it as the budget allows,
+3. waiting sequences by rank, while there is budget, a row, and room for the whole of their tokens. A sequence
+   starts with the blocks of its prefix that the cache knows; their tokens cost no budget. When a running one
+   is computing its next block, it waits for that instead of computing it as well, and so do those behind it.
 
-When a running sequence needs a block and none is free, the newest running sequence gives all of its blocks
-back and returns to the head of the queue, to be computed again (recompute preemption, seed 002 §5.4).
-Sequences start in order of arrival and the newest leaves first, so everything that runs arrived before
-everything that waits; the oldest is never preempted for another one and always ends.
+When a running sequence needs a block and none is free, the last running one by rank gives all of its blocks
+back and returns to the queue, to be computed again (recompute preemption, seed 002 §5.4).
+
+The rank is the time of arrival, earlier by ``AGING_S`` for each step of priority. So a higher priority goes
+first and equal ones go in the order of arrival, but who has waited ``AGING_S`` longer than a request of the
+next higher priority goes before it. Ranks never change: whoever arrives later than that comes behind, the
+first by rank is never preempted for another one and nobody passes it in the queue, so it ends; then the next
+is the first. Nobody starves.
 """
 
-from collections import deque
-from dataclasses import dataclass
+from bisect import insort
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
 
 from engine.block_pool import BlockPool
+from engine.prefix_cache import chain_root, extend_chain
 from engine.sequence import Sequence, Status
 
+# What a step of priority is worth in waiting time, in seconds: several times what admission lets anybody wait
+# (``admission.max_wait_ms``), so that priorities are strict until the engine is overloaded for long.
+AGING_S = 10.0
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+_by_rank = attrgetter("rank")
+
+
+class Chunk(NamedTuple):
     """The tokens ``start`` to ``start + length`` of a sequence, to be computed in this step."""
 
     sequence: Sequence
@@ -36,20 +48,27 @@ class Chunk:
 
 
 class Scheduler:
-    """Queue, running set and block accounting."""
+    """Queue, running set and block accounting. ``waiting`` and ``running`` are in the order of rank."""
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, prefix_caching: bool = True
+    ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._prefix_caching = prefix_caching
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self.waiting: deque[Sequence] = deque()
+        self._arrivals = count()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a new sequence at the end of the queue."""
-        self.waiting.append(sequence)
+        """Puts a new sequence into the queue."""
+        sequence.rank = (sequence.arrived_at - sequence.request.priority * AGING_S, next(self._arrivals))
+        insort(self.waiting, sequence, key=_by_rank)
 
     def schedule(self) -> list[Chunk]:
         """Decides the next step and reserves the blocks for it. Empty when there is nothing to run."""
@@ -73,18 +92,23 @@ class Scheduler:
         # A step that had to preempt starts nobody: the blocks it got back are for those that run.
         while budget and self.waiting and self._free_rows and self.preemptions == preemptions_before:
             sequence = self.waiting[0]
-            if not self._reserve(sequence, sequence.num_tokens):
+            if not self._start(sequence):
                 break
-            self._start(self.waiting.popleft())
             planned[sequence] = min(sequence.num_pending, budget)
             budget -= planned[sequence]
 
         return [Chunk(sequence, sequence.num_computed, length) for sequence, length in planned.items()]
 
     def advance(self, chunks: list[Chunk]) -> None:
-        """Records that ``chunks`` have been computed."""
+        """Records that ``chunks`` have been computed; the blocks they filled become known."""
+        block_size = self._pool.block_size
         for chunk in chunks:
-            chunk.sequence.num_computed = chunk.start + chunk.length
+            sequence = chunk.sequence
+            end = sequence.num_computed = chunk.start + chunk.length
+            if self._prefix_caching and end % block_size < chunk.length:  # it filled a block
+                self._extend_digests(sequence)
+                for index in range(chunk.start // block_size, end // block_size):
+                    self._pool.remember(sequence.blocks[index], sequence.digests[index])
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence, waiting or running; its blocks are free when this returns."""
@@ -96,19 +120,20 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a running sequence and puts it at the head of the queue."""
+        """Takes everything from a running sequence; it returns to the queue, at the head of its priority."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed = 0
-        self.waiting.appendleft(sequence)
+        sequence.preemptions += 1
+        insort(self.waiting, sequence, key=_by_rank)
         self.preemptions += 1
 
     def shed(self, chunks: list[Chunk]) -> list[Chunk]:
-        """After a failed step, preempts the newer half of the scheduled sequences; returns the rest."""
+        """After a failed step, preempts the last half by rank of what was scheduled; returns the rest."""
         scheduled = {chunk.sequence for chunk in chunks}
-        oldest_first = [sequence for sequence in self.running if sequence in scheduled]
-        for sequence in reversed(oldest_first[(len(oldest_first) + 1) // 2 :]):
+        by_rank = [sequence for sequence in self.running if sequence in scheduled]
+        for sequence in by_rank[(len(by_rank) + 1) // 2 :]:
             self.preempt(sequence)
         return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
 
@@ -120,6 +145,9 @@ class Scheduler:
             raise AssertionError("scheduler: a row is lost or has two owners")
         if any(sequence.blocks for sequence in self.waiting):
             raise AssertionError("scheduler: a waiting sequence holds blocks")
+        for line in (self.running, self.waiting):
+            if line != sorted(line, key=_by_rank):
+                raise AssertionError("scheduler: sequences are not in the order of rank")
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         missing = self._pool.blocks_for(num_tokens) - len(sequence.blocks)
@@ -129,10 +157,43 @@ class Scheduler:
             sequence.blocks.extend(self._pool.allocate(missing))
         return True
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: Sequence) -> bool:
+        """Gives the first waiting sequence a row and all of its blocks, or nothing when it has to wait."""
+        pool = self._pool
+        cached: list[int] = []
+        if self._prefix_caching:
+            self._extend_digests(sequence)
+            usable = sequence.digests[: (sequence.num_tokens - 1) // pool.block_size]  # one token is computed
+            cached = pool.cache.find(usable)
+            if len(cached) < len(usable) and self._is_being_computed(usable[len(cached)], len(cached)):
+                return False
+        if pool.blocks_for(sequence.num_tokens) - len(cached) > pool.num_free - pool.count_free(cached):
+            return False
+        pool.share(cached)  # before the rest is allocated, which might evict them
+        sequence.blocks.extend(cached)
+        self._reserve(sequence, sequence.num_tokens)
+        sequence.num_computed = len(cached) * pool.block_size
+        if self._prefix_caching and not sequence.preemptions:  # one that returns finds its own blocks
+            sequence.num_cached = sequence.num_computed
+            self.prefix_queries += sequence.num_prompt
+            self.prefix_hits += sequence.num_cached
+        del self.waiting[0]
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
-        self.running.append(sequence)
+        insort(self.running, sequence, key=_by_rank)
+        return True
+
+    def _is_being_computed(self, digest: bytes, index: int) -> bool:
+        """True when a running sequence will compute a block ``index`` with this identity."""
+        end = (index + 1) * self._pool.block_size
+        return any(
+            one.num_computed < end and one.digests[index : index + 1] == [digest] for one in self.running
+        )
+
+    def _extend_digests(self, sequence: Sequence) -> None:
+        digests, request = sequence.digests, sequence.request
+        parent = digests[-1] if digests else chain_root(request.cache_salt, sequence.adapter)
+        extend_chain(digests, parent, sequence.token_ids, self._pool.block_size)
 
     def _give_back(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)

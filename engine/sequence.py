@@ -11,8 +11,23 @@ sequence all.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.values import GenerationRequest
+
+if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
+    from engine.penalties import Adjustments
+    from engine.structured import Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterVersion:
+    """One set of LoRA weights. ``number`` counts the loads of this engine, so what replaces an adapter under
+    its id is another version, with other keys and values: whoever caches those includes both fields.
+    """
+
+    adapter_id: str
+    number: int
 
 
 class Status(Enum):
@@ -25,19 +40,31 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row."""
+    """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row.
+
+    ``num_cached`` are the prompt tokens that came from the prefix cache. ``rank`` orders sequences, the most
+    important first. ``digests`` are the identities of the first blocks, as far as they have been asked for.
+    ``adjustments`` and ``matcher`` change what is sampled; they follow the output, so a preemption leaves
+    them as they are.
+    """
 
     request: GenerationRequest
     arrived_at: float
     seed: int
+    adapter: AdapterVersion | None = None
     token_ids: list[int] = field(init=False)
     status: Status = Status.WAITING
     num_computed: int = 0
     num_cached: int = 0
     blocks: list[int] = field(default_factory=list)
     row: int = -1
+    rank: tuple[float, int] = (0.0, 0)
+    preemptions: int = 0
+    digests: list[bytes] = field(default_factory=list)
     first_scheduled_at: float | None = None
     first_token_at: float | None = None
+    adjustments: "Adjustments | None" = None
+    matcher: "Matcher | None" = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)

@@ -16,13 +16,42 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Shape(StrEnum):
+    """The languages in which the shape of a text can be given."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The shape that the whole text must have.
+
+    ``spec`` is empty for a JSON object, else the schema as JSON text, the pattern (the syntax of Rust's
+    ``regex`` without look-around), the choices as a JSON array of strings, or the grammar (Lark, or GBNF when
+    it has ``::=``).
+    """
+
+    kind: Shape
+    spec: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose the tokens of one request and when to end it.
 
-    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off; top-k is applied before top-p. ``seed``
-    fixes the tokens whatever else is in the batch; without one the engine draws a seed. ``stop`` strings are
-    cut from the text, a stop id stays in ``token_ids`` but gives no text.
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; they are applied in the
+    order min-p, top-k, top-p. ``seed`` fixes the tokens whatever else is in the batch; without one the engine
+    draws a seed. ``stop`` strings are cut from the text, a stop id stays in ``token_ids`` but gives no text.
+
+    ``repetition_penalty`` (1 is off) divides the positive and multiplies the negative logits of the tokens in
+    prompt and output; ``presence_penalty`` and ``frequency_penalty`` (0 is off) are subtracted from those in
+    the output, once and once for each time: vLLM's definitions. ``logit_bias`` is added before them, as pairs
+    of token id and bias. ``logprobs`` asks for the log-probability of each token and of so many most likely
+    ones, as the model gave them: before bias, penalties, shape and temperature.
     """
 
     max_tokens: int
@@ -33,16 +62,39 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    structured: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue; ``request_id`` is unique in flight, a higher ``priority`` more important."""
+    """One prompt to continue; ``request_id`` is unique in flight, a higher ``priority`` more important.
+
+    ``adapter_id`` names a loaded LoRA adapter, None the base model. Only requests with the same
+    ``cache_salt`` and the same adapter share cached prefixes: give each tenant its own salt where the time of
+    a first token must not tell one what another has sent.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
+    adapter_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was to the model, and the most likely ones there, best first, as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +105,8 @@ class SequenceOutput:
     scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
     and on the last one. ``stop_reason`` is the stop string or stop id that matched, None for the model's own
     end token. ``error`` is a stable code (``nan_output``, ``out_of_memory`` or an ``EngineError.code``) when
-    ``finish_reason`` is ERROR.
+    ``finish_reason`` is ERROR; ``detail`` says in one line what is wrong, where the code alone does not.
+    ``logprobs`` has an entry for each of ``token_ids`` when they were asked for.
     """
 
     request_id: str
@@ -67,6 +120,8 @@ class SequenceOutput:
     prefill_s: float | None = None
     error: str | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +129,11 @@ class EngineSignals:
     """The engine's state after a step: gauges, and counters (``preemptions``, ``prefix_*``, ``steps``) since
     the start.
 
-    ``kv_usage`` is the share of blocks in use, 0 to 1; ``prefix_queries`` and ``prefix_hits`` count tokens.
+    ``free_blocks`` counts cached blocks that nobody uses too: they can be had at once. ``kv_usage`` is the
+    share of blocks in use, 0 to 1. ``prefix_queries`` counts the prompt tokens of requests that started,
+    ``prefix_hits`` those of them that were taken from the cache; neither counts a start after a preemption.
+    ``adapters_*`` are the ids of the LoRA adapters that requests may name, and those that running and waiting
+    ones use.
     """
 
     running: int = 0
@@ -89,6 +148,9 @@ class EngineSignals:
     step_s: float = 0.0
     tokens_scheduled: int = 0
     steps: int = 0
+    adapters_resident: tuple[str, ...] = ()
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +162,11 @@ class EngineConfig:
     the result. ``block_size`` 16 wastes half a block a sequence, about 3 % at 256 tokens (seed 002 §5.1).
     ``max_num_batched_tokens`` bounds the step time, and so the gap that a long prompt makes between two
     tokens of the others; on a GPU 2,048 to 8,192 (§5.3). ``num_blocks`` None is as many as ``kv_cache_bytes``
-    holds. ``num_threads`` None is one thread a core, without the core that the gateway needs. ``max_waiting``
-    bounds the queue. ``seed`` starts the seeds drawn for requests without one; None is different at each
-    start.
+    holds; that None too is 1 GiB on the CPU, and on CUDA the share ``gpu_memory_utilization`` of the free
+    memory less weights and activations. ``num_threads`` None is one thread a core, without the core that the
+    gateway needs. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for requests without one;
+    None is different at each start. ``max_loras`` adapters can be loaded at once (0: none), of ranks up to
+    ``max_lora_rank``.
     """
 
     model: str
@@ -113,10 +177,14 @@ class EngineConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 1024
     num_blocks: int | None = None
-    kv_cache_bytes: int = GIB
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
     max_waiting: int = 4096
     seed: int | None = None
+    enable_prefix_caching: bool = True
+    max_loras: int = 8
+    max_lora_rank: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +206,19 @@ class EngineInfo:
     load_s: float
 
 
-def coalesce(outputs: Seq[SequenceOutput]) -> SequenceOutput:
-    """Joins consecutive outputs of one request, oldest first, into one. ``outputs`` must not be empty."""
-    last = outputs[-1]
-    if len(outputs) == 1:
-        return last
-    timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
+def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
+    """Joins consecutive outputs of one request, oldest first and at least one, into one."""
+    last = timed = outputs[-1]
+    text, token_ids, logprobs = last.text, last.token_ids, last.logprobs
+    if len(outputs) > 1:
+        text = "".join([output.text for output in outputs])
+        token_ids = tuple([token for output in outputs for token in output.token_ids])
+        logprobs = tuple([entry for output in outputs for entry in output.logprobs])
+        timed = next((output for output in reversed(outputs) if output.queue_wait_s is not None), last)
     return SequenceOutput(
-        request_id=last.request_id,
-        text="".join([output.text for output in outputs]),
-        token_ids=tuple([token for output in outputs for token in output.token_ids]),
+        request_id=request_id,
+        text=text,
+        token_ids=token_ids,
         finish_reason=last.finish_reason,
         prompt_tokens=last.prompt_tokens,
         output_tokens=last.output_tokens,
@@ -156,4 +227,6 @@ def coalesce(outputs: Seq[SequenceOutput]) -> SequenceOutput:
         prefill_s=timed.prefill_s,
         error=last.error,
         stop_reason=last.stop_reason,
+        logprobs=logprobs,
+        detail=last.detail,
     )

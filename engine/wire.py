@@ -1,8 +1,9 @@
 """What goes over the socket between the gateway's process and the engine's: length-prefixed msgpack frames.
 
-Commands go down (one ``Start``, then ``Add`` and ``Abort``), events come up (``Started`` or ``StartFailed``,
-then one ``Step`` for each step with all of its outputs, ``Died`` if the engine fails). Each side ends by
-closing the socket.
+Commands go down (one ``Start``, then ``Add``, ``Abort``, ``LoadAdapter`` and ``UnloadAdapter``), events come
+up (``Started`` or ``StartFailed``, then one ``Step`` for each step with all of its outputs, an
+``AdapterSettled`` for each command about an adapter, ``Died`` if the engine fails). Each side ends by closing
+the socket.
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,21 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Load the adapter in this folder under this id; ``call`` is repeated in the answer."""
+
+    call: int
+    adapter_id: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Let no new request name this adapter."""
+
+    call: int
+    adapter_id: str
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """The engine is ready."""
 
@@ -56,14 +72,22 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     signals: EngineSignals
 
 
+class AdapterSettled(msgspec.Struct, frozen=True, tag=True):
+    """A command about an adapter is carried out, or ``code`` is that of the error that prevented it."""
+
+    call: int
+    code: str | None = None
+    message: str = ""
+
+
 class Died(msgspec.Struct, frozen=True, tag=True):
     """The engine failed and the process ends."""
 
     message: str
 
 
-Command = Start | Add | Abort
-Event = Started | StartFailed | Step | Died
+Command = Start | Add | Abort | LoadAdapter | UnloadAdapter
+Event = Started | StartFailed | Step | AdapterSettled | Died
 
 
 class ProtocolError(EngineError):

@@ -83,6 +83,11 @@ class EngineSection(_Section):
     kv_cache_bytes: Annotated[int, Field(ge=1 << 16)] | None = None
     num_blocks: Annotated[int, Field(ge=1)] | None = None
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    enable_prefix_caching: bool = True
+    share_prefix_across_tenants: bool = False
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    max_loras: Annotated[int, Field(ge=0, le=1024)] = 8
+    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 64
     seed: int | None = None
     start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
 

@@ -87,7 +87,8 @@ class Dispatcher:
             if not meter.delivered:
                 raise
             usage = Usage(len(work.token_ids), meter.tokens, meter.cached_tokens)
-            completion = Completion(FinishReason.DEADLINE, usage, meter.queue_wait_s)
+            others = (FinishReason.DEADLINE,) * (work.sampling.n - 1)
+            completion = Completion(FinishReason.DEADLINE, usage, meter.queue_wait_s, others)
         return Outcome(
             completion=completion,
             backend=backend.kind,
@@ -122,6 +123,7 @@ def bind(
         response_format=request.response_format,
         adapter=adapter,
         priority=request.priority,
+        cache_salt=request.caller.tenant,
     )
     return work, tuple(warnings)
 

@@ -4,7 +4,8 @@
 
     GatewayError
     ├── InvalidRequest          400/422 invalid_request
-    │   └── InvalidJson         400     invalid_json
+    │   ├── InvalidJson         400     invalid_json
+    │   └── BodyTooSlow         408     invalid_request (``gateway.http.body``)
     ├── UnknownPromptVersion    422     unknown_prompt_version
     ├── MissingKey              401     missing_key
     ├── InvalidKey              401     invalid_key
@@ -187,7 +188,8 @@ _FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
 
 def _backend_failure(error: BackendFailure) -> PublicError:
     status, code = _FAILURE_STATUS.get(error.kind, (503, "backend_unavailable"))
-    return PublicError(status, code, f"{error.kind.value}: {error}", retry_after_ms=_ms(error.retry_after_s))
+    message = f"{error.kind.value}: {error}"
+    return PublicError(status, code, message, error.param, retry_after_ms=_ms(error.retry_after_s))
 
 
 # One row per error class of the leaves; a test walks the leaves' trees against it.

@@ -9,13 +9,13 @@ from adapters.registry import Lease
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.values import Plan
-from gateway.backends.port import Backend, Completion, Delta, features_asked
+from gateway.backends.port import Backend, Completion, Delta
 from gateway.contracts.values import Answer, Fallback, FinishReason, GenerateRequest, Usage
 from gateway.dispatch import Dispatcher, Outcome
 from gateway.meter import Meter
 from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
 from gateway.routing.target import Target
-from gateway.stages import demand_of
+from gateway.stages import demand_of, must_honour
 from resilience.failures import BackendFailure
 from resilience.response_cache import ResponseCache, cache_key
 
@@ -88,7 +88,8 @@ class FallbackChain:
     ) -> None:
         """Keep a whole, undegraded answer for the day when nothing better can be had."""
         whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if whole and answer.fallback is None and RESPONSE_CACHE in target.route.fallback:
+        plain = answer.logprobs is None and not answer.others  # the cache keeps one text
+        if whole and plain and answer.fallback is None and RESPONSE_CACHE in target.route.fallback:
             self._cache.put(
                 _key(request, target, plan, lease), CachedAnswer(answer.output_text, answer.finish_reason)
             )
@@ -96,7 +97,7 @@ class FallbackChain:
     async def _other(
         self, backend: Backend, request: GenerateRequest, plan: Plan, lease: Lease, meter: Meter
     ) -> Outcome | None:
-        if features_asked(request.sampling, request.response_format) - backend.features:
+        if must_honour(request, lease) - backend.features:
             return None
         try:
             async with self._admission.admit(demand_of(request, plan, backend)) as slot:

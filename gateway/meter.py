@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.backends.port import Delta
+from gateway.contracts.values import TokenLogprob
 from gateway.ports import Sink
 
 
@@ -17,6 +18,7 @@ class Meter:
 
     __slots__ = (
         "_clock",
+        "_logprobs",
         "_parts",
         "_sink",
         "cached_tokens",
@@ -29,7 +31,8 @@ class Meter:
     def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
         self._sink = sink
         self._clock = clock
-        self._parts: list[str] = []
+        self._parts: list[list[str]] = [[]]
+        self._logprobs: dict[int, list[TokenLogprob]] = {}
         self.tokens = 0
         self.cached_tokens = 0
         self.queue_wait_s = 0.0
@@ -45,7 +48,11 @@ class Meter:
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
         self.tokens += delta.tokens
-        self._parts.append(delta.text)
+        if delta.index >= len(self._parts):
+            self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
+        self._parts[delta.index].append(delta.text)
+        if delta.logprobs:
+            self._logprobs.setdefault(delta.index, []).extend(delta.logprobs)
         await self._sink.delta(delta)
 
     def started(self) -> None:
@@ -58,7 +65,10 @@ class Meter:
         """Whether the caller has seen any of the answer."""
         return self.first_at is not None
 
-    @property
-    def text(self) -> str:
-        """All text so far."""
-        return "".join(self._parts)
+    def text(self, index: int = 0) -> str:
+        """One choice's text so far."""
+        return "".join(self._parts[index]) if index < len(self._parts) else ""
+
+    def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
+        """One choice's log-probabilities so far."""
+        return tuple(self._logprobs.get(index, ()))

@@ -36,4 +36,4 @@ def sampling_defaults(folder: Path) -> Sampling:
     data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("do_sample") is False:
         return Sampling(temperature=0.0)
-    return Sampling(temperature=data.get("temperature"), top_p=data.get("top_p"), top_k=data.get("top_k"))
+    return Sampling(**{name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")})

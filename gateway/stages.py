@@ -13,6 +13,7 @@ from gateway.backends.port import Backend, Feature, features_asked
 from gateway.contracts.values import (
     Answer,
     BudgetReport,
+    Choice,
     Contract,
     GenerateRequest,
     Timings,
@@ -85,7 +86,7 @@ def demand_of(request: GenerateRequest, plan: Plan, backend: Backend) -> Demand:
         tenant=request.caller.tenant,
         priority=request.priority,
         input_tokens=plan.counts.total,
-        max_output_tokens=plan.generation_reserve,
+        max_output_tokens=plan.generation_reserve * request.sampling.n,
         arrived_at=request.arrived_at,
         deadline=request.deadline,
     )
@@ -98,6 +99,7 @@ def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, 
     usage = outcome.completion.usage
     counts = plan.counts
     generated = usage.input_tokens > 0
+    told = generated and request.sampling.logprobs is not None
     return Answer(
         request_id=request.request_id,
         generation_id=request.generation_id,
@@ -106,7 +108,7 @@ def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, 
         backend_version=outcome.version,
         model=request.model or outcome.model,
         trace_id=trip.trace_id,
-        output_text=meter.text,
+        output_text=meter.text(),
         finish_reason=outcome.completion.finish_reason,
         usage=usage,
         timings=timings(request, meter, now, queue_wait_s=waited_s),
@@ -123,6 +125,11 @@ def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, 
         created=request.created,
         fallback=outcome.fallback,
         warnings=outcome.warnings,
+        logprobs=meter.logprobs() if told else None,
+        others=tuple(
+            Choice(meter.text(index), reason, meter.logprobs(index) if told else None)
+            for index, reason in enumerate(outcome.completion.others, 1)
+        ),
     )
 
 

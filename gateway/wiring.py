@@ -23,6 +23,7 @@ from admission.values import Limits
 from budgeting.counting import ChatTokenizer
 from engine.client import EngineClient
 from engine.values import EngineConfig, EngineInfo, EngineSignals
+from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.port import Backend
 from gateway.config import ConfigError, EngineSection, Settings
@@ -141,14 +142,15 @@ def build(
         )
     model_folder = Path(settings.engine.model)
     log = structlog.get_logger("gateway")
-    text = ModelText(ChatTokenizer.from_folder(model_folder), settings.engine.max_model_len)
+    tokenizer = ChatTokenizer.from_folder(model_folder)
+    text = ModelText(tokenizer, settings.engine.max_model_len)
     vitals = Vitals(clock)
     engine = EngineClient(
         engine_config(settings.engine),
         on_signals=lambda signals: vitals.saw_preemptions(signals.preemptions),
         on_death=lambda error: log.error("engine died", reason=str(error)),
     )
-    fleet = Fleet(_backends(settings, engine, model_folder))
+    fleet = Fleet(_backends(settings, engine, model_folder, tokenizer))
     versions = PromptVersions.from_folder(Path(settings.prompts.folder))
     adapters = (
         AdapterRegistry.from_file(Path(settings.adapters.file), base_model=settings.engine.model_id)
@@ -271,11 +273,18 @@ def engine_config(section: EngineSection) -> EngineConfig:
         num_blocks=section.num_blocks,
         num_threads=section.num_threads,
         seed=section.seed,
+        enable_prefix_caching=section.enable_prefix_caching,
+        gpu_memory_utilization=section.gpu_memory_utilization,
+        max_loras=section.max_loras,
+        max_lora_rank=section.max_lora_rank,
         **optional,
     )
 
 
-def _backends(settings: Settings, engine: EngineClient, folder: Path) -> Mapping[str, Backend]:
+def _backends(
+    settings: Settings, engine: EngineClient, folder: Path, tokenizer: ChatTokenizer
+) -> Mapping[str, Backend]:
+    adapters = AdapterShelf(engine, settings.engine.max_loras)
     return {
         name: EmbeddedBackend(
             name,
@@ -283,6 +292,9 @@ def _backends(settings: Settings, engine: EngineClient, folder: Path) -> Mapping
             client=engine,
             defaults=sampling_defaults(folder),
             max_running=settings.engine.max_num_seqs,
+            token_bytes=tokenizer.token_bytes,
+            adapters=adapters,
+            share_prefixes=settings.engine.share_prefix_across_tenants,
         )
         for name in settings.backends
     }

@@ -75,11 +75,20 @@ class BackendFailure(Exception):
         kind: the closed code.
         message: what an operator should read; never prompt text, never a secret.
         retry_after_s: seconds after which the backend may be able again, when it said so.
+        param: the field of the request at fault, when it is one.
     """
 
-    def __init__(self, kind: FailureKind, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        kind: FailureKind,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        param: str | None = None,
+    ) -> None:
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.param = param
         super().__init__(message)
 
     @property

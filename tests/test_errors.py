@@ -17,6 +17,7 @@ from resilience.failures import POLICIES, BackendFailure, FailureKind
 NOT_FOR_CALLERS = {
     "AccountingError", "AdapterError", "AdmissionError", "BudgetError", "ResilienceError",
     "RegistryFileError", "TokenizerError", "LedgerUnavailable", "AlreadySettled",
+    "UnwritableRows",
 }  # fmt: skip
 
 

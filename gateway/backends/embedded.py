@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from admission.values import Load
 from engine import errors
-from engine.client import EngineClient
-from engine.values import EngineSignals, GenerationRequest, SamplingParams
+from engine.client import EngineClient, receive_any
+from engine.values import (
+    EngineSignals,
+    GenerationRequest,
+    SamplingParams,
+    SequenceOutput,
+    Shape,
+    StructuredOutput,
+)
 from engine.values import FinishReason as EngineFinish
+from engine.values import TokenLogprob as EngineLogprob
+from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
-from gateway.contracts.values import FinishReason, Sampling, Usage
+from gateway.contracts.values import (
+    FinishReason,
+    FormatType,
+    ResponseFormat,
+    Sampling,
+    TokenLogprob,
+    Usage,
+)
 from resilience.failures import BackendFailure, FailureKind
 
 T = TypeVar("T")
 
-FEATURES = frozenset(
-    {Feature.TEMPERATURE, Feature.TOP_P, Feature.TOP_K, Feature.SEED, Feature.STOP, Feature.RAW_PROMPT}
-)
+FEATURES = frozenset(Feature)
 
 _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
     {
@@ -39,10 +55,12 @@ class EmbeddedBackend:
         client: the engine's client; started and stopped by the gateway's lifespan.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller is silent.
         max_running: most sequences that one batch takes.
+        token_bytes: what a token id stands for; log-probabilities name tokens by it.
+        adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
+        share_prefixes: let tenants find each other's cached prefixes.
     """
 
     kind = "embedded"
-    features = FEATURES
 
     def __init__(
         self,
@@ -52,12 +70,19 @@ class EmbeddedBackend:
         client: EngineClient,
         defaults: Sampling,
         max_running: int,
+        token_bytes: Callable[[int], bytes],
+        adapters: AdapterShelf,
+        share_prefixes: bool = False,
     ) -> None:
         self.name = name
         self.model = model
         self._client = client
         self._defaults = defaults
         self._max_running = max_running
+        self._token_bytes = token_bytes
+        self._adapters = adapters
+        self._share_prefixes = share_prefixes
+        self.features = FEATURES if adapters.places else FEATURES - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
@@ -77,45 +102,97 @@ class EmbeddedBackend:
         return load_of(signals, self._max_running)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, aborts the sequence at once."""
+        """Generate; leaving early, in whatever way, aborts the sequences at once.
+
+        Several texts are sequences of their own; the engine's prefix cache shares the prompt's blocks.
+        """
+        ends: dict[int, Completion] = {}
         try:
-            with self._client.submit(self._engine_request(work)) as ticket:
-                while True:
-                    output = await ticket.receive()
-                    if output.finish_reason is EngineFinish.ERROR:
-                        raise _failure(output.error or "internal")
-                    if output.token_ids or output.text:
-                        await out(
-                            Delta(
-                                output.text, len(output.token_ids), output.cached_tokens, output.queue_wait_s
-                            )
-                        )
-                    if output.finish_reason is not None:
-                        return Completion(
-                            _FINISH[output.finish_reason],
-                            Usage(output.prompt_tokens, output.output_tokens, output.cached_tokens),
-                            output.queue_wait_s or 0.0,
-                        )
+            async with AsyncExitStack() as held:
+                if work.adapter is not None:
+                    await held.enter_async_context(self._adapters.hold(work.adapter))
+                going = {
+                    held.enter_context(self._client.submit(self._engine_request(work, index))): index
+                    for index in range(work.sampling.n)
+                }
+                while going:
+                    for ticket, output in await receive_any(going):
+                        if output.finish_reason is EngineFinish.ERROR:
+                            raise _failure(output.error or "internal", output.detail)
+                        if output.token_ids or output.text:
+                            await out(self._delta(output, going[ticket]))
+                        if output.finish_reason is not None:
+                            ends[going.pop(ticket)] = _completion(output, _FINISH[output.finish_reason])
         except errors.EngineError as error:
             raise _failure(error.code, str(error)) from error
+        return _joined([ends[index] for index in range(work.sampling.n)])
 
-    def _engine_request(self, work: Work) -> GenerationRequest:
+    def _delta(self, output: SequenceOutput, index: int) -> Delta:
+        logprobs = tuple([self._logprob(entry) for entry in output.logprobs]) if output.logprobs else ()
+        if index == 0:
+            return Delta(
+                output.text, len(output.token_ids), output.cached_tokens, output.queue_wait_s, 0, logprobs
+            )
+        # The further texts find in the cache what the first one computed: only the first one's figures tell.
+        return Delta(output.text, len(output.token_ids), None, None, index, logprobs)
+
+    def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
+        top = tuple([TokenLogprob(self._token_bytes(token), logprob) for token, logprob in entry.top])
+        return TokenLogprob(self._token_bytes(entry.token_id), entry.logprob, top)
+
+    def _engine_request(self, work: Work, index: int) -> GenerationRequest:
         asked, default = work.sampling, self._defaults
         if asked.max_tokens is None:
             raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
         return GenerationRequest(
-            request_id=work.generation_id,
+            request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
             prompt_token_ids=work.token_ids,
             sampling=SamplingParams(
                 max_tokens=asked.max_tokens,
                 temperature=_first(asked.temperature, default.temperature, 1.0),
                 top_p=_first(asked.top_p, default.top_p, 1.0),
                 top_k=max(0, _first(asked.top_k, default.top_k, 0)),
-                seed=asked.seed,
+                seed=None if asked.seed is None else _wrapped(asked.seed + index),
                 stop=asked.stop,
+                min_p=_first(asked.min_p, default.min_p, 0.0),
+                repetition_penalty=asked.repetition_penalty,
+                presence_penalty=asked.presence_penalty,
+                frequency_penalty=asked.frequency_penalty,
+                logit_bias=tuple(asked.logit_bias.items()),
+                logprobs=asked.logprobs,
+                structured=_structured(work.response_format),
             ),
             priority=work.priority,
+            cache_salt=None if self._share_prefixes else work.cache_salt,
+            adapter_id=work.adapter.adapter_id if work.adapter else None,
         )
+
+
+def _completion(last: SequenceOutput, reason: FinishReason) -> Completion:
+    usage = Usage(last.prompt_tokens, last.output_tokens, last.cached_tokens)
+    return Completion(reason, usage, last.queue_wait_s or 0.0)
+
+
+def _joined(ends: list[Completion]) -> Completion:
+    """The prompt counts once, and as cached what the first text found: the others found what it computed."""
+    first, *others = ends
+    output_tokens = sum(end.usage.output_tokens for end in ends)
+    return replace(
+        first,
+        usage=replace(first.usage, output_tokens=output_tokens),
+        others=tuple(end.finish_reason for end in others),
+    )
+
+
+def _structured(shape: ResponseFormat) -> StructuredOutput | None:
+    if shape.type is FormatType.TEXT:
+        return None
+    return StructuredOutput(Shape(shape.type.value), shape.spec)
+
+
+def _wrapped(seed: int) -> int:
+    """Back into 64 bits: the largest seed has texts after it too."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def load_of(signals: EngineSignals, max_running: int) -> Load:
@@ -146,10 +223,19 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         errors.EmptyPrompt.code: FailureKind.INVALID_INPUT,
         errors.UnknownToken.code: FailureKind.INVALID_INPUT,
         errors.InvalidSampling.code: FailureKind.INVALID_INPUT,
+        errors.InvalidGrammar.code: FailureKind.INVALID_INPUT,
         errors.EngineBusy.code: FailureKind.THROTTLED,
+        errors.NoAdapterRoom.code: FailureKind.THROTTLED,
+        errors.AdapterNotFound.code: FailureKind.MODEL_NOT_FOUND,
+        errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
+        errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
+        errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
+        errors.UnknownAdapter.code: FailureKind.MODEL_NOT_FOUND,
     }
 )
 
 
 def _failure(code: str, message: str | None = None) -> BackendFailure:
-    return BackendFailure(_KINDS.get(code, FailureKind.INTERNAL), message or f"the engine reported {code}")
+    kind = _KINDS.get(code, FailureKind.INTERNAL)
+    param = "response_format" if code == errors.InvalidGrammar.code else None
+    return BackendFailure(kind, message or f"the engine reported {code}", param=param)

@@ -10,7 +10,7 @@ from typing import Protocol
 from adapters.values import Adapter
 from admission.values import Load
 from budgeting.values import Message
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, Usage
+from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
 
 
 class BackendState(StrEnum):
@@ -47,7 +47,8 @@ class Work:
     """What a backend is asked to do.
 
     ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
-    tokenize again; one that takes messages uses ``messages``.
+    tokenize again; one that takes messages uses ``messages``. Prompts with different ``cache_salt`` must not
+    share cached prefixes: it is the tenant, whom the time of a first token would tell what others have sent.
     """
 
     generation_id: str
@@ -57,11 +58,15 @@ class Work:
     response_format: ResponseFormat = field(default_factory=ResponseFormat)
     adapter: Adapter | None = None
     priority: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of the answer: text (perhaps empty) and how many tokens it stands for.
+
+    ``index`` tells which of ``sampling.n`` texts it belongs to; ``logprobs`` has an entry for each token when
+    they were asked for.
 
     ``cached_tokens`` and ``queue_wait_s`` come with the first piece when the backend already knows them,
     so that an answer cut short is still accounted for.
@@ -71,15 +76,22 @@ class Delta:
     tokens: int
     cached_tokens: int | None = None
     queue_wait_s: float | None = None
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step."""
+    """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step.
+
+    ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
+    and the tokens of all texts.
+    """
 
     finish_reason: FinishReason
     usage: Usage
     queue_wait_s: float = 0.0
+    others: tuple[FinishReason, ...] = ()
 
 
 DeltaSink = Callable[[Delta], Awaitable[None]]
@@ -93,7 +105,7 @@ class Backend(Protocol):
     * ``generate`` either returns a :class:`Completion`, or raises ``resilience.failures.BackendFailure``,
       or is cancelled; nothing else leaves it.
     * When it ends, in whatever way, the backend holds no sequence, block, connection or task of this call.
-    * Deltas come in order; their texts joined are the answer, their tokens summed are
+    * Deltas come in order; their texts joined by index are the answers, their tokens summed are
       ``usage.output_tokens``; none comes after ``generate`` has ended.
     * ``load`` never blocks and never fails: it is the last thing the backend told, or ``None``.
     """

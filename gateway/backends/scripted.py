@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from admission.values import Load
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
-from gateway.contracts.values import FinishReason, Usage
+from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure
+
+EVEN = math.log(0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one call does: the pieces it gives, seconds before each, and how it ends."""
+    """What one call does: the pieces it gives of each text, seconds before each, and how it ends.
+
+    A piece is one token, and as likely as not.
+    """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
     delay_s: float = 0.0
@@ -53,13 +59,16 @@ class ScriptedBackend:
         self.calls.append(work)
         self.active += 1
         try:
+            n, told = work.sampling.n, work.sampling.logprobs is not None
             for number, piece in enumerate(script.pieces):
                 await asyncio.sleep(script.delay_s)
-                first = number == 0
-                await out(Delta(piece, 1, script.cached_tokens if first else None, 0.0 if first else None))
+                cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == 0 else (None, None)
+                logprobs = (TokenLogprob(piece.encode(), EVEN),) if told else ()
+                for index in range(n):
+                    await out(Delta(piece, 1, cached_tokens, wait_s, index, logprobs))
             if script.failure is not None:
                 raise script.failure
-            usage = Usage(len(work.token_ids), len(script.pieces), script.cached_tokens)
-            return Completion(script.finish_reason, usage)
+            usage = Usage(len(work.token_ids), n * len(script.pieces), script.cached_tokens)
+            return Completion(script.finish_reason, usage, others=(script.finish_reason,) * (n - 1))
         finally:
             self.active -= 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.contracts.origin import Origin
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.contracts.values import Answer, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
 
 Header = tuple[bytes, bytes]
@@ -31,8 +31,8 @@ class Frames(Protocol):
     def opening(self) -> bytes:
         """What a stream starts with."""
 
-    def delta(self, text: str) -> bytes:
-        """One piece of the answer."""
+    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """One piece of one choice; ``logprobs`` has an entry a token when they were asked for."""
 
     def finish(self, answer: Answer) -> bytes:
         """The end of a whole answer."""

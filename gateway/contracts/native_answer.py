@@ -12,7 +12,7 @@ from gateway.contracts.dialect import Asked, Header
 from gateway.contracts.native import NativeRequest, NativeSampling, to_request
 from gateway.contracts.origin import Origin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings
+from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob
 from gateway.errors import PublicError
 
 SAMPLING_FIELDS: Final = frozenset(NativeSampling.model_fields)
@@ -175,8 +175,10 @@ class NativeFrames:
 
     opening: Final = b""
 
-    def delta(self, text: str) -> bytes:
-        """One event around one JSON string: no object is built per token."""
+    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """One event around one JSON string: no object is built per token. There is one choice, and no
+        log-probabilities.
+        """
         return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
 
     def finish(self, answer: Answer) -> bytes:

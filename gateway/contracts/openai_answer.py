@@ -17,6 +17,7 @@ from gateway.contracts.native_answer import (
     fallback_body,
     timings_body,
 )
+from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
 from gateway.contracts.values import Answer, FinishReason, Usage
 from gateway.errors import PublicError
 
@@ -59,13 +60,13 @@ class AssistantMessage(TypedDict):
     refusal: None
 
 
-class Choice(TypedDict):
-    """The answer: a message (chat) or a text (completions)."""
+class ChoiceBody(TypedDict):
+    """An answer: a message (chat) or a text (completions)."""
 
     index: int
     message: NotRequired[AssistantMessage]
     text: NotRequired[str]
-    logprobs: None
+    logprobs: ChatLogprobs | CompletionLogprobs | None
     finish_reason: str
 
 
@@ -76,7 +77,7 @@ class CompletionBody(TypedDict):
     object: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChoiceBody]
     usage: OpenAIUsage
     sluice: SluiceBody
 
@@ -145,14 +146,14 @@ def sluice_body(answer: Answer) -> SluiceBody:
     }
 
 
-def completion_json(answer: Answer, *, id: str, object: str, model: str, choice: Choice) -> bytes:
+def completion_json(answer: Answer, *, id: str, object: str, model: str, choices: list[ChoiceBody]) -> bytes:
     """The body of a whole answer."""
     body: CompletionBody = {
         "id": id,
         "object": object,
         "created": answer.created,
         "model": model,
-        "choices": [choice],
+        "choices": choices,
         "usage": usage_body(answer.usage),
         "sluice": sluice_body(answer),
     }

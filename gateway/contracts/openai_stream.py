@@ -11,6 +11,7 @@ from gateway.contracts.dialect import Asked, Header
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
     FINISH_REASONS,
+    ChoiceBody,
     completion_json,
     error_body,
     error_json,
@@ -18,9 +19,10 @@ from gateway.contracts.openai_answer import (
     trimmed_header,
     usage_body,
 )
+from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
 from gateway.contracts.origin import Origin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer
+from gateway.contracts.values import Answer, Choice, TokenLogprob
 from gateway.errors import PublicError
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -31,7 +33,8 @@ class ChunkFrames:
 
     Everything that is the same in every chunk is encoded once; with ``include_usage`` each chunk says
     ``"usage":null`` and one more chunk, without choices, says the usage. The last chunk carries ``sluice``.
-    A broken stream ends with OpenAI's error object and no ``[DONE]``.
+    A broken stream ends with OpenAI's error object and no ``[DONE]``. In a chat, each choice's first chunk
+    carries the role.
     """
 
     def __init__(self, asked: Asked, *, id: str, object: str, chat: bool) -> None:
@@ -47,28 +50,32 @@ class ChunkFrames:
         close_text = b"}" if chat else b""
         self._prefix = self._base + b'{"index":0,' + open_text
         self._suffix = close_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
-        self._opening = (
-            self._base
-            + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            + self._tail
-            if chat
-            else b""
-        )
+        self._opened = 1
+        self._offsets: dict[int, Offsets] = {}
 
     @property
     def opening(self) -> bytes:
         """In a chat, the chunk that carries the role."""
-        return self._opening
+        return self._role(0)
 
-    def delta(self, text: str) -> bytes:
-        """One chunk around one JSON string: no object is built per token."""
-        return self._prefix + orjson.dumps(text) + self._suffix
+    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """One chunk; around one JSON string where the stream is plain: no object is built per token."""
+        if index == 0 and not logprobs:
+            return self._prefix + orjson.dumps(text) + self._suffix
+        body = {
+            "index": index,
+            **({"delta": {"content": text}} if self._chat else {"text": text}),
+            "logprobs": self._logprobs(index, logprobs) if logprobs else None,
+            "finish_reason": None,
+        }
+        return self._open(index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
 
     def finish(self, answer: Answer) -> bytes:
-        """The chunk with the finish reason, the usage if asked for, and ``[DONE]``."""
-        empty = b'"delta":{}' if self._chat else b'"text":""'
-        reason = orjson.dumps(FINISH_REASONS[answer.finish_reason])
-        closing = self._base + b'{"index":0,' + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
+        """The chunks with the finish reasons, the usage if asked for, and ``[DONE]``."""
+        choices = answer.choices
+        closing = self._open(len(choices)) + self._tail.join(
+            [self._closing(index, choice) for index, choice in enumerate(choices)]
+        )
         extra = b',"sluice":' + orjson.dumps(sluice_body(answer)) + b"}\n\n"
         if not self._usage:
             return closing + extra + DONE
@@ -79,10 +86,51 @@ class ChunkFrames:
         """OpenAI's error object as an event, which its clients raise."""
         return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
+    def _closing(self, index: int, choice: Choice) -> bytes:
+        empty = b'"delta":{}' if self._chat else b'"text":""'
+        reason = orjson.dumps(FINISH_REASONS[choice.finish_reason])
+        head = self._base + b'{"index":%d,' % index
+        return head + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
+
+    def _open(self, count: int) -> bytes:
+        """The roles of the first ``count`` choices, as far as they have not been told."""
+        new = range(self._opened, count)
+        self._opened = max(self._opened, count)
+        return b"".join([self._role(index) for index in new])
+
+    def _role(self, index: int) -> bytes:
+        if not self._chat:
+            return b""
+        body = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return self._base + b'{"index":%d,' % index + body + self._tail
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> object:
+        if self._chat:
+            return chat_logprobs(entries)
+        return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
+
 
 def _headers(answer: Answer) -> Sequence[Header]:
     trimmed = trimmed_header(answer)
     return () if trimmed is None else ((b"x-sluice-trimmed", trimmed),)
+
+
+def _chat_choice(index: int, choice: Choice) -> ChoiceBody:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+        "finish_reason": FINISH_REASONS[choice.finish_reason],
+    }
+
+
+def _text_choice(index: int, choice: Choice) -> ChoiceBody:
+    return {
+        "index": index,
+        "text": choice.text,
+        "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs, Offsets()),
+        "finish_reason": FINISH_REASONS[choice.finish_reason],
+    }
 
 
 class ChatDialect:
@@ -99,12 +147,7 @@ class ChatDialect:
             id=f"chatcmpl-{answer.generation_id}",
             object="chat.completion",
             model=asked.request.model or answer.model,
-            choice={
-                "index": 0,
-                "message": {"role": "assistant", "content": answer.output_text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": FINISH_REASONS[answer.finish_reason],
-            },
+            choices=[_chat_choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
     def headers(self, answer: Answer) -> Sequence[Header]:
@@ -135,12 +178,7 @@ class CompletionDialect:
             id=f"cmpl-{answer.generation_id}",
             object="text_completion",
             model=asked.request.model or answer.model,
-            choice={
-                "index": 0,
-                "text": answer.output_text,
-                "logprobs": None,
-                "finish_reason": FINISH_REASONS[answer.finish_reason],
-            },
+            choices=[_text_choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
     def headers(self, answer: Answer) -> Sequence[Header]:

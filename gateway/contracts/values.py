@@ -154,6 +154,32 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely it was to the model; ``top`` has the most likely ones in its place, best first.
+
+    A token is bytes: a character may be spread over several.
+    """
+
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The token as text; what is not whole characters shows as U+FFFD."""
+        return self.data.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the texts that a request asked for; ``logprobs`` has an entry a token, when asked for."""
+
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fallback:
     """Why and how the answer did not come from the backend it was meant for."""
 
@@ -177,7 +203,10 @@ class BudgetReport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config."""
+    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config.
+
+    ``output_text``, ``finish_reason`` and ``logprobs`` are of the first choice, ``others`` the further ones.
+    """
 
     request_id: str
     generation_id: str
@@ -194,3 +223,10 @@ class Answer:
     created: int
     fallback: Fallback | None = None
     warnings: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    others: tuple[Choice, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All texts, in order."""
+        return (Choice(self.output_text, self.finish_reason, self.logprobs), *self.others)

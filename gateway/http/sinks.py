@@ -56,9 +56,9 @@ class StreamSink:
         self.ended = False
 
     async def delta(self, delta: Delta) -> None:
-        """Send one event; a delta without text is none."""
-        if delta.text:
-            data = self._frames.delta(delta.text)
+        """Send one event; a delta without text and log-probabilities is none."""
+        if delta.text or delta.logprobs:
+            data = self._frames.delta(delta.text, delta.index, delta.logprobs)
             if not self._open:
                 data = await self._opened(data)
             await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})

@@ -4,13 +4,21 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from engine.engine import Engine
-from engine.values import EngineInfo, FinishReason, GenerationRequest, SamplingParams, SequenceOutput
+from engine.values import (
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_MODEL = REPOSITORY / "models" / "demo"
@@ -86,18 +94,28 @@ def greedy(max_tokens: int, **options: object) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **options)  # type: ignore[arg-type]
 
 
-def reference_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def reference_greedy(
+    folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
+) -> list[list[int]]:
     """What transformers generates for each prompt alone, in float32, the end token included."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return generate_greedy(model, prompts, max_tokens, **options)
+
+
+def generate_greedy(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
+) -> list[list[int]]:
+    """What a model of transformers generates for each prompt alone, the end token included."""
     results = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
         out = model.generate(
-            ids,
+            input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
+            **options,
         )
         results.append(out[0, len(prompt) :].tolist())
     return results
@@ -110,6 +128,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     deltas: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     last: SequenceOutput | None = None
 
     @property
@@ -120,6 +139,7 @@ class Answer:
         self.text += output.text
         self.deltas.append(output.text)
         self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
         self.last = output
 
 

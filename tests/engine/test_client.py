@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient
+from engine.client import EngineClient, receive_any
 from engine.engine import Engine
 from engine.errors import (
     DuplicateRequest,
@@ -23,7 +23,15 @@ from engine.errors import (
     PromptTooLong,
     UnknownToken,
 )
-from engine.values import EngineConfig, EngineSignals, FinishReason, GenerationRequest, SamplingParams
+from engine.values import (
+    EngineConfig,
+    EngineSignals,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Shape,
+    StructuredOutput,
+)
 from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
 
 PROMPT = (10, 20, 30, 40, 50)
@@ -311,3 +319,41 @@ async def test_an_engine_that_fails_says_why_before_it_dies(tiny_model: Path) ->
         while True:
             await ticket.receive()
     await client.stop()
+
+
+async def test_several_tickets_are_received_together_and_each_gets_its_own(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        prompts = random_prompts(3, 512, longest=30)
+        requests = [
+            GenerationRequest(str(n), p, greedy(10 + n, ignore_eos=True)) for n, p in enumerate(prompts)
+        ]
+        expected = [await collect(client, one) for one in requests]
+        tickets = [client.submit(one) for one in requests]
+        open_tickets, answers = dict(zip(tickets, range(3), strict=True)), [Answer() for _ in tickets]
+        while open_tickets:
+            for ticket, output in await receive_any(open_tickets):
+                assert output.request_id == ticket.request_id
+                answers[open_tickets[ticket]].take(output)
+                if output.finish_reason is not None:
+                    del open_tickets[ticket]
+        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
+async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        tickets = [client.submit(GenerationRequest(n, PROMPT, greedy(900, ignore_eos=True))) for n in "ab"]
+        await receive_any(tickets)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            while True:
+                await receive_any(tickets)
+
+
+async def test_a_bad_shape_is_told_with_its_problem(tiny_model: Path) -> None:
+    async with running(tiny_model) as client:
+        shape = StructuredOutput(Shape.REGEX, "[a-")
+        answer = await collect(client, GenerationRequest("a", PROMPT, SamplingParams(5, structured=shape)))
+        assert answer.last is not None and answer.last.detail is not None
+        assert (answer.last.error, answer.last.request_id) == ("invalid_grammar", "a")
+        assert "unclosed character class" in answer.last.detail

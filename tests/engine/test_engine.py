@@ -22,10 +22,13 @@ from engine.errors import (
     RequestRefused,
     UnknownToken,
 )
+from engine.lora import AdapterBank, LoraWeights
 from engine.runner import OutOfMemory, StepResult
 from engine.scheduler import Chunk, Scheduler
+from engine.structured import Grammars
 from engine.values import FinishReason, GenerationRequest, SamplingParams
 from tests.engine.support import (
+    EOS,
     greedy,
     make_info,
     make_tokenizer,
@@ -64,8 +67,10 @@ def scripted_engine(runner: ScriptedRunner, *, tokenizer: Tokenizer | None = Non
         scheduler=Scheduler(pool, max_num_seqs=16, max_num_batched_tokens=256),
         runner=runner,
         tokenizer=tokenizer or make_tokenizer(),
+        grammars=Grammars(make_tokenizer(), 512, (EOS,)),
         clock=lambda: 0.0,
         seeds=random.Random(0),
+        adapters=AdapterBank(0, lambda folder: LoraWeights(())),
     )
 
 
@@ -291,8 +296,10 @@ def test_a_request_too_large_for_memory_by_itself_ends_with_an_error_and_the_oth
 
 def test_signals_tell_what_runs_waits_and_is_free(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_seqs=2, num_blocks=100)
-    for name in "abc":
-        engine.add(GenerationRequest(name, PROMPT * 7, greedy(3, ignore_eos=True)))
+    for number, name in enumerate("abc"):
+        engine.add(
+            GenerationRequest(name, (100 + number, *PROMPT * 6, 7, 8, 9, 10), greedy(3, ignore_eos=True))
+        )
     assert engine.signals.waiting == 3
     engine.step()
     signals = engine.signals

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import Draw, keep_likely, sample, uniform
+from engine.chance import exponentials
+from engine.penalties import adjustments_of
+from engine.sampler import LEAST_LOGPROB, Draw, choose, keep_likely, sample
 from engine.values import SamplingParams
 
 
@@ -96,10 +98,73 @@ def test_a_row_is_sampled_the_same_whatever_the_other_rows_are() -> None:
     assert together == alone
 
 
-def test_uniform_numbers_depend_on_seed_and_position_and_fill_the_interval() -> None:
-    assert uniform(1, 0) == uniform(1, 0)
-    assert len({uniform(seed, position) for seed in (-1, 0, 1, 2**63) for position in range(100)}) == 400
-    numbers = sorted(uniform(7, position) for position in range(10_000))
-    assert numbers[0] >= 0
-    assert numbers[-1] < 1
-    assert max(abs(number - rank / 10_000) for rank, number in enumerate(numbers)) < 0.02
+def test_rounding_does_not_change_what_is_drawn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(40):
+        logits = torch.randn(32, 4096, generator=generator) * 3
+        rounded = logits + torch.randn(32, 4096, generator=generator) * 2e-6
+        draws = [Draw(SamplingParams(1), seed, position) for position in range(32)]
+        assert sample(logits, draws) == sample(rounded, draws)
+
+
+def test_the_numbers_of_chance_depend_on_seed_position_and_token_only() -> None:
+    cpu = torch.device("cpu")
+    streams = [(seed, position) for seed in (-1, 0, 1, 2**63 - 1) for position in range(50)]
+    together = exponentials(streams, 300, cpu)
+    alone = torch.cat([exponentials([stream], 200, cpu) for stream in streams])
+    assert torch.allclose(together[:, :200], alone, rtol=1e-6)
+    assert len(set(together[:, 0].tolist())) == len(streams)
+
+
+def test_the_numbers_of_chance_are_exponential_and_independent() -> None:
+    numbers = exponentials([(7, position) for position in range(2_000)], 500, torch.device("cpu")).double()
+    assert numbers.min() > 0
+    for quantile in (0.01, 0.25, 0.5, 0.9, 0.999):
+        below = (numbers < -math.log(1 - quantile)).double()
+        assert float(below.mean()) == pytest.approx(quantile, abs=0.002)
+    # Between columns (tokens) and between rows (positions), five deviations of a sum of independent products.
+    for one in (numbers[:, :300], numbers.T[:, :300]):
+        correlation = (one - 1).T @ (one - 1) / len(one)
+        assert float(correlation.fill_diagonal_(0).abs().max()) < 6 / len(one) ** 0.5
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10_000), min_p=st.floats(0.0, 1.0))
+def test_min_p_leaves_only_what_is_likely_enough_beside_the_likeliest(seed: int, min_p: float) -> None:
+    logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 2
+    probabilities = logits.softmax(-1)[0]
+    draws = [Draw(SamplingParams(1, min_p=min_p), seed=seed, position=position) for position in range(200)]
+    for token in set(sample(logits.expand(200, -1), draws)):
+        assert probabilities[token] >= min_p * probabilities.max() * (1 - 1e-6)
+    if min_p == 1.0:
+        assert set(sample(logits.expand(200, -1), draws)) == {int(logits.argmax())}
+
+
+def test_logprobs_are_the_models_own_whatever_changes_the_choice() -> None:
+    logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)) * 3
+    expected = logits.double().log_softmax(-1)
+    changed = SamplingParams(
+        1, temperature=0.3, top_k=2, logit_bias=((7, 100.0),), repetition_penalty=1.5, logprobs=5
+    )
+    draws = [
+        Draw(changed, 1, 0, adjustments_of(changed, (1, 2, 3))),
+        Draw(SamplingParams(1), 1, 0),
+        Draw(SamplingParams(1, temperature=0.0, logprobs=0), 1, 0),
+    ]
+    tokens, entries = choose(logits, draws)
+    assert tokens[0] == 7
+    assert sorted(entries) == [0, 2]
+    assert [entries[row].token_id for row in (0, 2)] == [tokens[0], tokens[2]]
+    for row in (0, 2):
+        assert entries[row].logprob == pytest.approx(float(expected[row, tokens[row]]), abs=1e-5)
+    best = expected[0].topk(5)
+    assert [token for token, _ in entries[0].top] == best.indices.tolist()
+    assert [logprob for _, logprob in entries[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert entries[2].top == ()
+
+
+def test_an_impossible_token_has_a_finite_logprob() -> None:
+    logits = torch.tensor([[0.0, -torch.inf]])
+    params = SamplingParams(1, logprobs=2)
+    _, entries = choose(logits, [Draw(params, 1, 0)])
+    assert entries[0].top == ((0, 0.0), (1, LEAST_LOGPROB))

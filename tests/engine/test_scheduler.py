@@ -1,14 +1,25 @@
 """The scheduler: who gets the token budget and the blocks of a step, and who gives them back."""
 
 from engine.block_pool import BlockPool
-from engine.scheduler import Chunk, Scheduler
+from engine.scheduler import AGING_S, Chunk, Scheduler
 from engine.sequence import Sequence, Status
 from engine.values import GenerationRequest, SamplingParams
 
 
-def make_sequence(name: str, prompt_tokens: int) -> Sequence:
-    request = GenerationRequest(name, tuple(range(1, prompt_tokens + 1)), SamplingParams(max_tokens=64))
-    return Sequence(request, arrived_at=0.0, seed=0)
+def make_sequence(
+    name: str,
+    prompt_tokens: int,
+    *,
+    begins_with: tuple[int, ...] = (),
+    priority: int = 0,
+    arrived_at: float = 0.0,
+    salt: str | None = None,
+) -> Sequence:
+    """A sequence whose prompt has nothing in common with that of another name."""
+    first = 1000 * sum(map(ord, name))
+    prompt = begins_with + tuple(range(first, first + prompt_tokens - len(begins_with)))
+    request = GenerationRequest(name, prompt, SamplingParams(max_tokens=64), priority, salt)
+    return Sequence(request, arrived_at=arrived_at, seed=0)
 
 
 def make_scheduler(*, blocks: int = 64, seqs: int = 8, budget: int = 64) -> tuple[Scheduler, BlockPool]:
@@ -146,3 +157,150 @@ def test_shedding_keeps_the_older_half() -> None:
     assert [described(chunk)[0] for chunk in kept] == ["a", "b", "c"]
     assert [one.request.request_id for one in scheduler.waiting] == ["d", "e"]
     scheduler.check_integrity()
+
+
+def names(sequences: list[Sequence]) -> list[str]:
+    return [one.request.request_id for one in sequences]
+
+
+def test_a_higher_priority_starts_first_and_equal_ones_start_in_the_order_of_arrival() -> None:
+    scheduler, _ = make_scheduler(seqs=1)
+    for at, (name, priority) in enumerate((("a", 0), ("b", -1), ("c", 1), ("d", 0), ("e", 1))):
+        scheduler.add(make_sequence(name, 4, priority=priority, arrived_at=at))
+    started = []
+    while scheduler.waiting or scheduler.running:
+        started += [name for name, _, _ in step(scheduler)]
+        scheduler.finish(scheduler.running[0])
+    assert started == ["c", "e", "a", "d", "b"]
+
+
+def test_the_newest_of_the_lowest_priority_is_preempted_and_returns_at_the_head_of_its_class() -> None:
+    scheduler, _ = make_scheduler(blocks=4)
+    for at, (name, priority) in enumerate((("low", 0), ("newlow", 0), ("high", 1), ("newhigh", 1))):
+        scheduler.add(make_sequence(name, 15, priority=priority, arrived_at=at))
+    step(scheduler)
+    for at, (name, priority) in enumerate((("latelow", 0), ("latehigh", 1))):
+        scheduler.add(make_sequence(name, 15, priority=priority, arrived_at=4 + at))
+    step(scheduler)
+    assert names(scheduler.running) == ["high", "newhigh", "low", "newlow"]
+    step(scheduler)  # all four need a second block: the two of high priority take them
+    assert names(scheduler.running) == ["high", "newhigh"]
+    assert names(scheduler.waiting) == ["latehigh", "low", "newlow", "latelow"]
+
+
+def test_a_request_of_low_priority_rises_a_class_for_every_aging_interval_it_waits() -> None:
+    scheduler, _ = make_scheduler()
+    scheduler.add(make_sequence("low", 4, priority=-1, arrived_at=0.0))
+    scheduler.add(make_sequence("high", 4, priority=1, arrived_at=2 * AGING_S - 1))
+    scheduler.add(make_sequence("too late", 4, priority=1, arrived_at=2 * AGING_S + 1))
+    assert names(scheduler.waiting) == ["high", "low", "too late"]
+
+
+def test_nobody_starves_under_an_endless_stream_of_more_important_requests() -> None:
+    """Twice as much arrives as can be served; the low one still starts once it has waited for its aging."""
+    scheduler, _ = make_scheduler(seqs=2)
+    low = make_sequence("low", 4, priority=-1)
+    scheduler.add(low)
+    now, served = 0.0, 0
+    while low.status is Status.WAITING:
+        for number in range(4):
+            high = make_sequence(f"{served}-{number}", 4, priority=1, arrived_at=now)
+            scheduler.add(high)
+        now += 0.5
+        step(scheduler)
+        assert now < 4 * AGING_S + 5, "it starves"
+        for sequence in [one for one in scheduler.running if one is not low]:
+            scheduler.finish(sequence)
+            served += 1
+    # Ahead of it is what arrived in its first 2 * AGING_S, at twice the rate of service.
+    assert 2 * AGING_S <= now <= 4 * AGING_S + 2
+    assert served > 0
+
+
+SHARED = tuple(range(1, 65))
+
+
+def test_a_sequence_starts_with_the_cached_blocks_of_its_prefix_and_they_cost_no_budget() -> None:
+    scheduler, pool = make_scheduler(budget=80)
+    scheduler.add(make_sequence("first", 70, begins_with=SHARED))
+    step(scheduler)
+    second = make_sequence("second", 130, begins_with=SHARED)
+    scheduler.add(second)
+    assert step(scheduler) == [("first", 70, 1), ("second", 64, 66)]
+    assert second.blocks[:4] == scheduler.running[0].blocks[:4]
+    assert (second.num_cached, scheduler.prefix_queries, scheduler.prefix_hits) == (64, 200, 64)
+    assert pool.num_free == 64 - 5 - 5
+
+
+def test_the_prefix_stays_after_its_sequence_has_ended_and_so_does_the_answer() -> None:
+    scheduler, pool = make_scheduler(budget=200)
+    first = make_sequence("a", 20)
+    scheduler.add(first)
+    for _ in range(14):
+        step(scheduler)
+    scheduler.finish(first)
+    assert pool.num_free == pool.num_blocks
+    turn = make_sequence("b", 60, begins_with=tuple(first.token_ids))
+    scheduler.add(turn)
+    assert step(scheduler) == [("b", 32, 28)]
+
+
+def test_of_a_prompt_that_is_cached_to_the_end_the_last_block_is_computed_again() -> None:
+    scheduler, _ = make_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(make_sequence(name, 64, begins_with=SHARED))
+        chunks = step(scheduler)
+        scheduler.finish(scheduler.running[0])
+    assert chunks == [("b", 48, 16)]
+
+
+def test_a_sequence_waits_for_a_block_that_a_running_one_computes_instead_of_computing_it_too() -> None:
+    scheduler, _ = make_scheduler(budget=48)
+    for name in ("a", "b", "c"):
+        scheduler.add(make_sequence(name, 70, begins_with=SHARED))
+    assert step(scheduler) == [("a", 0, 48)]
+    assert step(scheduler) == [("a", 48, 22)]
+    assert step(scheduler) == [("a", 70, 1), ("b", 64, 6), ("c", 64, 6)]
+
+
+def test_nobody_waits_for_a_block_that_is_computed_and_known_no_more() -> None:
+    scheduler, pool = make_scheduler(blocks=8, budget=200)
+    scheduler.add(make_sequence("a", 64, begins_with=SHARED))
+    step(scheduler)
+    again = make_sequence("b", 64, begins_with=SHARED)
+    scheduler.add(again)
+    step(scheduler)  # the last block of the prompt is now known by b's copy
+    scheduler.finish(again)
+    pool.release(pool.allocate(pool.num_free))  # which is evicted while a runs on
+    scheduler.add(make_sequence("c", 70, begins_with=SHARED))
+    assert step(scheduler)[1] == ("c", 48, 22)
+
+
+def test_another_salt_finds_nothing() -> None:
+    scheduler, _ = make_scheduler(budget=200)
+    scheduler.add(make_sequence("a", 64, begins_with=SHARED, salt="one"))
+    step(scheduler)
+    scheduler.add(make_sequence("b", 64, begins_with=SHARED, salt="two"))
+    assert step(scheduler)[1] == ("b", 0, 64)
+    assert scheduler.prefix_hits == 0
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_and_its_prompt_counts_once() -> None:
+    scheduler, pool = make_scheduler()
+    scheduler.add(make_sequence("a", 40))
+    step(scheduler)
+    scheduler.preempt(scheduler.running[0])
+    assert pool.num_free == pool.num_blocks
+    assert step(scheduler) == [("a", 32, 9)]
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (40, 0)
+    assert scheduler.running[0].num_cached == 0
+
+
+def test_without_prefix_caching_everything_is_computed_and_nothing_is_kept() -> None:
+    pool = BlockPool(64, 16)
+    scheduler = Scheduler(pool, max_num_seqs=8, max_num_batched_tokens=200, prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add(make_sequence(name, 70, begins_with=SHARED))
+    assert step(scheduler) == [("a", 0, 70), ("b", 0, 70)]
+    assert not any(block in pool.cache for block in range(pool.num_blocks + 1))
+    assert scheduler.prefix_queries == 0

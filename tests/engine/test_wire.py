@@ -50,11 +50,12 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 def test_outputs_coalesce_without_losing_text_tokens_or_times() -> None:
     joined = coalesce(
+        "a",
         [
             SequenceOutput("a", "x", (1,), None, 5, 1, 0, 0.5, 0.25),
             SequenceOutput("a", "y", (2,), None, 5, 2),
             SequenceOutput("a", "z", (3, 4), FinishReason.LENGTH, 5, 4, 0, 0.5, 0.25),
-        ]
+        ],
     )
     assert joined == SequenceOutput("a", "xyz", (1, 2, 3, 4), FinishReason.LENGTH, 5, 4, 0, 0.5, 0.25)
 

@@ -102,11 +102,12 @@ def test_openais_contract_says_400_and_names_the_parameter(live: LiveGateway) ->
     for body, param in (
         ({"model": "demo"}, "messages"),
         ({"model": "demo", "messages": [MESSAGE], "tools": [{}]}, "tools"),
-        ({"model": "demo", "messages": [MESSAGE], "n": 3}, "n"),
-        ({"model": "demo", "messages": [MESSAGE], "logprobs": True}, "logprobs"),
+        ({"model": "demo", "messages": [MESSAGE], "n": 129}, "n"),
+        ({"model": "demo", "messages": [MESSAGE], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"model": "demo", "messages": [MESSAGE], "prompt_logprobs": 1}, "prompt_logprobs"),
         (
-            {"model": "demo", "messages": [MESSAGE], "response_format": {"type": "json_object"}},
-            "response_format",
+            {"model": "demo", "messages": [MESSAGE], "response_format": {"type": "xml"}},
+            "response_format.type",
         ),
         ({"model": "demo", "messages": [MESSAGE], "max_tokens": -5}, "max_tokens"),
     ):

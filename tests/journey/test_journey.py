@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from adapters.values import Adapter
 from admission.values import Limits, Load
@@ -65,6 +66,13 @@ async def test_the_native_contract_puts_the_routes_prompt_version_first(build_ho
     [work] = house.backends["local"].calls
     assert work.messages[0].role is Role.SYSTEM
     assert work.messages[0].content.startswith("You are a manga shopping assistant.")
+
+
+async def test_the_tenant_salts_what_the_backend_may_keep_of_the_prompt(build_house: Build, ask: Ask) -> None:
+    house = build_house()
+    await house.run(ask())
+    [work] = house.backends["local"].calls
+    assert work.cache_salt == "acme"
 
 
 async def test_openais_contract_adds_nothing_unless_asked(build_house: Build, ask: Ask) -> None:
@@ -290,3 +298,63 @@ async def test_a_defect_of_ours_tells_the_caller_nothing(build_house: Build, ask
     assert sink.error is not None and (sink.error.status, sink.error.code) == (500, "internal")
     assert "secret" not in sink.error.message
     assert house.left_behind() == []
+
+
+async def test_several_texts_and_their_logprobs_reach_the_answer_and_are_billed_together(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("Hello", " there.")))
+    asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=3, logprobs=0), stream=True)
+    sink = await house.run(asked)
+    answer = sink.answer
+    assert answer is not None
+    assert [choice.text for choice in answer.choices] == ["Hello there."] * 3
+    assert {choice.finish_reason for choice in answer.choices} == {FinishReason.STOP}
+    for choice in answer.choices:
+        assert [entry.text for entry in choice.logprobs or ()] == ["Hello", " there."]
+    assert [delta.index for delta in sink.deltas] == [0, 1, 2] * 2
+    assert answer.usage.output_tokens == 6
+    assert answer.usage.input_tokens == house.outbox.rows[0].input_tokens
+    assert house.outbox.rows[0].output_tokens == 6
+    assert house.left_behind() == []
+
+
+async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_house: Build, ask: Ask) -> None:
+    answer = (await build_house().run(ask())).answer
+    assert answer is not None
+    assert [(choice.text, choice.logprobs) for choice in answer.choices] == [("Hello there.", None)]
+
+
+async def test_a_deadline_ends_every_text_with_what_there_is(build_house: Build, ask: Ask) -> None:
+    house = build_house(Script(("a",) * 50, delay_s=0.02))
+    asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
+    sink = await house.run(replace(asked, deadline=time.monotonic() + 0.15))
+    assert sink.answer is not None
+    choices = sink.answer.choices
+    assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2
+    assert sum(len(choice.text) for choice in choices) == sink.answer.usage.output_tokens > 0
+
+
+async def test_the_response_cache_keeps_plain_answers_only(build_house: Build, ask: Ask) -> None:
+    gone = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
+    for sampling, kind in (
+        (Sampling(temperature=0.5), "response_cache"),
+        (Sampling(n=2), "degraded_response"),
+    ):
+        house = build_house(Script(), gone, route={"fallback": ["response_cache", "degraded"]})
+        asked = ask(contract=Contract.CHAT, model="scripted", sampling=sampling)
+        await house.run(asked)
+        answer = (await house.run(replace(asked, request_id="again"))).answer
+        assert answer is not None and answer.fallback is not None
+        assert answer.fallback.kind == kind
+
+
+async def test_a_field_that_the_backend_refuses_is_named(build_house: Build, ask: Ask) -> None:
+    bad = BackendFailure(FailureKind.INVALID_INPUT, "the regex is not valid", param="response_format")
+    sink = await build_house(Script((), failure=bad)).run(ask())
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code, sink.error.param) == (
+        422,
+        "invalid_request",
+        "response_format",
+    )

@@ -1,0 +1,68 @@
+"""Loading adapters without a pause: files are read in a thread of its own while the engine steps, and what
+has been read is installed between two steps.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import AdapterError, NoAdapterRoom
+from engine.wire import AdapterSettled, LoadAdapter, UnloadAdapter
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.lora import LoraWeights
+
+MAX_PENDING = 64
+
+
+class AdapterDesk:
+    """Carries out the commands about adapters, in the order in which they came."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-reader")
+        self._pending: deque[tuple[LoadAdapter | UnloadAdapter, Future[LoraWeights | None]]] = deque()
+        self._refused: list[AdapterSettled] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a command is not settled."""
+        return bool(self._pending or self._refused)
+
+    def take(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Begins a command."""
+        if len(self._pending) < MAX_PENDING:
+            self._pending.append((command, self._reader.submit(self._read, command)))
+        else:
+            error = NoAdapterRoom(f"{MAX_PENDING} adapters wait already to be loaded or unloaded")
+            self._refused.append(_settled(command, error))
+
+    def settle(self) -> Iterator[AdapterSettled]:
+        """Ends the commands whose turn it is and whose files have been read; called between two steps."""
+        yield from self._refused
+        self._refused.clear()
+        while self._pending and self._pending[0][1].done():
+            command, reading = self._pending.popleft()
+            try:
+                if (weights := reading.result()) is not None:
+                    self._engine.install_adapter(command.adapter_id, weights)
+                else:
+                    self._engine.remove_adapter(command.adapter_id)
+            except AdapterError as error:
+                yield _settled(command, error)
+            else:
+                yield _settled(command)
+
+    def _read(self, command: LoadAdapter | UnloadAdapter) -> "LoraWeights | None":
+        return self._engine.read_adapter(Path(command.path)) if isinstance(command, LoadAdapter) else None
+
+
+def _settled(command: LoadAdapter | UnloadAdapter, error: AdapterError | None = None) -> AdapterSettled:
+    return (
+        AdapterSettled(command.call)
+        if error is None
+        else AdapterSettled(command.call, error.code, str(error))
+    )

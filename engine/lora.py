@@ -1,0 +1,217 @@
+"""LoRA adapters in one batch: every adapter's tokens in one grouped product, no weights merged.
+
+An adapter adds ``x A B`` to a product ``x W`` of the model. The A of all resident adapters are stacked, and
+so are the B, with zero columns up to the largest rank. The tokens of a step are laid out by adapter, each
+adapter's padded to the longest:
+
+    x [tokens, in]  →  [adapters, width, in]  @  A [adapters, in, columns]  @  B [adapters, columns, out]
+                    →  back to [tokens, out], added to x W
+
+Two batched products, however many adapters the step has; those between the first and the last one of the step
+take part. When all tokens have the same adapter two plain products do, and without any there are none.
+
+The model's fused products (queries, keys and values; gate and up) are one product here too: the B of one part
+is zero in the outputs of the others.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.errors import AdapterNotLoaded, NoAdapterRoom, UnknownAdapter
+from engine.sequence import AdapterVersion
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraWeights:
+    """Stacked adapters: by layer and product A [adapters, columns, in] and B [adapters, columns, out], with
+    the scale in B.
+    """
+
+    layers: tuple[Mapping[str, tuple[torch.Tensor, torch.Tensor]], ...]
+
+    @classmethod
+    def stack(cls, weights: Sequence[Self]) -> Self:
+        """Single adapters as one, in order; copies."""
+        layers = zip(*(one.layers for one in weights), strict=True)
+        return cls(
+            tuple(
+                {
+                    name: (_stack([one[name][0] for one in layer]), _stack([one[name][1] for one in layer]))
+                    for name in PRODUCTS
+                }
+                for layer in layers
+            )
+        )
+
+    def only(self, place: int) -> Self:
+        """The adapter at ``place``; shares the memory."""
+        part = slice(place, place + 1)
+        return type(self)(
+            tuple({name: (a[part], b[part]) for name, (a, b) in layer.items()} for layer in self.layers)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of a step stand in [adapters * width]: ``tokens`` is the token of each slot, ``slots``
+    the slot of each token, ``empty`` [adapters, width, 1] the slots without one. Tokens without an adapter
+    have an empty slot.
+    """
+
+    width: int
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    empty: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraBatch:
+    """The adapters of one step, at ``places`` of ``weights``; no layout when all tokens have the same."""
+
+    weights: LoraWeights
+    places: slice
+    layout: Layout | None
+
+    def add_to(self, result: torch.Tensor, x: torch.Tensor, layer: int, product: str) -> None:
+        """Adds to ``result`` [tokens, out], in place, what the adapters make of ``x`` [tokens, in]."""
+        a, b = self.weights.layers[layer][product]
+        if not a.shape[1]:
+            return
+        if self.layout is None:
+            result.addmm_(F.linear(x, a[self.places.start]), b[self.places.start])
+            return
+        a, b, layout = a[self.places], b[self.places], self.layout
+        laid_out = x.index_select(0, layout.tokens).view(len(a), layout.width, -1)
+        inner = torch.bmm(laid_out, a.transpose(1, 2)).masked_fill_(layout.empty, 0.0)
+        added = torch.bmm(inner, b).view(-1, result.shape[1])
+        result.add_(added.index_select(0, layout.slots))
+
+
+class AdapterBank:
+    """The adapters that requests may name, and those replaced or removed that requests still use.
+
+    ``read`` makes weights of a folder; it does not touch the bank, so another thread may call it. At most
+    ``max_loras`` can be named; together with those still in use there are at most twice as many.
+    """
+
+    def __init__(self, max_loras: int, read: Callable[[Path], LoraWeights]) -> None:
+        self.read = read
+        self._max_loras = max_loras
+        self._named: dict[str, AdapterVersion] = {}
+        self._places: dict[AdapterVersion, int] = {}
+        self._weights = LoraWeights(())
+        self._loads = 0
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """The ids that requests may name."""
+        return tuple(self._named)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no version has weights here."""
+        return not self._places
+
+    @property
+    def has_retired(self) -> bool:
+        """True while a version that can no longer be named has weights here."""
+        return len(self._places) > len(self._named)
+
+    def version(self, adapter_id: str) -> AdapterVersion:
+        """What a new request gets. Raises UnknownAdapter."""
+        if adapter_id not in self._named:
+            raise UnknownAdapter(f"adapter {adapter_id!r} is not loaded")
+        return self._named[adapter_id]
+
+    def install(
+        self, adapter_id: str, weights: LoraWeights, in_use: Collection[AdapterVersion | None]
+    ) -> None:
+        """Adds an adapter, or replaces the one of that id, and frees that unless it is ``in_use``. Raises
+        NoAdapterRoom, and then nothing has changed.
+        """
+        others = len(self._named.keys() - {adapter_id})
+        if others >= self._max_loras or len(self._places) >= 2 * self._max_loras:
+            raise NoAdapterRoom(
+                f"no room for adapter {adapter_id!r}: {len(self._named)} are loaded and "
+                f"{len(self._places) - len(self._named)} removed ones in use; max_loras is {self._max_loras}"
+            )
+        version = AdapterVersion(adapter_id, self._loads)
+        named = {**self._named, adapter_id: version}
+        self._arrange({**self._parts({*named.values(), *in_use}), version: weights})
+        self._loads += 1
+        self._named = named
+
+    def remove(self, adapter_id: str) -> None:
+        """No new request gets this adapter. Raises AdapterNotLoaded."""
+        if self._named.pop(adapter_id, None) is None:
+            raise AdapterNotLoaded(f"adapter {adapter_id!r} is not loaded")
+
+    def drop_unused(self, in_use: Collection[AdapterVersion | None]) -> None:
+        """Frees the versions that can no longer be named and are not ``in_use``."""
+        kept = self._parts({*self._named.values(), *in_use})
+        if len(kept) < len(self._places):
+            with suppress(NoAdapterRoom):  # they stay until the next request ends, when there may be memory
+                self._arrange(kept)
+
+    def batch(
+        self, owners: Sequence[AdapterVersion | None], lengths: Sequence[int], device: torch.device
+    ) -> LoraBatch | None:
+        """What a step needs, whose first ``lengths[0]`` tokens belong to ``owners[0]``, and so on. None when
+        no owner is an adapter.
+        """
+        places = np.array([-1 if owner is None else self._places[owner] for owner in owners])
+        last = int(places.max())
+        if last < 0:
+            return None
+        first = int(places[places >= 0].min())
+        span = slice(first, last + 1)
+        if places.min() == last:
+            return LoraBatch(self._weights, span, None)
+        return LoraBatch(self._weights, span, _lay_out(np.repeat(places, lengths) - first, device))
+
+    def _parts(self, wanted: Collection[AdapterVersion | None]) -> dict[AdapterVersion, LoraWeights]:
+        return {
+            version: self._weights.only(place) for version, place in self._places.items() if version in wanted
+        }
+
+    def _arrange(self, parts: Mapping[AdapterVersion, LoraWeights]) -> None:
+        try:
+            self._weights = LoraWeights.stack(list(parts.values()))
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise NoAdapterRoom(f"no memory to stack {len(parts)} adapters: {error}") from error
+        self._places = {version: place for place, version in enumerate(parts)}
+
+
+def _lay_out(adapters: np.ndarray, device: torch.device) -> Layout:
+    """The layout for tokens of these adapters; a negative number is none."""
+    order = np.argsort(adapters, kind="stable")
+    sorted_adapters = adapters[order]
+    of_its_kind = np.empty_like(order)
+    of_its_kind[order] = np.arange(len(order)) - np.searchsorted(sorted_adapters, sorted_adapters)
+    adapted = adapters >= 0
+    # A slot more when there are tokens without an adapter, so that the last one of the first is empty.
+    width = int(of_its_kind[adapted].max()) + 1 + int(not adapted.all())
+    slots = np.where(adapted, adapters * width + of_its_kind, width - 1)
+    count = int(adapters.max()) + 1
+    tokens, empty = np.zeros(count * width, dtype=np.int64), np.ones((count, width, 1), dtype=bool)
+    tokens[slots[adapted]] = np.flatnonzero(adapted)
+    empty.reshape(-1)[slots[adapted]] = False
+    return Layout(width, *(torch.from_numpy(one).to(device) for one in (tokens, slots, empty)))
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[1, columns, …] of each as one, the columns padded with zeros to the largest number of them."""
+    columns = max(one.shape[1] for one in tensors)
+    result = tensors[0].new_zeros(len(tensors), columns, tensors[0].shape[2])
+    for place, one in enumerate(tensors):
+        result[place, : one.shape[1]] = one[0]
+    return result

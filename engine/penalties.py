@@ -1,0 +1,96 @@
+"""Logit bias and penalties: what a request changes of the model's logits, token by token.
+
+Only the tokens that a request names or has used are changed. So a sequence keeps a list of those, each with
+what happens to its logit, and extends it with every token; a step gathers these few logits of all rows,
+changes them and puts them back. Nothing has the size of the vocabulary, and no token is looked at twice.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.values import SamplingParams
+
+_BIAS, _FACTOR, _SHIFT = range(3)  # rows of ``Adjustments.values``
+_FIRST_CAPACITY = 64
+
+
+class Adjustments:
+    """The logits that one sequence changes: ``ids`` [size], and ``values`` [3, size] of what happens to each.
+
+    The bias is added, then a positive logit is divided and a negative one multiplied by the factor, then the
+    shift is subtracted.
+    """
+
+    __slots__ = ("_counts", "_ids", "_params", "_places", "_size", "_values")
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int]) -> None:
+        self._params = params
+        self._counts: Counter[int] = Counter()
+        self._places: dict[int, int] = {}
+        self._size = 0
+        self._ids = np.empty(_FIRST_CAPACITY, np.int64)
+        self._values = np.empty((3, _FIRST_CAPACITY), np.float32)
+        for token, bias in params.logit_bias:
+            place = self._place(token)  # first: it may make room
+            self._values[_BIAS, place] += bias
+        if params.repetition_penalty != 1.0:
+            for token in set(prompt):
+                place = self._place(token)
+                self._values[_FACTOR, place] = params.repetition_penalty
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The tokens whose logits change, each once."""
+        return self._ids[: self._size]
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Bias, factor and shift of each."""
+        return self._values[:, : self._size]
+
+    def add(self, token: int) -> None:
+        """The output has one more token."""
+        params, place = self._params, self._place(token)
+        self._counts[token] += 1
+        self._values[_FACTOR, place] = params.repetition_penalty
+        self._values[_SHIFT, place] = params.presence_penalty + params.frequency_penalty * self._counts[token]
+
+    def _place(self, token: int) -> int:
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = self._size
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, self._ids])
+                self._values = np.concatenate([self._values, self._values], axis=1)
+            self._size += 1
+            self._ids[place] = token
+            self._values[:, place] = (0.0, 1.0, 0.0)
+        return place
+
+
+def adjustments_of(params: SamplingParams, prompt: Iterable[int]) -> Adjustments | None:
+    """The state of a new sequence; None when it changes no logits."""
+    neutral = (
+        params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and not params.logit_bias
+    )
+    return None if neutral else Adjustments(params, prompt)
+
+
+def adjust(logits: torch.Tensor, rows: Sequence[int], states: Sequence[Adjustments]) -> None:
+    """Changes ``logits`` [rows, vocabulary] in place: row ``rows[i]`` by ``states[i]``."""
+    device = logits.device
+    ids = [state.ids for state in states]
+    places = torch.from_numpy(np.repeat(rows, [len(one) for one in ids])).to(device)
+    tokens = torch.from_numpy(np.concatenate(ids)).to(device)
+    values = torch.from_numpy(np.concatenate([state.values for state in states], axis=1)).to(device)
+    bias, factor, shift = values.unbind()
+    changed = logits[places, tokens] + bias
+    changed = torch.where(changed > 0, changed / factor, changed * factor) - shift
+    logits[places, tokens] = changed

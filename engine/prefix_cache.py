@@ -1,0 +1,68 @@
+"""Which block holds which prefix: the identity of full blocks, and the way from an identity to its block.
+
+A key and a value depend on every token before theirs, so a block can serve another sequence only when all
+tokens up to its end are the same. Its identity says that in 16 bytes: a digest of the identity of the block
+before it and of its own tokens.
+
+    root ──> digest(root, tokens 0-15) ──> digest(…, tokens 16-31) ──> …
+
+The root stands for what else keys and values depend on, or must not be shared across: the salt (a tenant),
+the version of the adapter. The digest is BLAKE2b of 128 bits: two prefixes with the same one
+are not met by chance, and nobody can make a prefix that hits the blocks of another's.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from engine.sequence import AdapterVersion
+
+DIGEST_BYTES = 16
+
+
+def chain_root(salt: str | None, adapter: AdapterVersion | None) -> bytes:
+    """Where the chains of a salt and of a version of an adapter begin."""
+    origin = repr((salt, adapter))  # unlike a join, no two different ones are written the same
+    return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def extend_chain(digests: list[bytes], parent: bytes, token_ids: Sequence[int], block_size: int) -> None:
+    """Appends to ``digests``, which end with ``parent``, the identities of the full blocks that follow."""
+    for start in range(len(digests) * block_size, len(token_ids) - block_size + 1, block_size):
+        tokens = array("I", token_ids[start : start + block_size])
+        parent = blake2b(parent + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
+        digests.append(parent)
+
+
+class PrefixCache:
+    """The known blocks. A block has at most one identity, and an identity at most one block."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._digest_of
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known beginning of a chain."""
+        blocks = []
+        for digest in digests:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def put(self, digest: bytes, block: int) -> int | None:
+        """Makes ``block`` the one with this identity; returns the block that had it before."""
+        before = self._block_of.get(digest)
+        if before is not None:
+            del self._digest_of[before]
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        return before
+
+    def drop(self, block: int) -> None:
+        """Forgets a known block."""
+        del self._block_of[self._digest_of.pop(block)]

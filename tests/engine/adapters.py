@@ -1,0 +1,40 @@
+"""Helpers of the tests of LoRA: random adapters as PEFT saves them, and what PEFT makes of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.engine.support import generate_greedy
+
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    folder: Path,
+    model: Path,
+    *,
+    seed: int,
+    rank: int = 8,
+    targets: Sequence[str] = ALL_TARGETS,
+    alpha: float = 16.0,
+    **options: object,
+) -> Path:
+    """A random adapter for the checkpoint ``model``: unlike a fresh one, its B is not zero, so it shows."""
+    torch.manual_seed(seed)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights=False, **options
+    )
+    get_peft_model(base, config).save_pretrained(folder)
+    return folder
+
+
+def peft_greedy(
+    model: Path, adapter: Path, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[list[int]]:
+    """What transformers and PEFT generate for each prompt alone, in float32."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return generate_greedy(PeftModel.from_pretrained(base, adapter), prompts, max_tokens)

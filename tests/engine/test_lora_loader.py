@@ -1,0 +1,172 @@
+"""An adapter folder that is wrong in any way is refused with one clear line, before it touches the engine."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.engine import Engine
+from engine.errors import (
+    AdapterError,
+    AdapterMismatch,
+    AdapterNotFound,
+    AdapterUnreadable,
+    AdapterUnsupported,
+    NoAdapterRoom,
+)
+from tests.engine.adapters import write_adapter
+
+MakeEngine = Callable[..., Engine]
+WEIGHTS = "adapter_model.safetensors"
+Q_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+V_B = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    return write_adapter(folder, tiny_model, seed=1, rank=4, targets=["q_proj", "v_proj"])
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "adapter"))
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine(max_lora_rank=8, max_loras=2)
+
+
+def refusal(engine: Engine, folder: Path) -> AdapterError:
+    with pytest.raises(AdapterError) as caught:
+        engine.read_adapter(folder)
+    assert "\n" not in str(caught.value)
+    assert not engine.signals.adapters_resident
+    return caught.value
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_missing_folder_or_file_is_named(engine: Engine, folder: Path) -> None:
+    assert str(refusal(engine, folder / "nowhere")) == f"adapter folder {folder / 'nowhere'} does not exist"
+    for name in (WEIGHTS, "adapter_config.json"):
+        (folder / name).unlink()
+        error = refusal(engine, folder)
+        assert isinstance(error, AdapterNotFound)
+        assert name in str(error)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", WEIGHTS])
+@pytest.mark.parametrize("keep", [0, 0.5])
+def test_a_truncated_file_is_named(engine: Engine, folder: Path, name: str, keep: float) -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    error = refusal(engine, folder)
+    assert isinstance(error, AdapterUnreadable)
+    assert name in str(error)
+
+
+def test_a_config_that_is_no_object_or_nested_without_end_is_refused(engine: Engine, folder: Path) -> None:
+    for text in ("[]", "[" * 100_000):
+        (folder / "adapter_config.json").write_text(text)
+        assert isinstance(refusal(engine, folder), AdapterUnreadable)
+
+
+def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+    error = refusal(engine, folder)
+    assert isinstance(error, AdapterUnsupported)
+    assert "safetensors only" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"peft_type": None}, "peft_type is None"),
+        ({"r": 9}, "r is 9; this engine runs 1 to 8"),
+        ({"r": 0}, "r is 0"),
+        ({"r": True}, "r is True"),
+        ({"r": "8"}, "r is '8'"),
+        ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"bias": "all"}, "bias"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"what_the_future_brings": 1}, "what_the_future_brings"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the model's own weights"),
+        ({"target_modules": "all-linear"}, "target_modules is 'all-linear'"),
+        ({"target_modules": []}, "target_modules is []"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),
+        ({"target_modules": [["q_proj"]]}, "target_modules"),
+    ],
+)
+def test_what_the_engine_does_not_run_is_refused_by_name(
+    engine: Engine, folder: Path, changes: dict[str, object], told: str
+) -> None:
+    edit(folder, **changes)
+    error = refusal(engine, folder)
+    assert isinstance(error, AdapterUnsupported)
+    assert told in str(error)
+
+
+def test_what_has_no_meaning_for_inference_may_stand_there(engine: Engine, folder: Path) -> None:
+    edit(folder, lora_dropout=0.1, base_model_name_or_path="elsewhere", task_type="CAUSAL_LM", revision="x")
+    assert engine.read_adapter(folder).layers
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda weights: weights.pop(V_B), f"lacks the tensor {V_B}"),
+        (lambda weights: weights.update({Q_A: torch.zeros(4, 65)}), "is (4, 65); rank and model say (4, 64)"),
+        (lambda weights: weights.update({Q_A: torch.zeros(5, 64)}), "is (5, 64); rank and model say (4, 64)"),
+        (lambda weights: weights.update({Q_A: torch.full((4, 64), float("inf"))}), "not finite"),
+        (lambda weights: weights.update({V_B: torch.full((32, 4), float("nan"))}), "not finite"),
+        (lambda weights: weights.update({"lm_head.weight": torch.zeros(1)}), "no place for: lm_head.weight"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_model_are_named(
+    engine: Engine, folder: Path, change: Callable[[dict[str, torch.Tensor]], object], told: str
+) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+    error = refusal(engine, folder)
+    assert isinstance(error, AdapterMismatch)
+    assert told in str(error)
+
+
+def test_an_adapter_of_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:
+    from tests.engine.support import DEMO_MODEL
+
+    error = refusal(engine, write_adapter(tmp_path / "other", DEMO_MODEL, seed=1, rank=4))
+    assert isinstance(error, AdapterMismatch)
+
+
+def test_no_more_adapters_than_max_loras_are_taken_and_a_replacement_needs_no_place(
+    make_engine: MakeEngine, folder: Path
+) -> None:
+    engine = make_engine(max_loras=2)
+    for name in ("a", "b", "b", "a"):
+        engine.install_adapter(name, engine.read_adapter(folder))
+    with pytest.raises(NoAdapterRoom, match="no room for adapter 'c': 2 are loaded"):
+        engine.install_adapter("c", engine.read_adapter(folder))
+    engine.remove_adapter("a")
+    engine.install_adapter("c", engine.read_adapter(folder))
+    assert engine.signals.adapters_resident == ("b", "c")

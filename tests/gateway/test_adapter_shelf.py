@@ -1,0 +1,174 @@
+"""The shelf of adapters: loaded once, evicted when idle, never while in use, whatever is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.values import Adapter
+from engine.errors import AdapterError, AdapterNotFound, NoAdapterRoom
+from gateway.backends.adapter_shelf import AdapterShelf
+from resilience.failures import BackendFailure, FailureKind
+
+
+class FakeEngine:
+    """Loads when ``may_finish`` is set; like the real one it goes on when the caller is cancelled."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.adapters: dict[str, str] = {}
+        self.log: list[str] = []
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
+        self.broken: set[str] = set()
+
+    async def load_adapter(self, adapter_id: str, path: str) -> None:
+        self.log.append(f"load {adapter_id}")
+        try:
+            await self.may_finish.wait()
+            await asyncio.sleep(0)
+        finally:
+            if path in self.broken:
+                raise AdapterNotFound(f"adapter folder {path} does not exist")
+            if adapter_id not in self.adapters and len(self.adapters) >= self.places:
+                raise NoAdapterRoom("full")
+            self.adapters[adapter_id] = path
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        self.log.append(f"unload {adapter_id}")
+        await asyncio.sleep(0)
+        del self.adapters[adapter_id]
+
+
+def adapter(name: str, path: str | None = None) -> Adapter:
+    return Adapter(name, 1, "demo", path or f"folder/{name}")
+
+
+async def use(shelf: AdapterShelf, *names: str) -> None:
+    for name in names:
+        async with shelf.hold(adapter(name)):
+            await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(1):
+        while not condition():  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0)
+
+
+async def test_many_first_users_load_an_adapter_once() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(use(shelf, "a"))
+    assert engine.log == ["load a"]
+
+
+async def test_the_longest_idle_adapter_makes_room() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    await use(shelf, "a", "b", "a", "c")
+    assert engine.log == ["load a", "load b", "unload b", "load c"]
+
+
+async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_back() -> None:
+    engine = FakeEngine(1)
+    shelf = AdapterShelf(engine, 1)
+    async with shelf.hold(adapter("a")):
+        with pytest.raises(
+            BackendFailure, match="all 1 adapters that the engine can hold are in use"
+        ) as caught:
+            await use(shelf, "b")
+        assert caught.value.kind is FailureKind.THROTTLED
+        assert caught.value.retry_after_s is not None
+    await use(shelf, "b")
+    assert engine.log == ["load a", "unload a", "load b"]
+
+
+async def test_a_load_that_fails_fails_its_request_and_is_tried_again_by_the_next() -> None:
+    engine = FakeEngine(1)
+    shelf = AdapterShelf(engine, 1)
+    engine.broken.add("folder/a")
+    for _ in range(2):
+        with pytest.raises(AdapterNotFound):
+            await use(shelf, "a")
+    engine.broken.clear()
+    await use(shelf, "a", "b")
+    assert engine.log == ["load a", "load a", "load a", "unload a", "load b"]
+
+
+async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
+    engine = FakeEngine(1)
+    shelf = AdapterShelf(engine, 1)
+    async with shelf.hold(adapter("a")), shelf.hold(adapter("a", "folder/a2")):
+        assert engine.adapters == {"a": "folder/a2"}
+    assert engine.log == ["load a", "load a"]
+
+
+async def test_who_waits_for_a_load_takes_it_over_when_the_first_one_is_cancelled() -> None:
+    engine = FakeEngine(1)
+    engine.may_finish.clear()
+    shelf = AdapterShelf(engine, 1)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(use(shelf, "a"))
+        await until(lambda: engine.log == ["load a"])
+        second = tasks.create_task(use(shelf, "a"))
+        await asyncio.sleep(0)
+        first.cancel()
+        engine.may_finish.set()
+    assert first.cancelled()
+    assert second.exception() is None
+    assert engine.adapters == {"a": "folder/a"}
+
+
+async def test_what_a_cancelled_load_leaves_behind_makes_room_first() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    await use(shelf, "a")
+    engine.may_finish.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await use(shelf, "orphan")
+    engine.may_finish.set()
+    await use(shelf, "b")
+    assert engine.adapters.keys() == {"a", "b"}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.integers(0, 4), st.integers(0, 6), st.booleans()), max_size=30
+    )
+)
+def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
+    plan: list[tuple[str, int, int, bool]],
+) -> None:
+    async def main() -> None:
+        engine = FakeEngine(2)
+        shelf = AdapterShelf(engine, 2)
+
+        async def user(name: str, start: int, length: int) -> None:
+            for _ in range(start):
+                await asyncio.sleep(0)
+            try:
+                async with shelf.hold(adapter(name)):
+                    for _ in range(length + 1):
+                        assert engine.adapters.get(name) == f"folder/{name}"
+                        await asyncio.sleep(0)
+            except (BackendFailure, AdapterError):
+                assert len({one for one, *_ in plan}) > 2
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, start, length, cancelled in plan:
+                task = tasks.create_task(user(name, start, length))
+                if cancelled:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+        for name in "abc":
+            await use(shelf, name)  # every place is free again
+
+    asyncio.run(main())
