@@ -111,9 +111,9 @@ async def vllm(setup: Setup) -> AsyncIterator[Stream]:
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=setup.model,
-            dtype=setup.dtype,  # type: ignore[arg-type]
+            dtype=setup.dtype,
             max_model_len=setup.max_model_len,
-            block_size=setup.block_size,  # type: ignore[arg-type]
+            block_size=setup.block_size,
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             kv_cache_memory_bytes=setup.kv_cache_bytes,

@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+import numpy as np
 import psutil
 import typer
 from rich.console import Console
@@ -39,7 +40,6 @@ from benchmarks.engine_driver import ENGINES, Job, Run, Setup
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
-CONCURRENCIES = (1, 8, 32, 64)
 START_TIMEOUT_S = 300.0
 MEMORY_EVERY_S = 0.1
 MIB = 1024**2
@@ -172,17 +172,11 @@ def make_job(concurrency: int, requests: int, setup: Setup, scale: float, vocabu
     return Job(concurrency, prompts, answers)
 
 
-def percentile(values: list[float], p: float) -> float:
-    """The ``p``-th percentile (0 to 100) of ``values``, nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))]
-
-
 def summarize(name: str, concurrency: int, runs: list[Run], peaks: list[int]) -> Row:
     """Medians over ``runs``, the rounds of one engine at one concurrency."""
 
     def median_ms(times: list[list[float]], p: float) -> float:
-        return statistics.median(percentile(values, p) for values in times) * 1e3
+        return statistics.median(float(np.percentile(values, p)) for values in times) * 1e3
 
     speeds = [sum(map(len, run.tokens)) / run.elapsed_s for run in runs]
     ttft, tpot = [run.ttft_s for run in runs], [run.tpot_s for run in runs]

@@ -225,5 +225,7 @@ def new_cache(config: ModelConfig, num_blocks: int, block_size: int, like: Decod
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     # torch.zeros writes every page; a fresh anonymous mapping is zero without being touched.
-    size = math.prod(shape) * dtype.itemsize
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; gathering blocks from huge pages took a tenth less time
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.adapter_desk import AdapterDesk
@@ -127,7 +128,7 @@ def _warm_up(engine: "Engine") -> None:
         engine.step()
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
     """Serves on the socket whose number is the only argument; returns the exit status."""
     # Ctrl-C and a service manager's SIGTERM reach every process of the tree: the parent drains, then closes
     # the socket.
@@ -140,7 +141,7 @@ def main(argv: list[str]) -> int:
         if commands is None:
             return 0
         try:
-            engine = _load(commands[0])
+            engine = load(commands[0])
         except EngineStartError as error:
             channel.send(StartFailed(error.code, str(error)))
             return 1

@@ -4,6 +4,7 @@ The block table of every running sequence is kept in one array, a row each, and 
 into it.
 """
 
+import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,12 +13,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention import Group, IntArray, build_group, group_by_shape
+from engine.attention import MOST_KEYS, Group, IntArray, build_group, group_by_shape
 from engine.lora import AdapterBank, LoraBatch
 from engine.model import Decoder, Ends, new_cache
 from engine.sampler import Draw, choose
 from engine.scheduler import Chunk
 from engine.values import TokenLogprob
+
+# What PyTorch's CPU allocator and oneDNN say: neither has an exception class of its own. oneDNN names no
+# cause, but it has run the same products with another number of rows when the engine warmed up.
+_SIGNS_OF_NO_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory")
 
 
 class OutOfMemory(Exception):
@@ -63,6 +68,7 @@ class ModelRunner:
         self._tables: IntArray = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int64)
         self._table_source: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._table_filled = [0] * max_num_seqs
+        self._most_keys = MOST_KEYS if model.device.type == "cpu" else sys.maxsize
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
         """See ``Runner.run``."""
@@ -72,14 +78,16 @@ class ModelRunner:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(str(error)) from error
         except RuntimeError as error:
-            if "DefaultCPUAllocator" in str(error):  # the CPU allocator has no exception class of its own
+            if any(sign in str(error) for sign in _SIGNS_OF_NO_MEMORY):
                 raise OutOfMemory(str(error)) from error
             raise
 
     def _run(self, chunks: Seq[Chunk]) -> StepResult:
         for chunk in chunks:
             self._update_table(chunk)
-        members = group_by_shape([c.length for c in chunks], [c.start + c.length for c in chunks])
+        members = group_by_shape(
+            [c.length for c in chunks], [c.start + c.length for c in chunks], self._most_keys
+        )
         order = list(chain.from_iterable(members))
         ordered = [chunks[index] for index in order]
 
