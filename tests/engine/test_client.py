@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from engine.client import EngineClient, receive_any
 from engine.engine import Engine
@@ -287,8 +288,6 @@ async def test_the_engine_ends_when_its_parent_is_killed(tiny_model: Path) -> No
 
 
 def test_the_client_works_on_uvloop(tiny_model: Path) -> None:
-    uvloop = pytest.importorskip("uvloop")
-
     async def main() -> list[int]:
         async with running(tiny_model) as client:
             return (

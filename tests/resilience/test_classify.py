@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +54,6 @@ def test_an_exception_is_known_by_its_type_or_its_runtime_message(
 
 
 def test_real_exceptions_of_pytorch_are_known() -> None:
-    torch = pytest.importorskip("torch")
     assert classify(torch.OutOfMemoryError("CUDA out of memory.")).kind is FailureKind.CUDA_OOM
     assert classify(torch.AcceleratorError("CUDA error: unspecified launch failure")).kind is (
         FailureKind.CUDA_DRIVER_ERROR
