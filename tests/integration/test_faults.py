@@ -20,9 +20,17 @@ import pytest
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
 
 BODY = {"messages": [{"role": "user", "content": "Recommend something like Vinland Saga"}]}
+# The grammar lets no answer end early, so there is always a stream to break.
 LONG = {
-    "messages": [{"role": "user", "content": "Tell me a long story"}],
-    "sampling": {"max_tokens": 400, "temperature": 1.0, "seed": 3, "stop": ["never-to-be-seen"]},
+    "messages": [{"role": "user", "content": "Count for me"}],
+    "sampling": {"max_tokens": 400, "temperature": 1.0, "seed": 3},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "numbers",
+            "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 400},
+        },
+    },
     "stream": True,
 }
 
@@ -83,8 +91,11 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
         with client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream:
             lines = stream.iter_lines()
             next(lines)
-            # To every process of the tree, as systemd does it: the engine must outlive the drain.
-            os.kill(live.engine_pid(), signal.SIGTERM)
+            # To every process of the tree, as systemd does it: the engine must outlive the drain. It stands
+            # still meanwhile, so that the answer is surely not out before the drain is looked at.
+            engine = live.engine_pid()
+            os.kill(engine, signal.SIGSTOP)
+            os.kill(engine, signal.SIGTERM)
             live.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + 5
             while httpx.get(f"{live.url}/ready").status_code != 503:
@@ -92,6 +103,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
             refused = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert refused.headers["retry-after"]
+            os.kill(engine, signal.SIGCONT)
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
         assert events[-1]["type"] == "done" and events[-1]["fallback"] is None
         assert live.process.wait(15) == 0
