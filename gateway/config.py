@@ -11,28 +11,16 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
+
+from gateway.config_backends import BackendConfig, EngineBackend
+from gateway.config_engine import ENGINE_ENV, EngineSection
+from gateway.config_section import Section
 
 ENV_PREFIX = "SLUICE_"
-
-# Names that operators of vLLM set in their containers (seed 000 §6), by our key.
-ENGINE_ENV: Mapping[str, str] = MappingProxyType(
-    {
-        "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
-        "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
-        "MAX_MODEL_LEN": "max_model_len",
-        "MAX_NUM_SEQS": "max_num_seqs",
-        "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
-        "BLOCK_SIZE": "block_size",
-        "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
-        "QUANTIZATION": "quantization",
-        "ENFORCE_EAGER": "enforce_eager",
-    }
-)
 
 # Set for other purposes under the same prefix; not keys of the file.
 RESERVED_ENV = frozenset({"SLUICE_ADMIN_KEY", "SLUICE_URL", "SLUICE_CONFIG"})
@@ -42,11 +30,7 @@ class ConfigError(Exception):
     """The configuration cannot be used; the message is one line per fault, ready to print."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ServerConfig(_Section):
+class ServerConfig(Section):
     """The HTTP server."""
 
     host: str = "127.0.0.1"
@@ -58,86 +42,44 @@ class ServerConfig(_Section):
     log_json: bool | None = None
 
 
-class AuthConfig(_Section):
+class AuthConfig(Section):
     """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then."""
 
     enabled: bool = True
 
 
-class EngineSection(_Section):
-    """The engine in process.
-
-    Defaults are seed 000 §6's; ``max_num_batched_tokens`` is left to the engine's kind when unset,
-    since a CPU wants shorter steps than the 8,192 of an A10G.
-    """
-
-    kind: Literal["embedded"] = "embedded"
-    model: str = "models/demo"
-    served_model_name: str | None = None
-    max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
-    block_size: Annotated[int, Field(ge=1, le=256)] = 16
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
-    max_num_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    kv_cache_bytes: Annotated[int, Field(ge=1 << 16)] | None = None
-    num_blocks: Annotated[int, Field(ge=1)] | None = None
-    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    enable_prefix_caching: bool = True
-    share_prefix_across_tenants: bool = False
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    max_loras: Annotated[int, Field(ge=0, le=1024)] = 8
-    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 64
-    seed: int | None = None
-    start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
-
-    @property
-    def model_id(self) -> str:
-        """The base model's public id: ``served_model_name``, else the folder's name."""
-        return self.served_model_name or Path(self.model).resolve().name
-
-
-class EngineBackend(_Section):
-    """The engine in process, as a backend."""
-
-    kind: Literal["engine"]
-
-
-BackendConfig = Annotated[EngineBackend, Field()]
-
-
-class StateConfig(_Section):
+class StateConfig(Section):
     """Where idempotent replies are kept."""
 
     url: str = "sqlite:///sluice.db"
 
 
-class LedgerConfig(_Section):
+class LedgerConfig(Section):
     """Where usage rows go."""
 
     url: str = "sqlite+aiosqlite:///sluice.db"
     outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
 
 
-class RoutingSection(_Section):
+class RoutingSection(Section):
     """The file that seeds the first revision."""
 
     file: str = "routing.yaml"
 
 
-class PromptsConfig(_Section):
+class PromptsConfig(Section):
     """The folder of registered prompt versions."""
 
     folder: str = "prompts"
 
 
-class AdaptersConfig(_Section):
+class AdaptersConfig(Section):
     """The file that lists the registered adapters; a missing file is an empty registry only when unset."""
 
     file: str | None = None
 
 
-class AdmissionConfig(_Section):
+class AdmissionConfig(Section):
     """Admission thresholds; defaults and reasons in seed 000 §8."""
 
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
@@ -145,20 +87,20 @@ class AdmissionConfig(_Section):
     kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
 
 
-class CacheConfig(_Section):
+class CacheConfig(Section):
     """The exact-match response cache that the fallback chain may answer from."""
 
     capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000
     ttl_seconds: Annotated[float, Field(gt=0)] = 900.0
 
 
-class TracingConfig(_Section):
+class TracingConfig(Section):
     """OpenTelemetry export; without an endpoint spans stay local."""
 
     otlp_endpoint: str | None = None
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be configured."""
 
     server: ServerConfig = ServerConfig()
@@ -175,6 +117,18 @@ class Settings(_Section):
     admission: AdmissionConfig = AdmissionConfig()
     response_cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
+
+    @model_validator(mode="after")
+    def _engine_is_there(self) -> Self:
+        """A backend on the engine needs one."""
+        if self.engine.kind == "none":
+            wrong = [name for name, backend in self.backends.items() if backend.kind == "engine"]
+            if wrong:
+                raise ValueError(
+                    f"backends.{wrong[0]}: kind engine needs engine.kind embedded or vllm, not none; "
+                    "name remote workers (kind: openai) under backends"
+                )
+        return self
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:

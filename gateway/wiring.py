@@ -7,7 +7,7 @@ import importlib.metadata
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,8 @@ from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.values import Limits
 from budgeting.counting import ChatTokenizer
-from engine.client import EngineClient
-from engine.values import EngineConfig, EngineInfo, EngineSignals
-from gateway.backends.adapter_shelf import AdapterShelf
-from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.port import Backend
-from gateway.config import ConfigError, EngineSection, Settings
+from engine.errors import EngineStartError
+from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
 from gateway.fallback import CachedAnswer, FallbackChain
 from gateway.fleet import Fleet
@@ -34,14 +30,15 @@ from gateway.health import HealthProbe
 from gateway.idempotency_store import SqliteIdempotencyStore
 from gateway.journey import Journey
 from gateway.keys import Keys
-from gateway.model_text import ModelText, sampling_defaults
+from gateway.model_text import ModelText
 from gateway.ports import HttpLimits, ModelCard, Services
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.revision import Known, Revision, load_routing
 from gateway.vitals import Vitals
-from observability.events import EngineFigures, RequestRecord
+from gateway.wiring_backends import Engines, make_engines
+from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.subscribers import Hub
 from observability.tracing import Tracing
@@ -65,7 +62,7 @@ class Gateway:
     settings: Settings
     services: Services
     reception: Reception
-    engine: EngineClient
+    engines: Engines
     ledger: Ledger
     state: SqliteIdempotencyStore
     tracing: Tracing
@@ -80,19 +77,26 @@ class Gateway:
         The engine loads in the background: the gateway is alive before it is ready.
 
         Raises:
-            ExceptionGroup: holding the EngineStartError when the engine cannot start.
+            ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
+                could answer.
         """
         await self.ledger.open()
         await self.state.open()
         try:
             async with asyncio.TaskGroup() as loops:
                 writer = loops.create_task(self.ledger.run(), name="ledger")
+                residents = [
+                    loops.create_task(resident.run(), name=name)
+                    for name, resident in self.engines.residents.items()
+                ]
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
                 finally:
-                    starter.cancel()
-                    await self.engine.stop(ENGINE_STOP_TIMEOUT_S)
+                    for task in (starter, *residents):
+                        task.cancel()
+                    if self.engines.host is not None:
+                        await self.engines.host.stop(ENGINE_STOP_TIMEOUT_S)
                     await self.ledger.close(FLUSH_TIMEOUT_S)
                     writer.cancel()
         finally:
@@ -100,18 +104,26 @@ class Gateway:
             await asyncio.to_thread(self.tracing.shutdown, FLUSH_TIMEOUT_S)
 
     async def _start_engine(self) -> None:
-        async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
-            info = await self.engine.start()
-        self.text.limit(min(self.text.max_model_len, info.max_model_len))
-        structlog.get_logger("gateway").info(
+        host, log = self.engines.host, structlog.get_logger("gateway")
+        if host is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
+                facts = await host.start()
+        except (EngineStartError, TimeoutError) as error:
+            if not self.engines.beside_the_engine:
+                raise
+            # The other backends go on; `/ready` and `/health/deep` tell of the one that is missing.
+            log.error("engine not started", reason=str(error) or "engine.start_timeout_seconds have passed")
+            await host.stop(ENGINE_STOP_TIMEOUT_S)
+            return
+        self.text.limit(min(self.text.max_model_len, facts.max_model_len))
+        log.info(
             "engine ready",
             model=self.settings.engine.model_id,
-            parameters=info.parameters,
-            dtype=info.dtype,
-            device=info.device,
             max_model_len=self.text.max_model_len,
-            total_blocks=info.total_blocks,
-            load_s=round(info.load_s, 2),
+            total_blocks=facts.total_blocks,
+            **facts.details,
         )
 
 
@@ -140,17 +152,18 @@ def build(
         raise ConfigError(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
         )
-    model_folder = Path(settings.engine.model)
     log = structlog.get_logger("gateway")
-    tokenizer = ChatTokenizer.from_folder(model_folder)
+    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     text = ModelText(tokenizer, settings.engine.max_model_len)
     vitals = Vitals(clock)
-    engine = EngineClient(
-        engine_config(settings.engine),
-        on_signals=lambda signals: vitals.saw_preemptions(signals.preemptions),
+    engines = make_engines(
+        settings,
+        token_bytes=tokenizer.token_bytes,
+        clock=clock,
+        on_preemptions=vitals.saw_preemptions,
         on_death=lambda error: log.error("engine died", reason=str(error)),
     )
-    fleet = Fleet(_backends(settings, engine, model_folder, tokenizer))
+    host, fleet = engines.host, Fleet(engines.backends)
     versions = PromptVersions.from_folder(Path(settings.prompts.folder))
     adapters = (
         AdapterRegistry.from_file(Path(settings.adapters.file), base_model=settings.engine.model_id)
@@ -159,7 +172,8 @@ def build(
     )
     revision = load_routing(Path(settings.routing.file), Known(fleet.backends, versions.ids, adapters.ids))
     metrics = Metrics(version=version(), known_routes=revision.routes, known_backends=fleet.backends)
-    metrics.read_engine(lambda: _figures(settings.engine.model_id, engine.signals, engine.info))
+    if host is not None:
+        metrics.read_engine(host.figures)
     metrics.read_routing_revision(lambda: revision.number)
     hub = Hub(metrics)
 
@@ -225,7 +239,7 @@ def build(
         reception=reception,
         vitals=vitals,
         text=lambda: text.service,
-        model_loaded=lambda: engine.info is not None,
+        model_loaded=lambda: host is None or host.facts is not None,
         state_store_ok=lambda: state.healthy,
         clock=clock,
         started_at=clock(),
@@ -248,56 +262,12 @@ def build(
         new_id=new_id,
         version=version(),
     )
-    return Gateway(settings, services, reception, engine, ledger, state, tracing, text, fleet, revision)
+    return Gateway(settings, services, reception, engines, ledger, state, tracing, text, fleet, revision)
 
 
 def new_id(prefix: str) -> str:
     """A fresh id: the prefix and 80 random bits."""
     return f"{prefix}_{secrets.token_hex(10)}"
-
-
-def engine_config(section: EngineSection) -> EngineConfig:
-    """The embedded engine's settings; what is not set keeps the engine's own default."""
-    optional = {
-        name: value
-        for name in ("max_num_batched_tokens", "kv_cache_bytes")
-        if (value := getattr(section, name)) is not None
-    }
-    return EngineConfig(
-        model=section.model,
-        dtype=section.dtype,
-        device=section.device,
-        max_model_len=section.max_model_len,
-        block_size=section.block_size,
-        max_num_seqs=section.max_num_seqs,
-        num_blocks=section.num_blocks,
-        num_threads=section.num_threads,
-        seed=section.seed,
-        enable_prefix_caching=section.enable_prefix_caching,
-        gpu_memory_utilization=section.gpu_memory_utilization,
-        max_loras=section.max_loras,
-        max_lora_rank=section.max_lora_rank,
-        **optional,
-    )
-
-
-def _backends(
-    settings: Settings, engine: EngineClient, folder: Path, tokenizer: ChatTokenizer
-) -> Mapping[str, Backend]:
-    adapters = AdapterShelf(engine, settings.engine.max_loras)
-    return {
-        name: EmbeddedBackend(
-            name,
-            model=settings.engine.model_id,
-            client=engine,
-            defaults=sampling_defaults(folder),
-            max_running=settings.engine.max_num_seqs,
-            token_bytes=tokenizer.token_bytes,
-            adapters=adapters,
-            share_prefixes=settings.engine.share_prefix_across_tenants,
-        )
-        for name in settings.backends
-    }
 
 
 def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
@@ -308,21 +278,3 @@ def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequ
         for name, backend in sorted(fleet.backends.items())
     ]
     return cards
-
-
-def _figures(model: str, signals: EngineSignals | None, info: EngineInfo | None) -> EngineFigures | None:
-    if info is None:
-        return None
-    if signals is None:
-        return EngineFigures(model, block_size=info.block_size, total_blocks=info.total_blocks)
-    return EngineFigures(
-        model_name=model,
-        running=signals.running,
-        waiting=signals.waiting,
-        kv_usage=signals.kv_usage,
-        block_size=signals.block_size,
-        total_blocks=signals.total_blocks,
-        prefix_queries=signals.prefix_queries,
-        prefix_hits=signals.prefix_hits,
-        preemptions=signals.preemptions,
-    )

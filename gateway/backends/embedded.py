@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from admission.values import Load
 from engine import errors
-from engine.client import EngineClient, receive_any
+from engine.client import EngineClient, EngineState, receive_any
 from engine.values import (
     EngineSignals,
     GenerationRequest,
@@ -87,11 +87,7 @@ class EmbeddedBackend:
     @property
     def state(self) -> BackendState:
         """Where the engine stands."""
-        return {
-            "ready": BackendState.READY,
-            "dead": BackendState.DEAD,
-            "stopped": BackendState.STOPPED,
-        }.get(self._client.state, BackendState.STARTING)
+        return state_of(self._client)
 
     @property
     def load(self) -> Load | None:
@@ -193,6 +189,22 @@ def _structured(shape: ResponseFormat) -> StructuredOutput | None:
 def _wrapped(seed: int) -> int:
     """Back into 64 bits: the largest seed has texts after it too."""
     return (seed + 2**63) % 2**64 - 2**63
+
+
+_STATES: Mapping[EngineState, BackendState] = MappingProxyType(
+    {
+        EngineState.NEW: BackendState.STARTING,
+        EngineState.STARTING: BackendState.STARTING,
+        EngineState.READY: BackendState.READY,
+        EngineState.DEAD: BackendState.DEAD,
+        EngineState.STOPPED: BackendState.STOPPED,
+    }
+)
+
+
+def state_of(client: EngineClient) -> BackendState:
+    """The engine's state in the port's terms."""
+    return _STATES[client.state]
 
 
 def load_of(signals: EngineSignals, max_running: int) -> Load:

@@ -146,9 +146,12 @@ async def _ledger(gateway: Gateway) -> Finding:
 
 
 async def _engine(gateway: Gateway) -> Finding:
+    host = gateway.engines.host
+    if host is None:
+        return Finding("engine", True, "none in process (engine.kind: none)")
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
-            info = await gateway.engine.start()
+            facts = await host.start()
             healthy, body = await gateway.services.health.deep()
     except Exception as error:
         told = [str(fault) or "timed out" for fault in start_errors(error)]
@@ -156,10 +159,11 @@ async def _engine(gateway: Gateway) -> Finding:
             raise
         return Finding("engine", False, "\n".join(told), "mend what the line names")
     finally:
-        await gateway.engine.stop(5.0)
+        await host.stop(5.0)
+    details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
     detail = (
-        f"{info.model}: {info.parameters / 1e6:.1f}M parameters, {info.dtype} on {info.device}, loaded in "
-        f"{info.load_s:.1f} s; {info.total_blocks} blocks of {info.block_size} tokens"
+        f"{gateway.settings.engine.model_id}: {details}; {facts.total_blocks} blocks of "
+        f"{facts.block_size} tokens"
     )
     return Finding(
         "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"

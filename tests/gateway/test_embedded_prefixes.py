@@ -11,7 +11,7 @@ from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.port import Delta, Work
 from gateway.config import load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring import engine_config
+from gateway.wiring_backends import engine_config
 from resilience.failures import BackendFailure
 
 

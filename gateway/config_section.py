@@ -1,0 +1,11 @@
+"""What every section of the configuration is made of."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; nothing changes after the start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
