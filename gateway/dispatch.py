@@ -124,6 +124,7 @@ def bind(
         adapter=adapter,
         priority=request.priority,
         cache_salt=request.caller.tenant,
+        prefix_tokens=plan.prefix_tokens,
     )
     return work, tuple(warnings)
 

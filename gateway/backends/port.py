@@ -49,6 +49,7 @@ class Work:
     ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
     tokenize again; one that takes messages uses ``messages``. Prompts with different ``cache_salt`` must not
     share cached prefixes: it is the tenant, whom the time of a first token would tell what others have sent.
+    The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix.
     """
 
     generation_id: str
@@ -59,6 +60,7 @@ class Work:
     adapter: Adapter | None = None
     priority: int = 0
     cache_salt: str | None = None
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
