@@ -7,7 +7,9 @@ run of every concurrency on one engine, then on the other, who goes first altern
 suspended. The prompts are random token ids, new ones each round, with the prompt and answer lengths of the
 Azure excerpt, scaled; answers are greedy, of fixed length, and streamed to callers of which each has one
 request at a time. Shown are medians over the rounds; of TTFT and TPOT the p50 and p99 of a run. Memory is the
-largest resident size of all processes of an engine together while it was measured.
+largest resident size of all processes of an engine together while it was measured. CPU time is that
+of the busiest process, which bounds the speed, and of all of them with the caller; on a machine that others
+use too it says more than tokens per second.
 
 What is not the same: vLLM compiles the model with Inductor, binds its threads to cores and loads Intel's
 OpenMP if its environment has it (its own recommendation). Its attention on the CPU takes blocks of 32 tokens
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +59,8 @@ class Row:
     tpot_p50_ms: float
     tpot_p99_ms: float
     peak_rss_mib: float
+    cpu_ms_per_token: float
+    all_cpu_ms_per_token: float
     tokens_per_s_rounds: list[float]
 
 
@@ -94,6 +98,10 @@ class Driver:
         finally:
             for process in self._tree:
                 process.resume()
+
+    def cpu_s(self) -> list[float]:
+        """Seconds that each of its processes has computed so far."""
+        return [sum(process.cpu_times()[:2]) for process in self._tree]
 
     @contextmanager
     def memory(self) -> Iterator[list[int]]:
@@ -172,11 +180,17 @@ def make_job(concurrency: int, requests: int, setup: Setup, scale: float, vocabu
     return Job(concurrency, prompts, answers)
 
 
-def summarize(name: str, concurrency: int, runs: list[Run], peaks: list[int]) -> Row:
+def summarize(
+    name: str, concurrency: int, runs: list[Run], peaks: list[int], cpu_s: list[list[float]]
+) -> Row:
     """Medians over ``runs``, the rounds of one engine at one concurrency."""
 
     def median_ms(times: list[list[float]], p: float) -> float:
         return statistics.median(float(np.percentile(values, p)) for values in times) * 1e3
+
+    def per_token_ms(of_all: Callable[[list[float]], float]) -> float:
+        times = zip(cpu_s, runs, strict=True)
+        return statistics.median(of_all(spent) * 1e3 / sum(map(len, run.tokens)) for spent, run in times)
 
     speeds = [sum(map(len, run.tokens)) / run.elapsed_s for run in runs]
     ttft, tpot = [run.ttft_s for run in runs], [run.tpot_s for run in runs]
@@ -189,6 +203,8 @@ def summarize(name: str, concurrency: int, runs: list[Run], peaks: list[int]) ->
         tpot_p50_ms=median_ms(tpot, 50),
         tpot_p99_ms=median_ms(tpot, 99),
         peak_rss_mib=max(peaks) / MIB,
+        cpu_ms_per_token=per_token_ms(max),
+        all_cpu_ms_per_token=per_token_ms(sum),
         tokens_per_s_rounds=[round(speed, 1) for speed in speeds],
     )
 
@@ -197,6 +213,7 @@ def measure(drivers: list[Driver], jobs: dict[int, list[Job]], warm_up: list[Job
     """All rounds, and the share of requests to which both engines gave the same tokens."""
     runs: dict[tuple[str, int], list[Run]] = {}
     peaks: dict[tuple[str, int], list[int]] = {}
+    cpu_s: dict[tuple[str, int], list[list[float]]] = {}
     for driver, other in (drivers, drivers[::-1]):
         with other.suspended():
             for job in warm_up:
@@ -206,9 +223,12 @@ def measure(drivers: list[Driver], jobs: dict[int, list[Job]], warm_up: list[Job
         for driver, other in (drivers, drivers[::-1])[:: 1 if number % 2 == 0 else -1]:
             with other.suspended():
                 for concurrency, job in ((c, round_jobs[number]) for c, round_jobs in jobs.items()):
+                    before, key = driver.cpu_s(), (driver.name, concurrency)
                     with driver.memory() as samples:
-                        runs.setdefault((driver.name, concurrency), []).append(driver.run(job))
-                    peaks.setdefault((driver.name, concurrency), []).extend(samples)
+                        runs.setdefault(key, []).append(driver.run(job))
+                    spent = [after - was for after, was in zip(driver.cpu_s(), before, strict=True)]
+                    cpu_s.setdefault(key, []).append(spent)
+                    peaks.setdefault(key, []).extend(samples)
     pairs = [
         (mine, theirs)
         for concurrency in jobs
@@ -216,9 +236,10 @@ def measure(drivers: list[Driver], jobs: dict[int, list[Job]], warm_up: list[Job
         for mine, theirs in zip(one.tokens, two.tokens, strict=True)
     ]
     rows = [
-        summarize(driver.name, concurrency, runs[driver.name, concurrency], peaks[driver.name, concurrency])
+        summarize(driver.name, concurrency, runs[key], peaks[key], cpu_s[key])
         for concurrency in jobs
         for driver in drivers
+        for key in [(driver.name, concurrency)]
     ]
     return rows, sum(mine == theirs for mine, theirs in pairs) / len(pairs)
 
@@ -237,6 +258,8 @@ def print_tables(rows: list[Row], report: dict[str, Any]) -> None:
         "TPOT p50 ms",
         "TPOT p99 ms",
         "peak RSS MiB",
+        "CPU ms/token",
+        "of all",
         "tok/s of the rounds",
     ):
         table.add_column(heading, justify="right")
@@ -250,6 +273,8 @@ def print_tables(rows: list[Row], report: dict[str, Any]) -> None:
             f"{row.tpot_p50_ms:.2f}",
             f"{row.tpot_p99_ms:.2f}",
             f"{row.peak_rss_mib:,.0f}",
+            f"{row.cpu_ms_per_token:.3f}",
+            f"{row.all_cpu_ms_per_token:.3f}",
             " ".join(f"{speed:.0f}" for speed in row.tokens_per_s_rounds),
         )
     console.print(table)

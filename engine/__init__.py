@@ -1,8 +1,9 @@
 """The embedded engine: continuous batching over a paged KV cache, in PyTorch, in a child process.
 
 Reading order: ``values``, ``errors``, ``limits``, ``sequence``, ``prefix_cache``, ``block_pool``,
-``scheduler``, ``attention``, ``linear``, ``lora``, ``model``, ``chance``, ``penalties``, ``structured``,
-``sampler``, ``runner``, ``text``, ``engine``; what starts it: ``loader``, ``lora_loader``, ``kv_pool``,
+``scheduler``, ``attention``, ``operators``, ``linear``, ``lora``, ``model``, ``chance``, ``penalties``,
+``structured``, ``sampler``, ``runner``, ``text``, ``engine``; what is faster on one kind of device:
+``kernels`` (CPU), ``paged`` and ``graphs`` (CUDA); what starts it: ``loader``, ``lora_loader``, ``kv_pool``,
 ``build``; then the process boundary: ``wire``, ``adapter_desk``, ``process``, ``client``.
 
 A request's life:

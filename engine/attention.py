@@ -1,18 +1,25 @@
 """Paged attention in vectorised PyTorch.
 
-Keys and values of a token live in the slot ``block * block_size + offset`` of a layer's cache. To attend, the
-blocks of a sequence are gathered side by side, in the order of its block table, and the fused attention of
-PyTorch runs over them.
+Keys and values of a token lie at the place ``position % block_size`` of one of its sequence's blocks. To
+attend, the blocks of a sequence are gathered side by side, in the order of its block table, and the fused
+attention of PyTorch runs over them.
 
 The sequences of a step differ in length, so they are put into groups that are each padded to one shape
 [rows, queries, keys]. The batch is flattened group by group; a group's queries are then one slice of it.
 
-    widths (queries)   1 1 1 1 | 1 1 | 37 64
-    contexts (keys)    9 9 8 7 | 300 | 37 64
-    groups             -- 0 --   -1-   - 2 -
+    widths (queries)   37 64 | 1 1 1 1 | 1 1
+    contexts (keys)    37 64 | 9 9 8 7 | 300
+    groups             - 0 -   -- 1 --   -2-
+
+Sequences with one query each, which are all that answer, need neither copy nor padding where there is a
+kernel that reads blocks in place: a loop of ``kernels`` on the CPU, one of ``paged`` on CUDA. Then they are
+one group, the last.
 """
 
+import sys
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +40,31 @@ _QUERIES_AT_ONCE = 64
 IntArray = npt.NDArray[np.int64]
 
 
+class DecodeKernel(Protocol):
+    """Attention of one query a sequence that reads the blocks where they are."""
+
+    def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> Any:
+        """What all layers of a step need, from its block tables [rows, blocks] and its numbers of keys."""
+        ...
+
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[rows, heads * head_dim or more], of which the rest is ignored → [rows, heads * head_dim]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the sequences of a step look like, in the order of the flattened batch: how many queries each
+    has, how many keys with the new ones, and its row of the block tables. ``sizes`` says how many make up
+    each group.
+    """
+
+    widths: IntArray
+    contexts: IntArray
+    tables: IntArray
+    sizes: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some of a group's queries, which see its first ``keys`` keys; ``mask`` is added to the scores, None
@@ -48,7 +80,8 @@ class Part:
 class Group:
     """Sequences of similar shape: ``rows`` sequences, padded to ``width`` queries each.
 
-    ``queries`` is their slice of the flattened batch; ``blocks`` their block tables, one after the other.
+    ``queries`` is their slice of the flattened batch; ``blocks`` where the keys of their blocks are in the
+    cache, one table after the other, and then where the values are.
     ``pad`` maps [rows * width] to rows of that slice and ``unpad`` maps back; both are None when no query is
     padded.
     """
@@ -82,78 +115,139 @@ def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST
     return groups
 
 
-def build_group(
-    first_query: int,
-    widths: IntArray,
-    contexts: IntArray,
-    tables: IntArray,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Group:
-    """Prepares one group: ``tables`` holds its block table rows; the context counts the new tokens too."""
-    rows, width = len(widths), int(widths.max())
-    num_blocks = -(-int(contexts.max()) // block_size)
-    queries = slice(first_query, first_query + int(widths.sum()))
-    blocks = torch.from_numpy(tables[:, :num_blocks].reshape(-1)).to(device)
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """All sequences with one query, as the kernel for them wants it."""
 
-    pad = unpad = None
-    if queries.stop - queries.start < rows * width:
-        real = np.arange(width) < widths[:, None]
-        unpad = torch.from_numpy(np.flatnonzero(real)).to(device)
-        place = np.where(real, np.cumsum(real).reshape(real.shape) - 1, 0)
-        pad = torch.from_numpy(place.reshape(-1)).to(device)
-
-    starts = contexts - widths
-    if (starts == starts[0]).all():
-        starts = starts[:1]  # one mask for all rows
-    parts = []
-    for begin in range(0, width, _QUERIES_AT_ONCE):
-        end = min(begin + _QUERIES_AT_ONCE, width)
-        # A query sees the keys up to its own position; a padded one sees what the last real one sees or more,
-        # never nothing, so that no row of the softmax is empty.
-        seen = (starts[:, None] + np.arange(begin, end))[:, None, :, None]
-        keys = min(int(starts.max()) + end, num_blocks * block_size)
-        hidden = np.arange(keys) > seen
-        mask = None
-        if hidden.any():
-            mask = torch.zeros(hidden.shape, dtype=dtype)
-            mask = mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).to(device)
-        parts.append(Part(slice(begin, end), keys, mask))
-    return Group(queries, rows, width, blocks, tuple(parts), pad, unpad)
+    queries: slice
+    prepared: Any
 
 
-def attend(query: torch.Tensor, cache: torch.Tensor, groups: list[Group]) -> torch.Tensor:
-    """Attention of the flattened batch over one layer's cache.
-
-    ``query`` is [tokens, heads, head_dim], ``cache`` [blocks, block_size, 2, kv_heads, head_dim] with the
-    keys and values of this step stored already. Returns [tokens, heads * head_dim].
-    """
-    parts = [_attend_group(query[group.queries], cache, group) for group in groups]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+Plan = list[Group | Singles]
 
 
-def _attend_group(query: torch.Tensor, cache: torch.Tensor, group: Group) -> torch.Tensor:
-    kv_heads, head_dim = cache.shape[-2:]
-    gathered = cache.index_select(0, group.blocks).view(group.rows, -1, 2, kv_heads, head_dim)
-    key, value = gathered[:, : group.parts[-1].keys].permute(2, 0, 3, 1, 4)
-    if group.width == 1:
-        # The query heads that share a key-value head become the queries of that head: no key is repeated.
-        folded = query.reshape(group.rows, kv_heads, -1, head_dim)
-        return F.scaled_dot_product_attention(folded, key, value, group.parts[0].mask).reshape(group.rows, -1)
-    if group.pad is not None:
-        query = query.index_select(0, group.pad)
-    padded = query.reshape(group.rows, group.width, -1, head_dim).transpose(1, 2)
-    results = [
-        F.scaled_dot_product_attention(
-            padded[:, :, part.queries],
-            key[:, :, : part.keys],
-            value[:, :, : part.keys],
-            part.mask,
-            enable_gqa=True,
-        ).transpose(1, 2)
-        for part in group.parts
-    ]
-    result = results[0] if len(results) == 1 else torch.cat(results, dim=1)
-    flat = result.reshape(group.rows * group.width, -1)
-    return flat if group.unpad is None else flat.index_select(0, group.unpad)
+class GroupedAttention:
+    """Attention on any device. ``kernel``, if there is one, takes the sequences with one query."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernel: DecodeKernel | None = None,
+    ) -> None:
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._block_size, self._dtype, self._device = block_size, dtype, device
+        self.kernel = kernel
+        self._most_keys = MOST_KEYS if device.type == "cpu" else sys.maxsize
+
+    def arrange(self, widths: list[int], contexts: list[int]) -> list[list[int]]:
+        """The groups of a step, given the query and key counts of its sequences."""
+        if self.kernel is None:
+            return group_by_shape(widths, contexts, self._most_keys)
+        singles = [one for one, width in enumerate(widths) if width == 1]
+        wide = [one for one, width in enumerate(widths) if width > 1]
+        groups = group_by_shape(
+            [widths[one] for one in wide], [contexts[one] for one in wide], self._most_keys
+        )
+        return [[wide[one] for one in group] for group in groups] + ([singles] if singles else [])
+
+    def plan(self, batch: Batch) -> Plan:
+        """Prepares a step, or the last layer of one, for all of its layers."""
+        only_singles = self.kernel is not None and batch.widths.max() == 1
+        bounds = [0, len(batch.widths)] if only_singles else [0, *accumulate(batch.sizes)]
+        plan: Plan = []
+        first_query = 0
+        for first, end in pairwise(bounds):
+            widths, contexts, tables = (
+                one[first:end] for one in (batch.widths, batch.contexts, batch.tables)
+            )
+            queries = slice(first_query, first_query + int(widths.sum()))
+            if self.kernel is not None and widths.max() == 1:
+                arrays = (torch.from_numpy(one).to(self._device) for one in (tables, contexts))
+                plan.append(Singles(queries, self.kernel.prepare(*arrays)))
+            else:
+                plan.append(self._group(queries, widths, contexts, tables))
+            first_query = queries.stop
+        return plan
+
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Attention of the flattened batch over one layer's cache.
+
+        ``query`` is [tokens, heads * head_dim or more], of which the rest is ignored; ``cache`` [blocks, 2,
+        block_size, kv_heads * head_dim] with the keys and values of this step stored already. Returns
+        [tokens, heads * head_dim], with zeros for tokens behind those of the plan.
+        """
+        parts = []
+        for group in plan:
+            queries = query[group.queries]
+            if isinstance(group, Group):
+                parts.append(self._attend_group(queries, cache, group))
+            else:
+                assert self.kernel is not None  # it has prepared them
+                parts.append(self.kernel.attend(queries, cache, group.prepared))
+        if (padding := len(query) - plan[-1].queries.stop) > 0:
+            parts.append(query.new_zeros(padding, self._heads * self._head_dim))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _group(self, queries: slice, widths: IntArray, contexts: IntArray, tables: IntArray) -> Group:
+        rows, width = len(widths), int(widths.max())
+        num_blocks = -(-int(contexts.max()) // self._block_size)
+        keys_at = 2 * tables[:, :num_blocks].reshape(-1)
+        blocks = torch.from_numpy(np.concatenate([keys_at, keys_at + 1])).to(self._device)
+
+        pad = unpad = None
+        if queries.stop - queries.start < rows * width:
+            real = np.arange(width) < widths[:, None]
+            unpad = torch.from_numpy(np.flatnonzero(real)).to(self._device)
+            place = np.where(real, np.cumsum(real).reshape(real.shape) - 1, 0)
+            pad = torch.from_numpy(place.reshape(-1)).to(self._device)
+
+        starts = contexts - widths
+        if (starts == starts[0]).all():
+            starts = starts[:1]  # one mask for all rows
+        parts = []
+        for begin in range(0, width, _QUERIES_AT_ONCE):
+            end = min(begin + _QUERIES_AT_ONCE, width)
+            # A query sees the keys up to its own position; a padded one sees what the last real one sees or
+            # more, never nothing, so that no row of the softmax is empty.
+            seen = (starts[:, None] + np.arange(begin, end))[:, None, :, None]
+            keys = min(int(starts.max()) + end, num_blocks * self._block_size)
+            hidden = np.arange(keys) > seen
+            mask = None
+            if hidden.any():
+                mask = torch.zeros(hidden.shape, dtype=self._dtype)
+                mask = mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).to(self._device)
+            parts.append(Part(slice(begin, end), keys, mask))
+        return Group(queries, rows, width, blocks, tuple(parts), pad, unpad)
+
+    def _attend_group(self, query: torch.Tensor, cache: torch.Tensor, group: Group) -> torch.Tensor:
+        rows, width, kv_heads, head_dim = group.rows, group.width, self._kv_heads, self._head_dim
+        gathered = cache.flatten(0, 1).index_select(0, group.blocks)
+        key, value = gathered.view(2, rows, -1, kv_heads, head_dim).transpose(2, 3)
+        if group.pad is not None:
+            query = query.index_select(0, group.pad)
+        query = query[:, : self._heads * head_dim]
+        if width == 1:
+            # The query heads that share a key-value head become the queries of that head: no key is repeated.
+            folded = query.reshape(rows, kv_heads, -1, head_dim)
+            keys, mask = group.parts[0].keys, group.parts[0].mask
+            result = F.scaled_dot_product_attention(folded, key[:, :, :keys], value[:, :, :keys], mask)
+            return result.reshape(rows, -1)
+        padded = query.view(rows, width, -1, head_dim).transpose(1, 2)
+        results = [
+            F.scaled_dot_product_attention(
+                padded[:, :, part.queries],
+                key[:, :, : part.keys],
+                value[:, :, : part.keys],
+                part.mask,
+                enable_gqa=True,
+            ).transpose(1, 2)
+            for part in group.parts
+        ]
+        flat = torch.cat(results, dim=1).view(rows * width, -1)
+        return flat if group.unpad is None else flat.index_select(0, group.unpad)

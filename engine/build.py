@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
+from engine.attention import GroupedAttention
 from engine.block_pool import BlockPool
 from engine.engine import Engine
 from engine.errors import EngineStartError, InvalidConfig
@@ -18,7 +21,9 @@ from engine.kv_pool import ACTIVATION_BYTES, compute_kv_pool_size
 from engine.loader import read_config, read_tokenizer, read_weights, resolve_device, resolve_dtype
 from engine.lora import AdapterBank
 from engine.lora_loader import read_adapter
-from engine.model import Decoder, ModelConfig
+from engine.model import Decoder, ModelConfig, ModelWeights
+from engine.operators import Operators
+from engine.paged import make_kernel
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.structured import Grammars
@@ -34,67 +39,75 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _check_config(config)
     torch.set_num_threads(config.num_threads or default_threads())
     folder = Path(config.model)
-    model_config = read_config(folder)
+    model = read_config(folder)
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, model_config, device)
-    num_blocks = pool_blocks(config, model_config, device, dtype.itemsize)
-    max_model_len = min(config.max_model_len, model_config.max_position, num_blocks * config.block_size)
+    dtype = resolve_dtype(config.dtype, model, device)
+    num_blocks = pool_blocks(config, model, device, dtype.itemsize)
     tokenizer = read_tokenizer(folder)
     try:
-        weights = read_weights(folder, model_config, dtype, device)
-        model = Decoder(model_config, weights, max_model_len)
-        adapters = AdapterBank(
-            config.max_loras,
-            partial(
-                read_adapter, config=model_config, max_rank=config.max_lora_rank, dtype=dtype, device=device
-            ),
-        )
-        runner = ModelRunner(
-            model,
-            adapters,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-        )
+        weights = read_weights(folder, model, dtype, device)
+        engine = assemble(config, model, weights, tokenizer, num_blocks, clock, started_at)
     except (MemoryError, OSError, torch.OutOfMemoryError) as error:
         raise EngineStartError(f"no memory for {folder} with {num_blocks} KV blocks: {error}") from error
+    info = engine.info
+    _log.info(
+        "%s (%s, %d parameters) on %s in %s: %d KV blocks of %d tokens; %d tokens a request",
+        *(folder, info.architecture, info.parameters, info.device, info.dtype),
+        *(num_blocks, info.block_size, info.max_model_len),
+    )
+    return engine
+
+
+def assemble(
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: ModelWeights,
+    tokenizer: Tokenizer,
+    num_blocks: int,
+    clock: Callable[[], float],
+    started_at: float,
+) -> Engine:
+    """Puts an engine together around weights, on their device and in their type."""
+    dtype, device = weights.embedding.dtype, weights.embedding.device
+    max_model_len = min(config.max_model_len, model.max_position, num_blocks * config.block_size)
+    operators, attention = _choose_operators(config, model, num_blocks, dtype, device)
+    read = partial(read_adapter, config=model, max_rank=config.max_lora_rank, dtype=dtype, device=device)
+    adapters = AdapterBank(config.max_loras, read)
+    runner = ModelRunner(
+        Decoder(model, weights, max_model_len, attention, operators),
+        adapters,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        fixed_decode=device.type == "cuda" and not config.enforce_eager,
+    )
     pool = BlockPool(num_blocks, config.block_size)
     info = EngineInfo(
         model=config.model,
-        architecture=model_config.architecture,
-        vocab_size=model_config.vocab_size,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=model_config.eos_token_ids,
+        eos_token_ids=model.eos_token_ids,
         block_size=config.block_size,
         total_blocks=num_blocks,
-        kv_bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
+        kv_bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
         max_requests=config.max_num_seqs + config.max_waiting,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        parameters=model_config.num_parameters,
+        parameters=model.num_parameters,
         load_s=clock() - started_at,
     )
-    _log.info(
-        "%s (%s, %d parameters) on %s in %s: %d KV blocks of %d tokens; %d tokens a request",
-        folder,
-        info.architecture,
-        info.parameters,
-        info.device,
-        info.dtype,
-        num_blocks,
-        config.block_size,
-        max_model_len,
+    scheduler = Scheduler(
+        pool,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_caching=config.enable_prefix_caching,
     )
     return Engine(
         info=info,
         pool=pool,
-        scheduler=Scheduler(
-            pool,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            prefix_caching=config.enable_prefix_caching,
-        ),
+        scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
         grammars=Grammars(tokenizer, info.vocab_size, info.eos_token_ids),
@@ -102,6 +115,27 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         seeds=random.Random(config.seed),
         adapters=adapters,
     )
+
+
+def _choose_operators(
+    config: EngineConfig, model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Operators, GroupedAttention]:
+    """What computes on this device and in this type; with ``enforce_eager`` nothing that is compiled."""
+    heads = (model.num_heads, model.num_kv_heads, model.head_dim)
+    place: dict[str, Any] = {"block_size": config.block_size, "dtype": dtype, "device": device}
+    operators, kernel = Operators(*heads, model.rms_norm_eps), None
+    if device.type == "cuda" and not config.enforce_eager:
+        kernel = make_kernel(*heads, cache_blocks=num_blocks + 2, **place)
+    elif device.type == "cpu" and dtype is torch.float32 and not config.enforce_eager:
+        try:
+            from engine.kernels import CompiledOperators
+        except ImportError as error:
+            _log.warning("Numba is missing, so PyTorch's operators run, which are slower: %s", error)
+        else:
+            operators = kernel = CompiledOperators(
+                *heads, model.rms_norm_eps, block_size=config.block_size, threads=torch.get_num_threads()
+            )
+    return operators, GroupedAttention(*heads, kernel=kernel, **place)
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, item_bytes: int) -> int:

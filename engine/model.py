@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.attention import Group, attend
+from engine.attention import GroupedAttention, Plan
 from engine.linear import Linear
 from engine.lora import LoraBatch
+from engine.operators import Operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,32 +111,38 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The last token of every chunk, at ``rows`` of the batch, with groups and adapters for them alone."""
+    """The last token of every chunk, at ``rows`` of the batch, with plan and adapters for them alone."""
 
     rows: torch.Tensor
-    groups: list[Group]
+    plan: Plan
     lora: LoraBatch | None
 
 
 class Decoder:
     """The forward pass. Holds weights and rotary tables, no state of any request."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        max_model_len: int,
+        attention: GroupedAttention,
+        operators: Operators,
+    ) -> None:
         self.config = config
+        self.attention = attention
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._weights = weights
+        self._operators = operators
         self._cos, self._sin = rotary_tables(config, max_model_len, self.dtype, self.device)
-        self._norm_shape = (config.hidden_size,)
-        self._query_size = config.num_heads * config.head_dim
-        self._key_size = config.num_kv_heads * config.head_dim
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        groups: list[Group],
+        plan: Plan,
         cache: list[torch.Tensor],
         lora: LoraBatch | None = None,
         ends: Ends | None = None,
@@ -146,61 +153,45 @@ class Decoder:
         hidden states after the final norm, [tokens, hidden]; with ``ends`` those of the ends only: after the
         last layer's keys and values nobody needs the others.
         """
-        eps = self.config.rms_norm_eps
+        do, layers = self._operators, self._weights.layers
         x = F.embedding(token_ids, self._weights.embedding)
         cos, sin = self._cos[positions], self._sin[positions]
-        for index, (layer, layer_cache) in enumerate(zip(self._weights.layers, cache, strict=True)):
-            normed = F.rms_norm(x, self._norm_shape, layer.input_norm, eps)
+        normed = do.norm(x, layers[0].input_norm)
+        for index, (layer, layer_cache) in enumerate(zip(layers, cache, strict=True)):
+            is_last = index + 1 == len(layers)
             qkv = layer.qkv(normed)
             if lora is not None:
                 lora.add_to(qkv, normed, index, "qkv")
-            query = self._rotate_and_store(qkv, layer.head_norm, cos, sin, slots, layer_cache)
-            if ends is not None and layer is self._weights.layers[-1]:
-                x, query, groups, lora = x[ends.rows], query[ends.rows], ends.groups, ends.lora
-            attended = attend(query, layer_cache, groups)
+            if layer.head_norm is not None:
+                do.norm_heads(qkv, layer.head_norm)
+            do.rotate_and_store(qkv, cos, sin, slots, layer_cache)
+            if ends is not None and is_last:
+                x, qkv, plan, lora = x[ends.rows], qkv[ends.rows], ends.plan, ends.lora
+            attended = self.attention.attend(qkv, layer_cache, plan)
             output = layer.output(attended)
             if lora is not None:
                 lora.add_to(output, attended, index, "output")
-            x = x + output
-            normed = F.rms_norm(x, self._norm_shape, layer.post_norm, eps)
+            normed = do.add_and_norm(x, output, layer.post_norm)
             gate_up = layer.gate_up(normed)
             if lora is not None:
                 lora.add_to(gate_up, normed, index, "gate_up")
-            gate, up = gate_up.chunk(2, dim=-1)
-            inner = F.silu(gate).mul_(up)
+            inner = do.gate(gate_up)
             down = layer.down(inner)
             if lora is not None:
                 lora.add_to(down, inner, index, "down")
-            x = x + down
-        return F.rms_norm(x, self._norm_shape, self._weights.final_norm, eps)
+            following = self._weights.final_norm if is_last else layers[index + 1].input_norm
+            normed = do.add_and_norm(x, down, following)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary in float32, for the rows one wants to sample from."""
         return self._weights.head(hidden).float()
 
-    def _rotate_and_store(
-        self,
-        qkv: torch.Tensor,
-        head_norm: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        slots: torch.Tensor,
-        cache: torch.Tensor,
-    ) -> torch.Tensor:
-        head_dim, query_size = self.config.head_dim, self._query_size
-        rotated = qkv[:, : query_size + self._key_size].view(qkv.shape[0], -1, head_dim)
-        if head_norm is not None:
-            rotated.copy_(F.rms_norm(rotated, (head_dim,), None, self.config.rms_norm_eps).mul_(head_norm))
-        swapped = rotated.roll(head_dim // 2, -1)  # the sign of the swapped half is in the table
-        rotated.mul_(cos).addcmul_(swapped, sin)
-        cache.view(-1, 2 * self._key_size).index_copy_(0, slots, qkv[:, query_size:])
-        return qkv[:, :query_size].view(qkv.shape[0], -1, head_dim)
-
 
 def rotary_tables(
     config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of every position, [positions, 1, head_dim]; the first half of the sines negated."""
+    """Cosines and sines of every position, [positions, head_dim]; the first half of the sines negated."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     if config.rope_scaling is not None:
@@ -208,16 +199,16 @@ def rotary_tables(
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
     cos, sin = angles.cos(), angles.sin()
     tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    return tables[0].unsqueeze(1).to(device, dtype), tables[1].unsqueeze(1).to(device, dtype)
+    return tables[0].to(device, dtype), tables[1].to(device, dtype)
 
 
 def new_cache(config: ModelConfig, num_blocks: int, block_size: int, like: Decoder) -> list[torch.Tensor]:
-    """The paged cache, one zeroed tensor [1 + num_blocks, block_size, 2, kv_heads, head_dim] a layer.
+    """The paged cache, one zeroed tensor [1 + num_blocks, 2, block_size, kv_heads * head_dim] a layer:
+    a block's keys and then its values, as they are read.
 
-    Keys and values of a token lie together, so that one gather brings both. On the CPU the zeros come lazily
-    from the operating system: a block takes memory once it is first used.
+    On the CPU the zeros come lazily from the operating system: a block takes memory once it is first used.
     """
-    shape = (1 + num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+    shape = (1 + num_blocks, 2, block_size, config.num_kv_heads * config.head_dim)
     if like.device.type != "cpu":
         return [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(config.num_layers)]
     return [_lazy_zeros(shape, like.dtype) for _ in range(config.num_layers)]

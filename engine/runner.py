@@ -4,7 +4,6 @@ The block table of every running sequence is kept in one array, a row each, and 
 into it.
 """
 
-import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention import MOST_KEYS, Group, IntArray, build_group, group_by_shape
+from engine.attention import Batch, IntArray, Plan
+from engine.graphs import FixedDecode
 from engine.lora import AdapterBank, LoraBatch
 from engine.model import Decoder, Ends, new_cache
 from engine.sampler import Draw, choose
@@ -23,6 +23,9 @@ from engine.values import TokenLogprob
 # What PyTorch's CPU allocator and oneDNN say: neither has an exception class of its own. oneDNN names no
 # cause, but it has run the same products with another number of rows when the engine warmed up.
 _SIGNS_OF_NO_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory")
+# oneDNN makes a kernel for each new number of rows and keeps it; for the five products of the demo model that
+# took 1.5 ms and more of a step of 10. So steps with prompts have one of few numbers of rows.
+_ROWS_MULTIPLE = 16
 
 
 class OutOfMemory(Exception):
@@ -49,7 +52,9 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """Runs a model over a paged cache."""
+    """Runs a model over a paged cache; with ``fixed_decode`` steps that only decode go through ``graphs``,
+    where attention has a kernel for them.
+    """
 
     def __init__(
         self,
@@ -60,15 +65,29 @@ class ModelRunner:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        fixed_decode: bool = False,
     ) -> None:
         self._model = model
         self._adapters = adapters
         self._block_size = block_size
-        self._cache = new_cache(model.config, num_blocks, block_size, model)
+        # A block that the pool does not know, for what padding writes.
+        self._spare_block = num_blocks + 1
+        self._cache = new_cache(model.config, self._spare_block, block_size, model)
         self._tables: IntArray = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int64)
         self._table_source: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._table_filled = [0] * max_num_seqs
-        self._most_keys = MOST_KEYS if model.device.type == "cpu" else sys.maxsize
+        self._fixed: FixedDecode | None = None
+        if fixed_decode and (kernel := model.attention.kernel) is not None:
+            with torch.inference_mode():
+                self._fixed = FixedDecode(
+                    model,
+                    kernel,
+                    self._cache,
+                    max_num_seqs=max_num_seqs,
+                    max_blocks=self._tables.shape[1],
+                    spare_block=self._spare_block,
+                    record=model.device.type == "cuda",
+                )
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
         """See ``Runner.run``."""
@@ -85,40 +104,12 @@ class ModelRunner:
     def _run(self, chunks: Seq[Chunk]) -> StepResult:
         for chunk in chunks:
             self._update_table(chunk)
-        members = group_by_shape(
-            [c.length for c in chunks], [c.start + c.length for c in chunks], self._most_keys
-        )
+        members = self._model.attention.arrange([c.length for c in chunks], [c.end for c in chunks])
         order = list(chain.from_iterable(members))
         ordered = [chunks[index] for index in order]
-
-        rows = np.array([chunk.sequence.row for chunk in ordered])
         starts = np.array([chunk.start for chunk in ordered])
-        lengths = np.array([chunk.length for chunk in ordered])
-        ends = np.cumsum(lengths)
-        tokens = [t for c in ordered for t in c.sequence.token_ids[c.start : c.start + c.length]]
-        positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
-        blocks = self._tables[np.repeat(rows, lengths), positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-
-        ends_of_chunks = None
-        if len(tokens) > len(ordered):
-            ones = np.ones_like(lengths)
-            ends_of_chunks = Ends(
-                torch.from_numpy(ends - 1).to(self._model.device),
-                self._build_groups(members, rows, starts + lengths - 1, ones),
-                self._lora_batch(ordered, ones),
-            )
-        hidden = self._model.forward(
-            torch.tensor(tokens, device=self._model.device),
-            torch.from_numpy(positions).to(self._model.device),
-            torch.from_numpy(slots).to(self._model.device),
-            self._build_groups(members, rows, starts, lengths),
-            self._cache,
-            self._lora_batch(ordered, lengths),
-            ends_of_chunks,
-        )
+        logits = self._compute(ordered, starts, [len(group) for group in members])
         # One row a chunk. A chunk's last token attends to all before it, so a NaN of any of them is here too.
-        logits = self._model.logits(hidden)
         failed = set(_rows_not_finite(logits))
         if failed:
             logits = logits.nan_to_num(0.0, 0.0, 0.0)
@@ -137,25 +128,40 @@ class ModelRunner:
             self._scrub(ordered[at].sequence.blocks[starts[at] // self._block_size :])
         return StepResult(results, frozenset(order[at] for at in failed), logprobs)
 
-    def _build_groups(
-        self, members: list[list[int]], rows: IntArray, starts: IntArray, lengths: IntArray
-    ) -> list[Group]:
-        groups, first, query = [], 0, 0
-        for group in members:
-            part = slice(first, first + len(group))
-            groups.append(
-                build_group(
-                    query,
-                    lengths[part],
-                    starts[part] + lengths[part],
-                    self._tables[rows[part]],
-                    self._block_size,
-                    self._model.dtype,
-                    self._model.device,
-                )
-            )
-            first, query = part.stop, groups[-1].queries.stop
-        return groups
+    def _compute(self, chunks: list[Chunk], starts: IntArray, sizes: list[int]) -> torch.Tensor:
+        """The logits after the last token of each chunk; the chunks are in groups of these sizes."""
+        model, device = self._model, self._model.device
+        tables = self._tables[[chunk.sequence.row for chunk in chunks]]
+        lengths = np.array([chunk.length for chunk in chunks])
+        ends = np.cumsum(lengths)
+        token_ids = [t for c in chunks for t in c.sequence.token_ids[c.start : c.end]]
+        places = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
+        blocks = tables[np.repeat(np.arange(len(chunks)), lengths), places // self._block_size]
+        slots = blocks * self._block_size + places % self._block_size
+        contexts = starts + lengths
+        lora = self._lora_batch(chunks, lengths)
+        is_decode = len(token_ids) == len(chunks)
+        # Adapters are laid out for the tokens there are.
+        padding = 0 if is_decode or lora is not None else -len(token_ids) % _ROWS_MULTIPLE
+        fillers = (0, 0, self._spare_block * self._block_size)
+        inputs = [
+            torch.from_numpy(np.concatenate([one, np.full(padding, filler)]))
+            for one, filler in zip((token_ids, places, slots), fillers, strict=True)
+        ]
+        if self._fixed is not None and is_decode and lora is None:
+            return self._fixed.run((*inputs, torch.from_numpy(tables), torch.from_numpy(contexts)))
+
+        def plan(widths: IntArray) -> Plan:
+            return model.attention.plan(Batch(widths, contexts, tables, sizes))
+
+        ends_of_chunks = None
+        if not is_decode:
+            ones = np.ones_like(lengths)
+            rows = torch.from_numpy(ends - 1).to(device)
+            ends_of_chunks = Ends(rows, plan(ones), self._lora_batch(chunks, ones))
+        tokens, positions, written = (one.to(device) for one in inputs)
+        hidden = model.forward(tokens, positions, written, plan(lengths), self._cache, lora, ends_of_chunks)
+        return model.logits(hidden)
 
     def _lora_batch(self, chunks: list[Chunk], lengths: IntArray) -> LoraBatch | None:
         if self._adapters.is_empty:

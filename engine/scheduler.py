@@ -42,9 +42,14 @@ class Chunk(NamedTuple):
     length: int
 
     @property
+    def end(self) -> int:
+        """The first token after it."""
+        return self.start + self.length
+
+    @property
     def is_last(self) -> bool:
         """True when nothing is pending after it, so that a token can be sampled."""
-        return self.start + self.length == self.sequence.num_tokens
+        return self.end == self.sequence.num_tokens
 
 
 class Scheduler:
@@ -104,7 +109,7 @@ class Scheduler:
         block_size = self._pool.block_size
         for chunk in chunks:
             sequence = chunk.sequence
-            end = sequence.num_computed = chunk.start + chunk.length
+            end = sequence.num_computed = chunk.end
             if self._prefix_caching and end % block_size < chunk.length:  # it filled a block
                 self._extend_digests(sequence)
                 for index in range(chunk.start // block_size, end // block_size):

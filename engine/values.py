@@ -166,7 +166,8 @@ class EngineConfig:
     memory less weights and activations. ``num_threads`` None is one thread a core, without the core that the
     gateway needs. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for requests without one;
     None is different at each start. ``max_loras`` adapters can be loaded at once (0: none), of ranks up to
-    ``max_lora_rank``.
+    ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured: Numba's loops on the CPU,
+    CUDA graphs.
     """
 
     model: str
@@ -185,6 +186,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_loras: int = 8
     max_lora_rank: int = 64
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,21 @@
 """Paged attention against attention written out for one sequence at a time."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
-from engine.attention import MOST_KEYS, attend, build_group, group_by_shape
+from engine.attention import MOST_KEYS, Batch, DecodeKernel, GroupedAttention, IntArray, group_by_shape
+from engine.kernels import CompiledOperators
+from engine.paged import FlashDecode, FlexDecode, Kernel, choose_kernel
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 8
+SHAPE = (HEADS, KV_HEADS, HEAD_DIM)
 
 Shapes = list[tuple[int, int]]
 # (new tokens, tokens computed before): answers, fresh prompts, prompts half computed.
@@ -25,39 +33,146 @@ def write_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
     return torch.einsum("hqk,khd->qhd", weights, value).reshape(new, -1)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.one_of(shapes, answers), st.randoms(use_true_random=False))
-def test_every_group_of_sequences_attends_as_each_would_alone(sequences: Shapes, random: object) -> None:
+@dataclass
+class Paged:
+    """A cache, and sequences whose blocks are spread over it in any order."""
+
+    widths: list[int]
+    contexts: list[int]
+    cache: torch.Tensor
+    tables: IntArray
+
+    def expect(self, queries: list[torch.Tensor], order: list[int]) -> torch.Tensor:
+        """What each sequence alone attends to, one after the other."""
+        known = [
+            self.cache[self.tables[one]].unflatten(-1, (KV_HEADS, HEAD_DIM)).transpose(0, 1).flatten(1, 2)
+            for one in order
+        ]
+        parts = zip(queries, known, order, strict=True)
+        return torch.cat(
+            [
+                write_out(query, one[0, : self.contexts[at]], one[1, : self.contexts[at]])
+                for query, one, at in parts
+            ]
+        )
+
+
+def spread(sequences: Shapes, shuffle: Callable[[list[int]], object]) -> Paged:
     torch.manual_seed(len(sequences))
-    widths, contexts = [new for new, _ in sequences], [new + before for new, before in sequences]
+    contexts = [new + before for new, before in sequences]
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
     ids = list(range(1, sum(needed) + 1))
-    random.shuffle(ids)  # type: ignore[attr-defined]
-    cache = torch.randn(1 + len(ids), BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM)
+    shuffle(ids)
+    cache = torch.randn(2 + len(ids), 2, BLOCK_SIZE, KV_HEADS * HEAD_DIM)
     cache[0] = 0
     tables = np.zeros((len(sequences), max(needed)), dtype=np.int64)
     for row, count in enumerate(needed):
         tables[row, :count] = [ids.pop() for _ in range(count)]
+    return Paged([new for new, _ in sequences], contexts, cache, tables)
 
-    groups, queries, expected = [], [], []
-    for members in group_by_shape(widths, contexts):
-        first = sum(len(query) for query in queries)
-        groups.append(
-            build_group(
-                first,
-                np.array([widths[one] for one in members]),
-                np.array([contexts[one] for one in members]),
-                tables[members],
-                BLOCK_SIZE,
-                torch.float32,
-                torch.device("cpu"),
-            )
-        )
-        for one in members:
-            queries.append(torch.randn(widths[one], HEADS, HEAD_DIM))
-            known = cache[tables[one]].flatten(0, 1)[: contexts[one]]
-            expected.append(write_out(queries[-1], known[:, 0], known[:, 1]))
-    torch.testing.assert_close(attend(torch.cat(queries), cache, groups), torch.cat(expected))
+
+def plain(kernel: DecodeKernel | None) -> GroupedAttention:
+    return GroupedAttention(
+        *SHAPE, block_size=BLOCK_SIZE, dtype=torch.float32, device=torch.device("cpu"), kernel=kernel
+    )
+
+
+def compiled() -> CompiledOperators:
+    return CompiledOperators(*SHAPE, 1e-5, block_size=BLOCK_SIZE, threads=1)
+
+
+@pytest.mark.parametrize("kernel", [None, compiled()], ids=["gathered", "compiled"])
+@settings(max_examples=60, deadline=None)
+@given(sequences=st.one_of(shapes, answers), random=st.randoms(use_true_random=False))
+def test_every_group_of_sequences_attends_as_each_would_alone(
+    kernel: DecodeKernel | None, sequences: Shapes, random: object
+) -> None:
+    paged, attention = spread(sequences, random.shuffle), plain(kernel)  # type: ignore[attr-defined]
+    members = attention.arrange(paged.widths, paged.contexts)
+    order = [one for group in members for one in group]
+    batch = Batch(
+        np.array([paged.widths[one] for one in order]),
+        np.array([paged.contexts[one] for one in order]),
+        paged.tables[order],
+        [len(group) for group in members],
+    )
+    queries = [torch.randn(paged.widths[one], HEADS, HEAD_DIM) for one in order]
+    # What lies behind the queries in a row, the keys and values of the fused product, is of no matter.
+    fused = torch.cat([torch.cat(queries).flatten(1), torch.full((int(batch.widths.sum()), 3), torch.nan)], 1)
+    attended = attention.attend(fused, paged.cache, attention.plan(batch))
+    torch.testing.assert_close(attended, paged.expect(queries, order))
+
+
+def kvcache_of_flash_attn(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+    causal: bool,
+) -> torch.Tensor:
+    """What flash-attn's ``flash_attn_with_kvcache`` says it does, for one query a sequence."""
+    assert causal
+    assert block_table.dtype == cache_seqlens.dtype == torch.int32
+    rows = [
+        write_out(one, keys[table].flatten(0, 1)[:length], values[table].flatten(0, 1)[:length])
+        for one, table, length in zip(query, block_table.long(), cache_seqlens.tolist(), strict=True)
+    ]
+    return torch.stack(rows).view(len(query), 1, HEADS, HEAD_DIM)
+
+
+@pytest.mark.parametrize("name", ["compiled", "FlexAttention", "flash-attn"])
+@settings(max_examples=25, deadline=None)
+@given(sequences=answers, random=st.randoms(use_true_random=False))
+def test_a_kernel_for_answers_reads_each_sequences_own_blocks(
+    name: str, sequences: Shapes, random: object
+) -> None:
+    paged = spread(sequences, random.shuffle)  # type: ignore[attr-defined]
+    kernels: dict[str, DecodeKernel] = {
+        "compiled": compiled(),
+        "FlexAttention": FlexDecode(*SHAPE, BLOCK_SIZE, len(paged.cache), flex_attention),
+        "flash-attn": FlashDecode(*SHAPE, kvcache_of_flash_attn),
+    }
+    kernel = kernels[name]
+    prepared = kernel.prepare(torch.from_numpy(paged.tables), torch.tensor(paged.contexts))
+    queries = torch.randn(len(sequences), HEADS, HEAD_DIM)
+    attended = kernel.attend(queries.flatten(1), paged.cache, prepared)
+    expected = paged.expect(list(queries.unsqueeze(1)), list(range(len(sequences))))
+    torch.testing.assert_close(attended, expected)
+
+
+def test_the_mask_for_flex_attention_lists_the_blocks_of_each_row_and_nothing_else() -> None:
+    kernel = FlexDecode(*SHAPE, BLOCK_SIZE, 10, flex_attention)
+    mask = kernel.prepare(torch.tensor([[7, 2, 0], [3, 0, 0]]), torch.tensor([6, 4]))
+    assert mask.kv_num_blocks.flatten().tolist() == [2, 1]
+    # In the view of keys and values as one sequence the keys of block 7 are its 14th block.
+    assert mask.kv_indices[:, 0, 0].tolist() == [[14, 4, 0], [6, 0, 0]]
+    seen = [
+        [key for key in range(19 * BLOCK_SIZE) if mask.mask_mod(*map(torch.tensor, (row, 0, 0, key)))]
+        for row in range(2)
+    ]
+    assert seen == [[16, 17, 56, 57, 58, 59], [24, 25, 26, 27]]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "block_size", "has_flash", "kernel"),
+    [
+        ("cpu", torch.float32, 16, False, Kernel.GATHER),
+        ("cpu", torch.bfloat16, 256, True, Kernel.GATHER),
+        ("cuda", torch.bfloat16, 256, True, Kernel.FLASH),
+        ("cuda", torch.float16, 512, True, Kernel.FLASH),
+        ("cuda", torch.float32, 256, True, Kernel.FLEX),
+        ("cuda", torch.bfloat16, 16, True, Kernel.FLEX),
+        ("cuda", torch.bfloat16, 16, False, Kernel.FLEX),
+        ("cuda", torch.bfloat16, 48, False, Kernel.GATHER),
+        ("cuda", torch.bfloat16, 8, False, Kernel.GATHER),
+    ],
+)
+def test_the_kernel_is_the_fastest_that_takes_the_device_the_type_and_the_block(
+    device: str, dtype: torch.dtype, block_size: int, has_flash: bool, kernel: Kernel
+) -> None:
+    assert choose_kernel(device, dtype, block_size, has_flash=has_flash) is kernel
 
 
 @given(st.one_of(shapes, answers), st.integers(1, 600))

@@ -47,7 +47,7 @@ class ShortOfMemory:
 
     def __init__(self, model: Decoder, most: int, fail: Callable[[], object] | None = None) -> None:
         self._model = model
-        self._most = most
+        self._most = -(-most // 16) * 16  # steps are padded to a multiple of 16 rows
         self._fail = fail or (lambda: torch.empty(1 << 60, dtype=torch.uint8))
         self.failures = 0
 

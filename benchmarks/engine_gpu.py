@@ -1,0 +1,262 @@
+"""The embedded engine and Transformers on a GPU: a model of the shape of Llama 3.1 8B with random weights.
+
+    python -m benchmarks.engine_gpu              (CUDA, bfloat16, 32 and 128 streams)
+    python -m benchmarks.engine_gpu --tiny       (a tiny shape, on any device: does the script work?)
+
+All streams start together with prompts of one length, and answer greedily until each has its tokens. Timed is
+the decoding: from when all have their first token until the first ends. A step of it has to read all weights
+but the embedding's and the keys and values of all streams. The limit is the time for that at the bandwidth
+that a copy reaches on this GPU. Transformers decodes the same batch by ``generate``; a run of one token, the
+prefill, is taken off.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from engine.build import assemble
+from engine.engine import Engine
+from engine.linear import Linear
+from engine.model import LayerWeights, ModelConfig, ModelWeights
+from engine.values import EngineConfig, GenerationRequest, SamplingParams
+
+TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo" / "tokenizer.json"
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=500_000.0,
+    rope_scaling=None,
+    qkv_bias=False,
+    head_norm=False,
+    tie_embeddings=False,
+    dtype="bfloat16",
+    eos_token_ids=(),
+)
+TINY = replace(
+    LLAMA_8B,
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=160,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=1024,
+)
+COPIED_BYTES = 1 << 30
+NO_CUDA = "this benchmark needs a CUDA device and there is none; --tiny runs its logic on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine at one number of streams."""
+
+    engine: str
+    streams: int
+    tokens_per_s: float
+    tpot_p50_ms: float
+    limit_share: float
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+    """Weights of the scale that a trained model has, so that numbers stay finite."""
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02)
+
+    def ones() -> torch.Tensor:
+        return torch.ones(config.hidden_size, dtype=dtype, device=device)
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layers = tuple(
+        LayerWeights(
+            input_norm=ones(),
+            qkv=Linear(weight(heads + 2 * kv_heads, hidden)),
+            output=Linear(weight(hidden, heads)),
+            post_norm=ones(),
+            gate_up=Linear(weight(2 * inner, hidden)),
+            down=Linear(weight(hidden, inner)),
+        )
+        for _ in range(config.num_layers)
+    )
+    embedding = weight(config.vocab_size, hidden)
+    return ModelWeights(embedding, layers, ones(), Linear(weight(config.vocab_size, hidden)))
+
+
+def read_bytes(config: ModelConfig, streams: int, context: int, item_bytes: int) -> int:
+    """What a decode step reads at least: weights without the embedding, keys and values of each stream."""
+    weights = (config.num_parameters - config.vocab_size * config.hidden_size) * item_bytes
+    return weights + streams * context * config.kv_bytes_per_token(item_bytes)
+
+
+def bandwidth(device: torch.device, size: int = COPIED_BYTES) -> float:
+    """Bytes a second that a copy reads and writes on this device; the best of ten."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / min(_timed(lambda: target.copy_(source), device) for _ in range(10))
+
+
+def decode_with_engine(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
+    """Seconds of each step in which all streams, and nothing else, decode."""
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        engine.add(GenerationRequest(str(number), tuple(prompt), sampling))
+    times: list[float] = []
+    started: set[str] = set()
+    while engine.has_work:
+        decoding = len(started) == len(prompts)
+        asked_at = time.perf_counter()  # a step ends with its tokens on the host, so with the device done
+        outputs = engine.step()
+        if decoding and len(outputs) == len(prompts):
+            times.append(time.perf_counter() - asked_at)
+        started.update(output.request_id for output in outputs)
+    return times
+
+
+def decode_with_transformers(
+    config: ModelConfig, prompts: list[list[int]], tokens: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Mean seconds of a decode step of the whole batch."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            model: Any = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=config.vocab_size,
+                    hidden_size=config.hidden_size,
+                    intermediate_size=config.intermediate_size,
+                    num_hidden_layers=config.num_layers,
+                    num_attention_heads=config.num_heads,
+                    num_key_value_heads=config.num_kv_heads,
+                    head_dim=config.head_dim,
+                    max_position_embeddings=config.max_position,
+                    tie_word_embeddings=False,
+                )
+            ).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ids = torch.tensor(prompts, device=device)
+
+    def generate(count: int) -> None:
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=count,
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    with torch.inference_mode():
+        generate(2)
+        first = _timed(lambda: generate(1), device)
+        return max(_timed(lambda: generate(tokens), device) - first, 1e-9) / (tokens - 1)
+
+
+def measure(
+    config: ModelConfig, streams: list[int], prompt: int, tokens: int, block_size: int, device: torch.device
+) -> list[Row]:
+    """Both engines at each number of streams, one after the other so that each has the memory to itself."""
+    dtype = torch.bfloat16
+    speed = bandwidth(device, COPIED_BYTES if device.type == "cuda" else COPIED_BYTES >> 6)
+    most = max(streams)
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, config.vocab_size, (most, prompt), generator=generator).tolist()
+    rows: list[Row] = []
+
+    def add(name: str, count: int, step_s: float) -> None:
+        least_s = read_bytes(config, count, prompt + tokens // 2, dtype.itemsize) / speed
+        rows.append(Row(name, count, count / step_s, step_s * 1e3, least_s / step_s))
+
+    settings = EngineConfig(
+        "random",
+        max_model_len=prompt + tokens,
+        block_size=block_size,
+        max_num_seqs=most,
+        max_num_batched_tokens=8192,
+        enable_prefix_caching=False,
+        max_loras=0,
+        seed=0,
+    )
+    num_blocks = most * -(-(prompt + tokens) // block_size)
+    weights = random_weights(config, dtype, device)
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    now = time.monotonic
+    engine = assemble(settings, config, weights, tokenizer, num_blocks, now, now())
+    for count in streams:
+        decode_with_engine(engine, prompts[:count], 4)
+        add("sluice", count, statistics.median(decode_with_engine(engine, prompts[:count], tokens)))
+    del engine, weights
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    for count in streams:
+        add("transformers", count, decode_with_transformers(config, prompts[:count], tokens, dtype, device))
+    return rows
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started_at = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started_at
+
+
+def main(
+    tiny: Annotated[bool, typer.Option(help="A tiny shape on any device; its figures mean nothing.")] = False,
+    streams: Annotated[str, typer.Option(help="Streams at once, with commas.")] = "32,128",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of each answer.")] = 128,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block; 256 for flash-attn.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decodes with both and prints tokens per second, TPOT and the share of the memory-bandwidth limit."""
+    if not tiny and not torch.cuda.is_available():
+        raise SystemExit(NO_CUDA)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    counts = [int(one) for one in streams.split(",")]
+    config = TINY if tiny else LLAMA_8B
+    torch.set_num_threads(1)
+    rows = measure(config, counts, prompt, tokens, block_size, device)
+    if as_json:
+        print(json.dumps({"device": str(device), "tiny": tiny, "rows": [asdict(row) for row in rows]}))
+        return
+    table = Table(title=f"{'tiny' if tiny else '8B'} shape, bfloat16, {device}, {prompt} in, {tokens} out")
+    for heading in ("engine", "streams", "tok/s", "TPOT p50 ms", "of the bandwidth limit"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.engine,
+            str(row.streams),
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.tpot_p50_ms:.2f}",
+            f"{row.limit_share:.0%}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,107 @@
+"""Decoding in steps of fixed sizes, each recorded once as a CUDA graph and then replayed.
+
+A step of one token a sequence launches some hundred small kernels, and on a GPU launching takes longer than
+computing. A graph launches all of them at once, but only on the memory they were recorded with. So the
+inputs of a step are copied into buffers that stay, padded to the next size that has been recorded. A padded
+row is a sequence of one token, in a block that is nobody's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.attention import DecodeKernel, Plan, Singles
+from engine.model import Decoder
+
+
+def decode_sizes(most: int) -> list[int]:
+    """The sizes that are recorded: powers of two, and ``most``. Reading the weights is what a small step
+    costs, so up to as many rows again for padding cost little.
+    """
+    return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """One buffer for each input of a step, for the largest size."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    contexts: torch.Tensor
+
+    def rows(self, count: int) -> list[torch.Tensor]:
+        """The first ``count`` rows of each."""
+        return [one[:count] for one in (self.tokens, self.positions, self.slots, self.tables, self.contexts)]
+
+
+class FixedDecode:
+    """Steps of one token a sequence, without adapters, through buffers that stay.
+
+    ``spare_block`` is a block of the cache that no sequence has. With ``record`` the steps are CUDA graphs,
+    without it the same code runs as it is, on any device.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kernel: DecodeKernel,
+        cache: list[torch.Tensor],
+        *,
+        max_num_seqs: int,
+        max_blocks: int,
+        spare_block: int,
+        record: bool,
+    ) -> None:
+        self._model, self._kernel, self._cache = model, kernel, cache
+        self._padding = (0, 0, spare_block * cache[0].shape[2], spare_block, 1)
+        self._sizes = decode_sizes(max_num_seqs)
+        columns = (max_num_seqs, max_blocks)
+        vectors = (torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device) for _ in range(4))
+        tokens, positions, slots, contexts = vectors
+        tables = torch.zeros(columns, dtype=torch.int64, device=model.device)
+        self._inputs = _Inputs(tokens, positions, slots, tables, contexts)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        if record:
+            self._record()
+
+    def run(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The logits of a step, a row each, from its tokens, positions, slots, tables and contexts."""
+        count = len(inputs[0])
+        size = next(one for one in self._sizes if one >= count)
+        for buffer, given, filler in zip(self._inputs.rows(size), inputs, self._padding, strict=True):
+            buffer[:count].copy_(given, non_blocking=True)
+            buffer[count:].fill_(filler)
+        if size not in self._graphs:
+            return self._compute(size)[:count]
+        graph, logits = self._graphs[size]
+        graph.replay()
+        return logits[:count]
+
+    def _compute(self, size: int) -> torch.Tensor:
+        tokens, positions, slots, tables, contexts = self._inputs.rows(size)
+        plan: Plan = [Singles(slice(0, size), self._kernel.prepare(tables, contexts))]
+        return self._model.logits(self._model.forward(tokens, positions, slots, plan, self._cache))
+
+    def _record(self) -> None:
+        """Records each size, the largest first: the others live in its memory."""
+        for buffer, filler in zip(self._inputs.rows(self._sizes[-1]), self._padding, strict=True):
+            buffer.fill_(filler)
+        pool = None
+        for size in reversed(self._sizes):
+            self._warm_up(size)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits = self._compute(size)
+            pool = pool or graph.pool()
+            self._graphs[size] = (graph, logits)
+
+    def _warm_up(self, size: int) -> None:
+        """Compiles and sets up what must not happen while recording, on a stream of its own as CUDA wants."""
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._compute(size)
+        torch.cuda.current_stream().wait_stream(stream)

@@ -1,0 +1,55 @@
+"""What a layer does between its matrix products and attention, in PyTorch's operators, for every device and
+type. ``kernels`` does the same in fewer passes on the CPU.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+class Operators:
+    """Norm, rotation and activation for a model of this shape."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+        self.head_dim, self.eps = head_dim, eps
+        self.query_size, self.key_size = heads * head_dim, kv_heads * head_dim
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of each row of ``x``."""
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+    def add_and_norm(self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Adds to ``x`` in place and returns the RMSNorm of the sum."""
+        return self.norm(x.add_(added), weight)
+
+    def norm_heads(self, qkv: torch.Tensor, weight: torch.Tensor) -> None:
+        """RMSNorm of each query and key head, in place; ``weight`` is [heads + kv_heads, head_dim]."""
+        heads = qkv[:, : self.query_size + self.key_size].view(-1, *weight.shape)
+        heads.copy_(F.rms_norm(heads, weight.shape[-1:], None, self.eps).mul_(weight))
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> None:
+        """Turns queries and keys by their positions, in place, and writes keys and values into the cache.
+
+        ``qkv`` is [tokens, query_size + 2 key_size]; ``cos`` and ``sin`` are [tokens, head_dim], the first
+        half of the sines negated; ``cache`` is [blocks, 2, block_size, key_size].
+        """
+        heads = qkv[:, : self.query_size + self.key_size].view(qkv.shape[0], -1, self.head_dim)
+        swapped = heads.roll(self.head_dim // 2, -1)
+        heads.mul_(cos.unsqueeze(1)).addcmul_(swapped, sin.unsqueeze(1))
+        block_size = cache.shape[2]
+        rows = slots + slots // block_size * block_size  # where keys go; values a block further
+        flat = cache.view(-1, self.key_size)
+        keys, values = qkv[:, self.query_size :].chunk(2, dim=-1)
+        flat.index_copy_(0, rows, keys)
+        flat.index_copy_(0, rows + block_size, values)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """SwiGLU: the first half of each row through SiLU, times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
