@@ -7,11 +7,15 @@ SEED_SECTIONS = 3400
 SEED_MODEL_LEN = 4096
 
 
-def default_reserve(max_model_len: int) -> int:
+def default_reserve(max_model_len: int, sections: int = SEED_SECTIONS) -> int:
     """Tokens for the answer when nobody says how many.
 
-    What the seed's sections leave of the model's length, and at least the seed's share of it (17 %), so
+    What the sections' budgets leave of the model's length, and at least the seed's share of it (17 %), so
     that models shorter than the seed's answer in proportion.
+
+    Args:
+        max_model_len: prompt and answer together, in tokens; at least 2.
+        sections: tokens of all sections together.
     """
     share = max_model_len * (SEED_MODEL_LEN - SEED_SECTIONS) // SEED_MODEL_LEN
-    return max(max_model_len - SEED_SECTIONS, share, 1)
+    return min(max(max_model_len - sections, share, 1), max_model_len - 1)

@@ -3,6 +3,7 @@
 ::
 
     system            one message each, the stable prefix
+    older summary     ONE system message for the turns that are not sent, where there are such
     older turns       user and assistant, oldest first
     evidence          ONE system message: evidence and context, whichever there is
     latest turn       the last user message (and what follows it)
@@ -13,14 +14,15 @@ Evidence stands behind the older turns, so that changing it, or the context, cha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from budgeting.duplicates import merge_chunks
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
 
 EVIDENCE_TITLE = "Evidence:"
 CONTEXT_TITLE = "Context:"
+SUMMARY_TITLE = "Earlier in this conversation:"
 
 
 def evidence_line(chunk: EvidenceChunk) -> str:
@@ -43,25 +45,34 @@ def evidence_text(chunks: Iterable[EvidenceChunk], context: str) -> str:
 class Arrangement:
     """Messages in the order they are sent.
 
-    ``cuts`` are numbers of messages: the system messages end at the first, the evidence message stands
-    between the second and the third (which are equal when there is none).
+    ``cuts`` are numbers of messages: the system messages end at the first, the summary at the second (which
+    equals the first when there is none), the evidence message stands between the third and the fourth
+    (equal when there is none).
     """
 
     messages: tuple[Message, ...]
-    cuts: tuple[int, int, int]
+    cuts: tuple[int, int, int, int]
 
 
-def arrange(prompt: CanonicalPrompt, chunks: Sequence[EvidenceChunk], first_turn: int = 0) -> Arrangement:
-    """The prompt's messages with these chunks, and the turns from ``first_turn`` on."""
+def summary_message(text: str) -> Message:
+    """How the model sees the summary of older turns."""
+    return Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n{text}")
+
+
+def arrange(
+    prompt: CanonicalPrompt, chunks: Sequence[EvidenceChunk], first_turn: int = 0, summary: str = ""
+) -> Arrangement:
+    """The prompt's messages with these chunks, the turns from ``first_turn`` on, a summary of the others."""
     system = [Message(Role.SYSTEM, text) for text in prompt.system]
+    opening = [*system, summary_message(summary)] if summary else system
     latest = latest_turn(prompt.turns)
     older = prompt.turns[first_turn:latest]
     text = evidence_text(chunks, prompt.context)
     evidence = [Message(Role.SYSTEM, text)] if text else []
-    start = len(system) + len(older)
+    start = len(opening) + len(older)
     return Arrangement(
-        messages=(*system, *older, *evidence, *prompt.turns[latest:]),
-        cuts=(len(system), start, start + len(evidence)),
+        messages=(*opening, *older, *evidence, *prompt.turns[latest:]),
+        cuts=(len(system), len(opening), start, start + len(evidence)),
     )
 
 
@@ -85,51 +96,3 @@ def exchanges(turns: Sequence[Message]) -> list[int]:
     """
     latest = latest_turn(turns)
     return [index for index in range(latest) if index == 0 or turns[index].role is Role.USER]
-
-
-@dataclass(frozen=True, slots=True)
-class MergedChunks:
-    """Evidence without duplicates.
-
-    Args:
-        kept: the chunks in the caller's order.
-        ranked: positions in ``kept``, best first.
-        ids: for each kept chunk, the ids it answers for: its own and those of its duplicates.
-    """
-
-    kept: tuple[EvidenceChunk, ...]
-    ranked: tuple[int, ...]
-    ids: tuple[tuple[str, ...], ...]
-
-
-def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
-    """Merge chunks of one id or of one text into the best of them.
-
-    Best is the highest score, then the caller's order; no score (and NaN) is below every score.
-    """
-    ranked = sorted(range(len(chunks)), key=lambda index: (-_score(chunks[index]), index))
-    by_id: dict[str, int] = {}
-    by_text: dict[str, int] = {}
-    answers_for: dict[int, list[str]] = {}
-    for index in ranked:
-        chunk = chunks[index]
-        twin = by_id.get(chunk.chunk_id, by_text.get(chunk.text))
-        best = index if twin is None else twin
-        by_id.setdefault(chunk.chunk_id, best)
-        by_text.setdefault(chunk.text, best)
-        ids = answers_for.setdefault(best, [])
-        if chunk.chunk_id not in ids:
-            ids.append(chunk.chunk_id)
-    order = sorted(answers_for)
-    position = {index: place for place, index in enumerate(order)}
-    return MergedChunks(
-        kept=tuple(chunks[index] for index in order),
-        ranked=tuple(position[index] for index in answers_for),
-        ids=tuple(tuple(answers_for[index]) for index in order),
-    )
-
-
-def _score(chunk: EvidenceChunk) -> float:
-    if chunk.score is None or math.isnan(chunk.score):
-        return -math.inf
-    return chunk.score

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
+from budgeting.frames import only_frames
 from budgeting.independence import renders_each_message_alone
 from budgeting.values import Message
 
@@ -74,7 +75,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda format: now().strftime(format)
         self._template = environment.from_string(source)
         self._specials = dict(specials)
-        self.each_message_alone = renders_each_message_alone(environment.parse(source), frozenset(specials))
+        tree = environment.parse(source)
+        self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
+        self.frames_only = self.each_message_alone and only_frames(tree)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """The conversation as text. Raises TemplateRefused when the template does not take it."""

@@ -20,7 +20,7 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer_json: str) -> None:
-        self._bytes = _bytes_of_characters() if _is_byte_level(json.loads(tokenizer_json)) else {}
+        self._bytes = bytes_of_characters() if _is_byte_level(json.loads(tokenizer_json)) else {}
 
     def of(self, token: str) -> bytes:
         """The bytes of a token that is not a control token."""
@@ -38,7 +38,7 @@ def _is_byte_level(tokenizer: object) -> bool:
     return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))
 
 
-def _bytes_of_characters() -> dict[str, bytes]:
+def bytes_of_characters() -> dict[str, bytes]:
     """Bytes that are printable in Latin-1 stand for themselves, the others for U+0100 and on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -3,13 +3,16 @@
 Always sent: system messages, context, the latest turn, the generation prompt; they borrow from every other
 section. The rest is offered room in this order, and the first item that does not fit ends it:
 
-1. evidence, best first, while its section's budget lasts;
+1. evidence, best first, while its section's budget lasts; a chunk that alone exceeds the section is cut at a
+   sentence's end to what the section has left;
 2. exchanges (a user turn with its answers), newest first, while the recent turns' budget lasts;
-3. the evidence left, best first: it borrows what the other sections did not need;
-4. the exchanges left, newest first: they borrow last (evidence before chit-chat, seed 000 §11).
+3. the summary of the turns that are not sent: it takes up to its budget, or the room there is;
+4. what is left of a section borrows, section by section in the declared order of spare tokens. By default
+   that is evidence, best first, then exchanges, newest first (evidence before chit-chat, seed 000 §11).
 
-Room a section does not need is not kept for it: it stays in the one sum that steps 3 and 4 draw on. A chunk
-that alone exceeds the evidence budget waits until after the others, so that it cannot shut them out.
+Room a section does not need is not kept for it: it stays in the one sum that step 4 draws on. A chunk too
+large for its section is offered the rest of its text after the other evidence, so that it cannot shut them
+out.
 
 Since the order does not depend on how much room there is, and what is sent is a beginning of it, more room
 never sends less: no chunk and no turn is lost by a larger budget. The price is that up to one item's room
@@ -21,17 +24,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from budgeting.values import SPARE_ORDER, Section
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The next thing to send: a chunk (its position), or an exchange (where its turns start).
+    """The next thing to send: a chunk (its position), an exchange (where its turns start), or the summary.
 
-    ``tokens`` is what it is expected to add.
+    ``tokens`` is what it is expected to add. ``text`` is what a chunk is cut to (``None``: all of it).
     """
 
     tokens: int
     chunk: int | None = None
     first_turn: int | None = None
+    text: str | None = None
+
+    @property
+    def summary(self) -> bool:
+        """Whether room for the summary is offered."""
+        return self.chunk is None and self.first_turn is None
+
+
+# Cuts a chunk (its position) to a number of tokens: the text and its tokens, or none.
+Cut = Callable[[int, int], tuple[str, int] | None]
+
+
+def _never(position: int, room: int) -> None:
+    return None
 
 
 def offers(
@@ -42,6 +61,9 @@ def offers(
     exchange_tokens: Callable[[int], int],
     evidence_room: int,
     turns_room: int,
+    summary_room: int = 0,
+    cut: Cut = _never,
+    spare: Sequence[Section] = SPARE_ORDER,
 ) -> Iterator[Offer]:
     """The order above, made as it is asked for: what is never reached is never counted.
 
@@ -52,31 +74,33 @@ def offers(
         exchange_tokens: tokens an exchange adds, by its place in ``exchange_starts``.
         evidence_room: what the evidence section's budget has left beside the context.
         turns_room: what the recent turns' budget has left beside the latest turn.
+        summary_room: the summary's budget; none is offered when it is 0.
+        cut: makes a chunk shorter.
+        spare: the sections that borrow, in order.
     """
-    chunks = _Queue(ranked_chunks, chunk_tokens, too_large=evidence_room)
-    for position, tokens in chunks.within(evidence_room):
-        yield Offer(tokens, chunk=position)
+    chunks = _Evidence(ranked_chunks, chunk_tokens, evidence_room, cut)
+    yield from chunks.within()
     turns = _Queue(range(len(exchange_starts) - 1, -1, -1), exchange_tokens)
     for place, tokens in turns.within(turns_room):
         yield Offer(tokens, first_turn=exchange_starts[place])
-    for position, tokens in chunks.rest():
-        yield Offer(tokens, chunk=position)
-    for place, tokens in turns.rest():
-        yield Offer(tokens, first_turn=exchange_starts[place])
+    if summary_room > 0:
+        yield Offer(summary_room)
+    for section in spare:
+        if section is Section.RETRIEVAL:
+            yield from chunks.rest()
+        elif section is Section.RECENT_TURNS:
+            for place, tokens in turns.rest():
+                yield Offer(tokens, first_turn=exchange_starts[place])
 
 
 class _Queue:
     """Items in order; counts each once, when it is looked at."""
 
-    def __init__(
-        self, items: Sequence[int], count: Callable[[int], int], *, too_large: int | None = None
-    ) -> None:
+    def __init__(self, items: Sequence[int], count: Callable[[int], int]) -> None:
         self._items = items
         self._count = count
-        self._too_large = too_large
         self._next = 0
         self._held: tuple[int, int] | None = None
-        self._last: list[tuple[int, int]] = []
 
     def within(self, room: int) -> Iterator[tuple[int, int]]:
         """Items until one does not fit in ``room`` any more."""
@@ -88,21 +112,60 @@ class _Queue:
             yield item, tokens
 
     def rest(self) -> Iterator[tuple[int, int]]:
-        """All that :meth:`within` left, those too large by themselves last."""
+        """All that :meth:`within` left."""
         if self._held is not None:
             yield self._held
         yield from self._counted()
-        yield from self._last
 
     def _counted(self) -> Iterator[tuple[int, int]]:
         while self._next < len(self._items):
             item = self._items[self._next]
             self._next += 1
+            yield item, self._count(item)
+
+
+class _Evidence:
+    """Chunks in order, those that alone exceed their section's room cut, or kept for the end."""
+
+    def __init__(self, items: Sequence[int], count: Callable[[int], int], room: int, cut: Cut) -> None:
+        self._items = iter(items)
+        self._count = count
+        self._room = room
+        self._cut = cut
+        self._held: list[Offer] = []
+        self._last: list[Offer] = []
+
+    def within(self) -> Iterator[Offer]:
+        """Chunks until one does not fit in the section any more."""
+        room = self._room
+        for item in self._items:
             tokens = self._count(item)
-            if self._too_large is not None and tokens > self._too_large:
-                self._last.append((item, tokens))
+            if tokens > self._room:
+                shorter = self._cut(item, room) if room > 0 else None
+                if shorter is None:
+                    self._last.append(Offer(tokens, chunk=item))
+                    continue
+                text, part = shorter
+                self._last.append(Offer(tokens - part, chunk=item))
+                room -= part
+                yield Offer(part, chunk=item, text=text)
+            elif tokens > room:
+                self._held.append(Offer(tokens, chunk=item))
+                return
             else:
-                yield item, tokens
+                room -= tokens
+                yield Offer(tokens, chunk=item)
+
+    def rest(self) -> Iterator[Offer]:
+        """All that :meth:`within` left, those too large by themselves last."""
+        yield from self._held
+        for item in self._items:
+            tokens = self._count(item)
+            if tokens > self._room:
+                self._last.append(Offer(tokens, chunk=item))
+            else:
+                yield Offer(tokens, chunk=item)
+        yield from self._last
 
 
 def largest_that_fits(guess: int, most: int, fits: Callable[[int], bool]) -> int:

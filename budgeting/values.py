@@ -80,18 +80,35 @@ class SectionBudgets:
         return self.system + self.retrieval + self.recent_turns + self.older_summary
 
 
+class SummaryKind(StrEnum):
+    """Who summarizes the older turns that are not sent."""
+
+    EXTRACTIVE = "extractive"
+    ENGINE = "engine"
+    NONE = "none"
+
+
+# Evidence before chit-chat (seed 000 §11).
+SPARE_ORDER = (Section.RETRIEVAL, Section.RECENT_TURNS)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetRequest:
     """What the planner is asked: a prompt, and how many tokens the answer must have room for.
 
     ``max_tokens`` is the caller's wish (``None``: the reserve of the prompt version, else the default
-    reserve of the model length).
+    reserve of the model length). ``spare`` are the sections that may use what others do not need, in order;
+    a section that is not named never borrows. The system part and the latest turn always may. No plan has
+    more prompt tokens than ``max_input_tokens``, however long the model is.
     """
 
     prompt: CanonicalPrompt
     max_tokens: int | None = None
     budgets: SectionBudgets = field(default_factory=SectionBudgets)
     reserve: int | None = None
+    spare: tuple[Section, ...] = SPARE_ORDER
+    summary: SummaryKind = SummaryKind.EXTRACTIVE
+    max_input_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +134,10 @@ class Plan:
     backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
     prefix: the boundary behind which volatile content starts. ``generation_reserve`` is the most tokens
     that the answer may have; ``counts.total + generation_reserve <= max_model_len`` always.
+
+    What is missing: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to a sentence's end,
+    ``merged_chunks`` are sent as a duplicate of theirs. The oldest ``dropped_turns`` are not sent as they
+    are; ``summarized_turns`` of them stand in the summary.
     """
 
     messages: tuple[Message, ...]
@@ -126,8 +147,11 @@ class Plan:
     prefix_tokens: int
     dropped_chunks: tuple[str, ...] = ()
     dropped_turns: int = 0
+    cut_chunks: tuple[str, ...] = ()
+    merged_chunks: tuple[str, ...] = ()
+    summarized_turns: int = 0
 
     @property
     def trimmed(self) -> bool:
-        """Whether anything the caller sent is missing from the prompt."""
-        return bool(self.dropped_chunks) or self.dropped_turns > 0
+        """Whether anything the caller sent is missing from the prompt (a duplicate is not missing)."""
+        return bool(self.dropped_chunks or self.cut_chunks) or self.dropped_turns > 0

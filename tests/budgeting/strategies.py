@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role, SectionBudgets
+
+
+def examples(number: int) -> settings:
+    """So many examples, however slow the machine is."""
+    return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 WORDS = (
     "manga",
@@ -63,5 +70,5 @@ budgets = st.builds(
     system=st.integers(0, 100),
     retrieval=st.integers(0, 200),
     recent_turns=st.integers(0, 200),
-    older_summary=st.just(0),
+    older_summary=st.integers(0, 100),
 )

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.counting import MESSAGE_CHARS, ChatTokenizer
+from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.values import Message, Role
 from tests.budgeting import strategies
@@ -27,7 +27,7 @@ def test_templates_that_render_each_message_alone_are_recognized(
     }
 
 
-@settings(max_examples=100)
+@strategies.examples(100)
 @given(conversation=st.lists(strategies.hostile_messages, max_size=6), answer=st.booleans())
 def test_message_by_message_gives_exactly_the_ids_of_the_whole_rendering(
     tokenizer: ChatTokenizer, conversation: list[Message], answer: bool
@@ -37,7 +37,7 @@ def test_message_by_message_gives_exactly_the_ids_of_the_whole_rendering(
     assert fast == tokenizer.encode_parts_whole(conversation, cuts, add_generation_prompt=answer)
 
 
-@settings(max_examples=60)
+@strategies.examples(60)
 @given(conversation=st.lists(strategies.hostile_messages, min_size=1, max_size=5))
 def test_a_message_never_contains_a_control_token(
     tokenizer: ChatTokenizer, conversation: list[Message]
@@ -79,7 +79,7 @@ def _as_transformers_does(reference: object, conversation: list[Message], answer
 def test_conversations_have_the_ids_that_transformers_gives_them(
     tokenizers: dict[str, ChatTokenizer], reference: dict[str, object], kind: str
 ) -> None:
-    @settings(max_examples=100, deadline=None)
+    @strategies.examples(100)
     @given(conversation=st.lists(strategies.messages, min_size=1, max_size=6), answer=st.booleans())
     def check(conversation: list[Message], answer: bool) -> None:
         expected = _as_transformers_does(reference[kind], conversation, answer)
@@ -148,17 +148,19 @@ def test_holes_in_a_vocabulary_are_no_ids(tmp_path: Path) -> None:
         loaded.decode([700])
 
 
-def test_the_cache_is_bounded_and_forgets_the_oldest(folders: dict[str, Path]) -> None:
-    tokenizer = ChatTokenizer.from_folder(folders["chatml"], cache_tokens=400)
-    for number in range(200):
-        tokenizer.encode_chat([Message(Role.USER, f"in the story {number}")])
-    newest, oldest = Message(Role.USER, "in the story 199"), Message(Role.USER, "in the story 0")
-    assert tokenizer.unseen_chars([newest]) == 0
-    assert tokenizer.unseen_chars([oldest]) == len(oldest.content) + MESSAGE_CHARS
-    assert tokenizer._cache.tokens <= 400
-    long = Message(Role.USER, "story " * 400)
+def test_the_cache_is_bounded_in_bytes_and_forgets_what_is_not_used(folders: dict[str, Path]) -> None:
+    bound = 40_000
+    tokenizer = ChatTokenizer.from_folder(folders["chatml"], cache_bytes=bound)
+    used = Message(Role.USER, "in the story of Vinland")
+    for number in range(400):
+        tokenizer.encode_chat([used, Message(Role.USER, f"in the story {number}")])
+        assert tokenizer.cache_bytes <= bound
+    newest, oldest = Message(Role.USER, "in the story 399"), Message(Role.USER, "in the story 0")
+    assert tokenizer.unseen_chars([newest, used]) == 0
+    assert tokenizer.unseen_chars([oldest]) > len(oldest.content)
+    long = Message(Role.USER, "story " * 4000)
     tokenizer.encode_chat([long])
-    assert tokenizer.unseen_chars([long, newest]) == len(long.content) + MESSAGE_CHARS
+    assert tokenizer.unseen_chars([long, newest]) > len(long.content)
 
 
 def test_threads_share_a_tokenizer(tokenizers: dict[str, ChatTokenizer]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from budgeting.counting import ChatTokenizer
@@ -7,6 +9,7 @@ from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, Templa
 from budgeting.plan import INLINE_CHARS, BudgetPlanner
 from budgeting.reserve import default_reserve
 from budgeting.sections import prompt_messages
+from budgeting.summary import Count, Summary
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
@@ -17,6 +20,7 @@ from budgeting.values import (
     Section,
     SectionBudgets,
     SectionCounts,
+    SummaryKind,
 )
 
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
@@ -206,6 +210,104 @@ def test_a_conversation_the_template_does_not_take_is_refused(tokenizers: dict[s
 def test_a_model_of_one_token_is_no_model(tokenizer: ChatTokenizer) -> None:
     with pytest.raises(ValueError, match="max_model_len is 1; allowed: at least 2"):
         BudgetPlanner(tokenizer, max_model_len=1)
+
+
+def test_the_default_reserve_follows_the_versions_sections(tokenizer: ChatTokenizer) -> None:
+    planner = BudgetPlanner(tokenizer, max_model_len=4096)
+    small = SectionBudgets(system=100, retrieval=400, recent_turns=400, older_summary=100)
+    assert (
+        planner.plan(BudgetRequest(CanonicalPrompt(turns=talk(0)), budgets=small)).generation_reserve == 3096
+    )
+
+
+def test_a_chunk_that_alone_exceeds_its_section_is_cut_at_a_sentences_end(tokenizer: ChatTokenizer) -> None:
+    text = " ".join(f"Sentence {n} tells of volume {n}." for n in range(200))
+    prompt = CanonicalPrompt(turns=talk(4), evidence=(EvidenceChunk("long", "catalog", text, 0.9),))
+    found = plan(tokenizer, prompt, 700, budgets=SectionBudgets(retrieval=300))
+    assert (found.cut_chunks, found.dropped_chunks) == (("long",), ())
+    assert found.trimmed
+    [evidence] = [m.content for m in found.messages if m.content.startswith("Evidence:")]
+    shown = evidence.removeprefix("Evidence:\n[catalog long] ")
+    assert text.startswith(shown) and shown.endswith(".") and len(shown) > 100
+    assert found.counts.retrieval <= 310
+    assert found.dropped_turns < 8
+
+
+def test_a_chunk_is_whole_again_when_there_is_room_to_borrow(tokenizer: ChatTokenizer) -> None:
+    text = " ".join(f"Sentence {n}." for n in range(40))
+    prompt = CanonicalPrompt(turns=talk(60), evidence=(EvidenceChunk("long", "catalog", text, 0.9),))
+    budgets = SectionBudgets(retrieval=60, recent_turns=100, older_summary=0)
+    found = plan(tokenizer, prompt, size(tokenizer, prompt) - 50, budgets=budgets)
+    assert found.dropped_turns > 0
+    assert (found.cut_chunks, found.dropped_chunks) == ((), ())
+
+
+def test_duplicates_are_sent_once_and_told(tokenizer: ChatTokenizer) -> None:
+    text = "Vinland Saga, volume 1, hardcover, in stock."
+    evidence = (
+        EvidenceChunk("a", "catalog", text, 0.9),
+        EvidenceChunk("b", "catalog", text.upper(), 0.8),
+        EvidenceChunk("c", "catalog", f"{text} It ships today.", 0.7),
+    )
+    found = plan(tokenizer, CanonicalPrompt(turns=talk(0), evidence=evidence), 1000)
+    assert (found.merged_chunks, found.dropped_chunks) == (("a", "b"), ())
+    assert not found.trimmed
+    assert sum("hardcover" in m.content.lower() for m in found.messages) == 1
+
+
+def test_turns_that_are_not_sent_stand_in_a_summary_of_at_most_its_budget(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(system=("Be kind.",), turns=talk(12))
+    found = plan(tokenizer, prompt, 500, budgets=SectionBudgets(recent_turns=300, older_summary=120))
+    assert 0 < found.counts.older_summary <= 120
+    assert found.summarized_turns == found.dropped_turns > 0
+    assert found.messages[1].content.startswith("Earlier in this conversation:\n")
+    assert found.counts.total == len(found.token_ids) <= 500
+    assert found.messages[2:] == prompt.turns[found.dropped_turns :]
+
+
+def test_without_a_summarizer_or_a_budget_for_it_turns_are_left_out(tokenizer: ChatTokenizer) -> None:
+    prompt = CanonicalPrompt(turns=talk(12))
+    for rest in ({"summary": SummaryKind.NONE}, {"budgets": SectionBudgets(older_summary=0)}):
+        found = plan(tokenizer, prompt, 500, **rest)
+        assert (found.counts.older_summary, found.summarized_turns) == (0, 0)
+        assert found.dropped_turns > 0
+
+
+class Endless:
+    """A summarizer that does not keep to its room."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+        self.asked.append(max_tokens)
+        return Summary("manga " * 500, len(turns))
+
+
+def test_a_summary_that_is_too_long_is_asked_for_again_and_then_left_out(tokenizer: ChatTokenizer) -> None:
+    endless = Endless()
+    planner = BudgetPlanner(tokenizer, max_model_len=510, summarizers={SummaryKind.ENGINE: endless})
+    request = BudgetRequest(
+        CanonicalPrompt(turns=talk(12)),
+        max_tokens=10,
+        budgets=SectionBudgets(recent_turns=200),
+        summary=SummaryKind.ENGINE,
+    )
+    found = planner.plan(request)
+    assert len(endless.asked) == 3
+    assert found.summarized_turns == found.counts.older_summary == 0
+    assert found.counts.total <= 500
+
+
+def test_evidence_does_not_borrow_where_the_route_does_not_let_it(tokenizer: ChatTokenizer) -> None:
+    evidence = tuple(chunk(name, 0.5) for name in "abcdef")
+    prompt = CanonicalPrompt(turns=talk(12), evidence=evidence)
+    budgets = SectionBudgets(retrieval=150, recent_turns=100, older_summary=0)
+    first = plan(tokenizer, prompt, 900, budgets=budgets)
+    second = plan(tokenizer, prompt, 900, budgets=budgets, spare=(Section.RECENT_TURNS,))
+    assert len(second.dropped_chunks) > len(first.dropped_chunks)
+    assert second.counts.retrieval <= 160
+    assert second.dropped_turns < first.dropped_turns
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,7 @@
 from __future__ import annotations
 
-import math
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from budgeting.sections import arrange, evidence_text, exchanges, latest_turn, merge_chunks, prompt_messages
+from budgeting.sections import arrange, evidence_text, exchanges, latest_turn, prompt_messages
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
-from tests.budgeting import strategies
 
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
 SAGA = EvidenceChunk("manga_441", "catalog", "Vinland Saga, volume 1", 0.9)
@@ -35,13 +29,13 @@ def test_evidence_stands_just_before_the_latest_user_turn() -> None:
     prompt = CanonicalPrompt(system=("S1", "S2"), turns=turns("uau"), context="locale: ja")
     found = arrange(prompt, [SAGA])
     assert [message.role for message in found.messages] == [SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER]
-    assert found.cuts == (2, 4, 5)
+    assert found.cuts == (2, 2, 4, 5)
     assert prompt_messages(CanonicalPrompt(turns=turns("u"))) == turns("u")
 
 
 def test_a_prompt_of_nothing_is_no_messages() -> None:
     assert prompt_messages(CanonicalPrompt()) == ()
-    assert arrange(CanonicalPrompt(system=("S",), context="a: 1"), ()).cuts == (1, 1, 2)
+    assert arrange(CanonicalPrompt(system=("S",), context="a: 1"), ()).cuts == (1, 1, 1, 2)
 
 
 def test_the_latest_turn_starts_at_the_last_user_message() -> None:
@@ -54,29 +48,9 @@ def test_an_exchange_is_a_user_message_with_its_answers() -> None:
     assert exchanges(turns("u")) == []
 
 
-def test_chunks_are_ranked_by_score_and_then_by_the_callers_order() -> None:
-    scores = [None, 0.1, 0.9, 0.1, math.nan]
-    merged = merge_chunks([EvidenceChunk(f"c{i}", "s", f"t{i}", score) for i, score in enumerate(scores)])
-    assert merged.ranked == (2, 1, 3, 0, 4)
-
-
-def test_duplicates_by_id_or_by_text_are_merged_into_the_best() -> None:
-    merged = merge_chunks(
-        [
-            EvidenceChunk("a", "catalog", "one", 0.1),
-            EvidenceChunk("b", "catalog", "two", 0.5),
-            EvidenceChunk("a", "review", "another one", 0.7),
-            EvidenceChunk("c", "catalog", "two", 0.2),
-        ]
-    )
-    assert [chunk.text for chunk in merged.kept] == ["two", "another one"]
-    assert merged.ids == (("b", "c"), ("a",))
-
-
-@given(chunks=st.lists(strategies.chunks, max_size=12))
-def test_merging_keeps_each_id_and_each_text_once(chunks: list[EvidenceChunk]) -> None:
-    merged = merge_chunks(chunks)
-    assert len({chunk.text for chunk in merged.kept}) == len(merged.kept)
-    assert sorted(name for ids in merged.ids for name in ids) == sorted({c.chunk_id for c in chunks})
-    assert sorted(merged.ranked) == list(range(len(merged.kept)))
-    assert [chunk for chunk in chunks if chunk in merged.kept][: len(merged.kept)] or not chunks
+def test_the_summary_stands_behind_the_system_part_and_before_the_turns() -> None:
+    prompt = CanonicalPrompt(system=("S",), turns=turns("uauau"))
+    found = arrange(prompt, [SAGA], first_turn=2, summary="user: u0")
+    assert found.messages[1] == Message(SYSTEM, "Earlier in this conversation:\nuser: u0")
+    assert [message.role for message in found.messages] == [SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER]
+    assert found.cuts == (1, 2, 4, 5)

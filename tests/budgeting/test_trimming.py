@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.trimming import largest_that_fits, offers
+from budgeting.trimming import Offer, largest_that_fits, offers
+from budgeting.values import Section
 
 
 def order(
-    chunks: list[int], turns: list[int], *, evidence_room: int = 100, turns_room: int = 100
+    chunks: list[int], turns: list[int], *, evidence_room: int = 100, turns_room: int = 100, **rest: Any
 ) -> list[str]:
     found = offers(
         ranked_chunks=range(len(chunks)),
@@ -16,8 +19,22 @@ def order(
         exchange_tokens=turns.__getitem__,
         evidence_room=evidence_room,
         turns_room=turns_room,
+        **rest,
     )
-    return [f"chunk {o.chunk}" if o.chunk is not None else f"turn {o.first_turn}" for o in found]
+    return [_name(offer) for offer in found]
+
+
+def _name(offer: Offer) -> str:
+    if offer.summary:
+        return f"summary of {offer.tokens}"
+    if offer.chunk is None:
+        return f"turn {offer.first_turn}"
+    return f"chunk {offer.chunk}" if offer.text is None else f"{offer.text} of chunk {offer.chunk}"
+
+
+def half(position: int, room: int) -> tuple[str, int] | None:
+    """Cuts to 40 tokens, where there is room for them."""
+    return ("half", 40) if room >= 40 else None
 
 
 def test_each_section_gets_its_own_room_and_evidence_borrows_before_old_turns() -> None:
@@ -28,6 +45,29 @@ def test_each_section_gets_its_own_room_and_evidence_borrows_before_old_turns() 
 
 def test_a_chunk_that_exceeds_its_section_alone_waits_for_the_others() -> None:
     assert order([500, 60, 60], [50]) == ["chunk 1", "turn 0", "chunk 2", "chunk 0"]
+
+
+def test_a_chunk_that_exceeds_its_section_alone_is_cut_in_its_place_and_completed_last() -> None:
+    assert order([30, 500, 50, 20], [50], cut=half) == [
+        "chunk 0", "half of chunk 1", "turn 0", "chunk 2", "chunk 3", "chunk 1",
+    ]  # fmt: skip
+    assert order([70, 500, 20], [], cut=half) == ["chunk 0", "chunk 2", "chunk 1"]
+
+
+def test_the_summary_comes_when_both_sections_are_full_and_before_anything_borrows() -> None:
+    assert order([60, 60], [60, 60], summary_room=80) == [
+        "chunk 0", "turn 1", "summary of 80", "chunk 1", "turn 0",
+    ]  # fmt: skip
+
+
+def test_spare_tokens_flow_in_the_declared_order() -> None:
+    sections = (Section.RECENT_TURNS, Section.RETRIEVAL)
+    assert order([60, 60], [60, 60], spare=sections) == ["chunk 0", "turn 1", "turn 0", "chunk 1"]
+
+
+def test_a_section_that_is_not_named_never_borrows() -> None:
+    assert order([60, 60], [60, 60], spare=(Section.RECENT_TURNS,)) == ["chunk 0", "turn 1", "turn 0"]
+    assert order([60, 60], [60, 60], spare=()) == ["chunk 0", "turn 1"]
 
 
 def test_no_room_of_its_own_means_only_borrowing() -> None:

@@ -1,0 +1,174 @@
+"""What planning a prompt costs, beside tokenizing it once: ``python -m benchmarks.budget_planning``.
+
+A conversation of about 3,600 tokens, system part and context included, is planned
+
+* warm: every message was seen before, but the latest turn and the context are new each time;
+* cold: by caches that know nothing of it;
+* trimmed: with twice the turns the model has room for, so that older turns are summarized.
+
+Beside it, in the same rounds: one full tokenization of the same rendered text by ``tokenizers``. Then
+``--conversations`` different conversations go through one planner, and the memory of its caches is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tokenizers import Tokenizer
+
+from budgeting.counting import CACHE_BYTES, ChatTokenizer
+from budgeting.plan import BudgetPlanner
+from budgeting.sections import prompt_messages
+from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role
+
+MODEL_LEN = 4_096
+TOKENS = 3_600
+ANSWER = 300
+SEED = 11
+
+SENTENCES = (
+    "Which manga should I read after Vinland Saga, if I liked the story and the calm parts most?",
+    "I would start with volume 1 of Vagabond; it is in stock and ships within two days.",
+    "Returns are free for thirty days, as long as the seal of the box is not broken.",
+    "何かお勧めはありますか。静かな話が好きです。",
+    "在庫はあります。明日発送できます。",
+    "My order has not arrived yet, and the tracking page shows nothing since Monday.",
+    "Please give me the order number, then I can look where the parcel is at the moment.",
+    "The box set has twelve volumes and costs less than the single ones together.",
+)
+SYSTEM = (
+    "You are a manga shopping assistant.\n\nAnswer from the catalog and the evidence given. If you do not "
+    "know, say so. Keep answers short and friendly.\n\nFollow catalog grounding rules.",
+)
+
+
+def turn(chance: random.Random, role: Role) -> Message:
+    """A message of two to five sentences, unlike any other."""
+    words = " ".join(chance.choices(SENTENCES, k=chance.randint(2, 5)))
+    return Message(role, f"{words} (order {chance.randrange(10**9)})")
+
+
+def conversation(tokenizer: ChatTokenizer, chance: random.Random, tokens: int) -> CanonicalPrompt:
+    """A conversation of at most ``tokens`` tokens, a user turn last."""
+    turns: list[Message] = []
+    size = 0
+    while size < tokens:
+        pair = (turn(chance, Role.USER), turn(chance, Role.ASSISTANT))
+        size += sum(tokenizer.message_tokens(message) for message in pair)
+        turns += pair
+    return CanonicalPrompt(
+        system=SYSTEM,
+        turns=(*turns[:-2], Message(Role.USER, "And now?")),
+        context="locale: ja\ntime: 2026-11-20T10:00:00Z",
+    )
+
+
+def afresh(prompt: CanonicalPrompt, number: int) -> CanonicalPrompt:
+    """The same conversation as the next request brings it: new objects, another latest turn and context."""
+    turns = [Message(one.role, one.content.encode().decode()) for one in prompt.turns[:-1]]
+    return CanonicalPrompt(
+        system=tuple(text.encode().decode() for text in prompt.system),
+        turns=(*turns, Message(Role.USER, f"And what about number {number}, is it in stock?")),
+        context=f"locale: ja\ntime: 2026-11-20T10:{number // 60 % 60:02}:{number % 60:02}Z",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Milliseconds of one call: on the clock, and of CPU (which other work on the machine hardly changes)."""
+
+    wall: float
+    cpu: float
+
+
+def clocked(work: Callable[[], object]) -> Took:
+    """What one call takes."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    work()
+    return Took((time.perf_counter() - began) * 1000, (time.process_time() - began_cpu) * 1000)
+
+
+def median_cpu(took: Sequence[Took]) -> float:
+    """The median of the CPU's milliseconds."""
+    return statistics.median(one.cpu for one in took)
+
+
+def told(name: str, took: Sequence[Took], full_ms: float) -> None:
+    """One line: percentiles of both times, and the median CPU's ratio to one full tokenization."""
+    shown = []
+    for ordered in (sorted(one.wall for one in took), sorted(one.cpu for one in took)):
+        p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+        shown.append(f"p50 {statistics.median(ordered):7.3f}  p99 {p99:7.3f}")
+    ratio = median_cpu(took) / full_ms
+    print(f"{name:36} wall {shown[0]}   cpu {shown[1]} ms   {ratio:6.3f} of a full tokenization")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="models/demo", help="folder with a tokenizer")
+    parser.add_argument("--rounds", type=int, default=1_000)
+    parser.add_argument("--conversations", type=int, default=100_000, help="of 12 turns, for the memory")
+    options = parser.parse_args()
+
+    chance = random.Random(SEED)
+    tokenizer = ChatTokenizer.from_folder(options.model)
+    planner = BudgetPlanner(tokenizer, max_model_len=MODEL_LEN)
+    prompt = conversation(tokenizer, chance, TOKENS)
+    long = conversation(tokenizer, chance, 2 * MODEL_LEN)
+    plan = planner.plan(BudgetRequest(prompt, max_tokens=ANSWER))
+    text = tokenizer.decode(plan.token_ids)
+    reference = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
+    print(
+        f"{plan.counts.total} tokens, {len(prompt.turns)} turns, {len(text)} characters; "
+        f"encoder: {tokenizer.encoder}; message by message: {tokenizer.per_message}"
+    )
+    trimmed = planner.plan(BudgetRequest(long, max_tokens=ANSWER))
+    print(f"trimmed: {trimmed.dropped_turns} of {len(long.turns)} turns dropped, counts {trimmed.counts}")
+
+    full, warm, cold, cut = [], [], [], []
+    gc.collect()
+    gc.freeze()
+    for number in range(options.rounds):
+        request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)
+        warm.append(clocked(lambda request=request: planner.plan(request)))  # type: ignore[misc]
+        request = BudgetRequest(afresh(long, number), max_tokens=ANSWER)
+        cut.append(clocked(lambda request=request: planner.plan(request)))  # type: ignore[misc]
+        if number % 10 == 0:
+            full.append(clocked(lambda: reference.encode_batch_fast([text], add_special_tokens=False)))
+    for number in range(max(1, options.rounds // 20)):
+        # The planner knows nothing yet; the reference keeps the words it has seen.
+        fresh = ChatTokenizer.from_folder(options.model)
+        cold_planner = BudgetPlanner(fresh, max_model_len=MODEL_LEN)
+        request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)
+        cold.append(clocked(lambda request=request, one=cold_planner: one.plan(request)))  # type: ignore[misc]
+    full_ms = median_cpu(full)
+    told("one full tokenization", full, full_ms)
+    told("planned, all but the last turn seen", warm, full_ms)
+    told("planned, cold", cold, full_ms)
+    told("planned, trimmed and summarized", cut, full_ms)
+
+    gc.unfreeze()
+    process = psutil.Process()
+    began_rss, highest = process.memory_info().rss, 0
+    for _ in range(options.conversations):
+        turns = [turn(chance, role) for role in (Role.USER, Role.ASSISTANT) * 5]
+        tokenizer.encode_chat(prompt_messages(CanonicalPrompt(system=SYSTEM, turns=tuple(turns))))
+        highest = max(highest, tokenizer.cache_bytes)
+    grown = process.memory_info().rss - began_rss
+    print(
+        f"{options.conversations} conversations: caches say {highest / 2**20:.1f} MiB at most "
+        f"(bound {CACHE_BYTES / 2**20:.0f} MiB); the process grew by {grown / 2**20:.1f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""A ``tiktoken`` encoding made from a byte-level BPE ``tokenizer.json``, where both give the same ids.
+
+``tokenizers`` merges two tokens when the pair stands in its list of merges, the earliest entry first.
+``tiktoken`` merges two tokens when what they spell is a token, the lowest rank first. The same text comes out
+whenever all of this holds:
+
+* every merge is made of single bytes and of results of earlier merges;
+* the merges that spell one token stand next to each other in the list;
+* every token is within reach of the merges: its own bytes, merged, give it back (others are left out).
+
+Why: both then work through the tokens in one order. Suppose that, when all merges before token *t* are used
+up, two neighbours spell *t*. Nothing has been merged across their outer edges, so the bytes of *t* alone
+would have come to the same two neighbours. Those bytes end as *t*, hence by a listed merge of just these two,
+and ``tokenizers`` merges them here as well. Tokens out of reach are never produced, by the same argument.
+
+What comes before the merges (normalizer, cutting into words) must be one that ``tiktoken`` can say in one
+regular expression: those of the GPT-2, Llama 3, Qwen 2 and o200k families, and GPT-2's with single digits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tiktoken
+from tokenizers import Tokenizer
+
+from budgeting.token_bytes import bytes_of_characters
+
+# Longer texts go to `tokenizers`: tiktoken's expressions backtrack, and give up on very long runs of blanks.
+MAX_CHARS = 65_536
+
+_CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
+_ANY_CASE = f"(?i:{_CONTRACTIONS})"
+_GPT2 = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Digits are cut out first, one by one; blanks before one then end a text.
+_GPT2_DIGITS = r"\p{N}|" + _CONTRACTIONS + r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# Expressions under which every character is in some word; others could lose text in tiktoken.
+_KNOWN_EXPRESSIONS = frozenset(
+    {
+        _GPT2,
+        "|".join((_ANY_CASE, _LETTERS, r"\p{N}{1,3}", _OTHERS, _BLANKS)),  # Llama 3
+        "|".join((_ANY_CASE, _LETTERS, r"\p{N}", _OTHERS, _BLANKS)),  # Qwen 2
+        "|".join(  # o200k
+            (
+                rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ANY_CASE}?",
+                rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ANY_CASE}?",
+                r"\p{N}{1,3}",
+                r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+                _BLANKS,
+            )
+        ),
+    }
+)
+
+
+class NotByteBpe(Exception):
+    """Equality cannot be shown for this ``tokenizer.json``; the message says why."""
+
+
+class ByteBpe:
+    """Plain text to ids by ``tiktoken``. Thread-safe; lets other threads run while it encodes.
+
+    Args:
+        tokenizer_json: the text of ``tokenizer.json``, known to load.
+
+    Raises:
+        NotByteBpe: its ids could differ from those of ``tokenizers``.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        data = json.loads(tokenizer_json)
+        model = data.get("model") or {}
+        _check_model(model)
+        self._composes = _composes(data.get("normalizer"))
+        expression = _expression(data.get("pre_tokenizer"))
+        order = _order(data)
+        table = bytes_of_characters()
+        spelled = [b"".join([table[character] for character in token]) for token in order]
+        ids = [model["vocab"][token] for token in order]
+        made = ids[256:]
+        if all(a < b for a, b in itertools.pairwise(made)):
+            ranks = dict(zip(spelled, ids, strict=True))
+            self._ids: list[int] | None = None
+        else:
+            ranks = {token: rank for rank, token in enumerate(spelled)}
+            self._ids = ids
+        self._encoding = tiktoken.Encoding(
+            "tokenizer.json", pat_str=expression, mergeable_ranks=ranks, special_tokens={}
+        )
+
+    def ids(self, text: str) -> list[int] | None:
+        """Ids of a text without added tokens; none when the text is not for tiktoken."""
+        if len(text) > MAX_CHARS:
+            return None
+        if self._composes and not text.isascii() and not _composed(text):
+            return None
+        found = self._encoding.encode_ordinary(text)
+        return found if self._ids is None else [self._ids[rank] for rank in found]
+
+
+def _composed(text: str) -> bool:
+    """Whether normalizing to NFC changes nothing, by this version of Unicode and by every later one.
+
+    What is assigned keeps its normal form for ever; a character that is not assigned yet may get another.
+    """
+    return unicodedata.is_normalized("NFC", text) and all(
+        unicodedata.category(character) != "Cn" for character in set(text) if not character.isascii()
+    )
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("merges"), list):
+        raise NotByteBpe(f"the model is {model.get('type')}, not BPE")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            raise NotByteBpe(f"the model has {key}")
+
+
+def _composes(normalizer: Mapping[str, Any] | None) -> bool:
+    """Whether texts are brought to NFC first."""
+    if normalizer is None:
+        return False
+    if normalizer.get("type") != "NFC":
+        raise NotByteBpe(f"the normalizer is {normalizer.get('type')}")
+    return True
+
+
+def _expression(pre_tokenizer: Mapping[str, Any] | None) -> str:
+    """The one regular expression that cuts words as the pre-tokenizer does."""
+    steps = [pre_tokenizer or {}]
+    if steps[0].get("type") == "Sequence":
+        steps = list(steps[0].get("pretokenizers") or ())
+    last = steps[-1] if steps else {}
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True):
+        raise NotByteBpe("the pre-tokenizer is not byte-level, or adds a blank in front")
+    first = steps[0] if len(steps) == 2 else {}
+    own = last.get("use_regex", True)
+    if len(steps) == 1 and own:
+        return _GPT2
+    if first.get("type") == "Digits" and first.get("individual_digits") and own:
+        return _GPT2_DIGITS
+    if first.get("type") == "Split" and not own:
+        given = (first.get("pattern") or {}).get("Regex")
+        if given in _KNOWN_EXPRESSIONS and first.get("behavior") == "Isolated" and not first.get("invert"):
+            return str(given)
+    raise NotByteBpe("the pre-tokenizer cuts words in a way of its own")
+
+
+def _order(data: Mapping[str, Any]) -> list[str]:
+    """The tokens that merges can produce, single bytes first, then in the order of their merges."""
+    model = data["model"]
+    vocabulary: Mapping[str, int] = model["vocab"]
+    singles = list(bytes_of_characters())
+    if any(single not in vocabulary for single in singles):
+        raise NotByteBpe("a byte has no token of its own")
+    made: dict[str, None] = dict.fromkeys(singles)
+    current = ""
+    for left, right in _pairs(model["merges"]):
+        whole = left + right
+        if left not in made or right not in made or whole not in vocabulary:
+            raise NotByteBpe("a merge uses a token that no earlier merge makes")
+        if whole == current:
+            continue
+        if whole in made:
+            raise NotByteBpe("the merges of one token do not stand together")
+        made[whole] = None
+        current = whole
+    tokens = list(made)
+    reached = _reached(data, tokens)
+    if model.get("ignore_merges") and len(reached) < len(vocabulary):
+        # A whole word is looked up first there, so a token out of reach can be produced, but only as a word.
+        raise NotByteBpe("ignore_merges, with tokens that no merge makes")
+    return reached
+
+
+def _pairs(merges: list[Any]) -> Iterator[tuple[str, str]]:
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        yield left, right
+
+
+def _reached(data: Mapping[str, Any], tokens: list[str]) -> list[str]:
+    """The tokens whose own characters merge to nothing but themselves."""
+    bare = {
+        "version": data.get("version", "1.0"),
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {**data["model"], "ignore_merges": False},
+    }
+    merger = Tokenizer.from_str(json.dumps(bare))
+    found = merger.encode_batch_fast(tokens, add_special_tokens=False)
+    vocabulary: Mapping[str, int] = data["model"]["vocab"]
+    return [
+        token for token, encoding in zip(tokens, found, strict=True) if encoding.ids == [vocabulary[token]]
+    ]

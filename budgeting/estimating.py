@@ -1,0 +1,109 @@
+"""How many tokens a text takes for a model whose tokenizer is not published, such as those of Bedrock.
+
+A text's size is guessed from its bytes; what the model reports of each request corrects the guess by one
+factor a model, and shows how far guesses are off. The upper estimate adds a margin: the stated one until
+enough was seen, then as much as guesses have lately been off, and a little more.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from budgeting.values import Message
+
+# Tokens a character, by the number of bytes it takes in UTF-8: ASCII, most alphabets, most of Asia, emoji.
+_ONE, _TWO, _THREE, _FOUR = 0.25, 0.5, 0.9, 2.0
+# Markup of a message, and what every request carries besides.
+_MESSAGE_TOKENS = 5.0
+_REQUEST_TOKENS = 8.0
+
+# Margins as a share of the estimate: before anything was reported, and the least and most afterwards.
+UNSEEN_MARGIN = 0.30
+MIN_MARGIN = 0.05
+MAX_MARGIN = 0.60
+# Reports that the margin is taken from, and how many must be there; bound on the models known at once.
+REMEMBERED = 64
+ENOUGH = 8
+MAX_MODELS = 256
+# One report moves the factor by this share of the difference; no report counts for more than this factor.
+_STEP = 0.15
+_LOWEST, _HIGHEST = 0.2, 5.0
+# How much larger than the worst error remembered the margin is.
+_WIDER = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens as expected, and as many as there may be."""
+
+    expected: int
+    at_most: int
+
+
+@dataclass(slots=True)
+class _Learned:
+    factor: float = 1.0
+    reports: int = 0
+    # How far each of the last reports was above the estimate of its time, as a share of it.
+    above: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+
+class EstimatingCounter:
+    """Estimates by model; thread-safe and bounded."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, _Learned] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def estimate(self, model: str, messages: Iterable[Message]) -> Estimate:
+        """How many input tokens ``model`` will report for this conversation."""
+        size = rough_tokens(messages)
+        with self._lock:
+            learned = self._models.get(model)
+            factor = learned.factor if learned is not None else 1.0
+            margin = _margin(learned) if learned is not None else UNSEEN_MARGIN
+        expected = size * factor
+        return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
+
+    def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
+        """Take note of what ``model`` reported for this conversation."""
+        if reported_tokens <= 0:
+            return
+        size = rough_tokens(messages)
+        ratio = min(max(reported_tokens / size, _LOWEST), _HIGHEST)
+        with self._lock:
+            learned = self._models.setdefault(model, _Learned())
+            self._models.move_to_end(model)
+            if len(self._models) > MAX_MODELS:
+                self._models.popitem(last=False)
+            if learned.reports:
+                learned.above.append(ratio / learned.factor - 1)
+            learned.reports += 1
+            # The first reports count in full, later ones move the factor a little.
+            learned.factor += max(_STEP, 1 / learned.reports) * (ratio - learned.factor)
+
+
+def rough_tokens(messages: Iterable[Message]) -> float:
+    """A guess of a conversation's tokens from its bytes alone; positive."""
+    return _REQUEST_TOKENS + sum(_MESSAGE_TOKENS + _rough(message.content) for message in messages)
+
+
+def _rough(text: str) -> float:
+    if text.isascii():
+        return len(text) * _ONE
+    # Characters of one to four bytes, from four lengths that are all computed at C speed.
+    ones = len(text.encode("ascii", "ignore"))
+    fours = len(text.encode("utf-16-le", "surrogatepass")) // 2 - len(text)
+    more = len(text) - ones - fours
+    threes = len(text.encode("utf-8", "surrogatepass")) - ones - 4 * fours - 2 * more
+    return ones * _ONE + (more - threes) * _TWO + threes * _THREE + fours * _FOUR
+
+
+def _margin(learned: _Learned) -> float:
+    if len(learned.above) < ENOUGH:
+        return UNSEEN_MARGIN
+    return min(max(max(learned.above) * _WIDER, MIN_MARGIN), MAX_MARGIN)

@@ -1,0 +1,317 @@
+"""One prompt made to fit: whole where it does, else what the order of :mod:`budgeting.trimming` keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from budgeting.counting import EncodedChat
+from budgeting.duplicates import merge_chunks
+from budgeting.errors import ContextTooLong, TemplateRefused
+from budgeting.port import PromptTokenizer
+from budgeting.sections import (
+    EVIDENCE_TITLE,
+    SUMMARY_TITLE,
+    Arrangement,
+    arrange,
+    evidence_line,
+    exchanges,
+    latest_turn,
+)
+from budgeting.sentences import sentence_ends
+from budgeting.summary import Summarizer
+from budgeting.trimming import Offer, largest_that_fits, offers
+from budgeting.values import (
+    BudgetRequest,
+    CanonicalPrompt,
+    EvidenceChunk,
+    Message,
+    Plan,
+    Role,
+    Section,
+    SectionCounts,
+)
+
+# A whole prompt of more characters per allowed token than this is not worth encoding to see if it fits;
+# English has 4 to 5 characters a token with common vocabularies.
+_HOPELESS_CHARS_PER_TOKEN = 8
+# What a message's markup counts as in that sum: three tokens.
+_MARKUP_CHARS = 3 * _HOPELESS_CHARS_PER_TOKEN
+# No more of a chunk is looked at for a place to cut it than this many characters for each token of room.
+_CUT_CHARS_PER_TOKEN = 16
+# How often a summary that came out too long is asked for again, shorter.
+_SUMMARY_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A prompt that could be sent, encoded."""
+
+    arrangement: Arrangement
+    chat: EncodedChat
+
+    @property
+    def tokens(self) -> int:
+        return len(self.chat.token_ids)
+
+    @property
+    def counts(self) -> SectionCounts:
+        system, opening, start, end = self.chat.ends
+        return SectionCounts(
+            system=system,
+            retrieval=end - start,
+            recent_turns=self.tokens - opening - (end - start),
+            older_summary=opening - system,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is sent of what may be left out: chunks (position, and the text they are cut to), first turn."""
+
+    chunks: Mapping[int, str | None]
+    first_turn: int
+    summary: bool
+
+
+class Fitting:
+    """One request's prompt and the room for it.
+
+    Args:
+        tokenizer: the model's.
+        request: what is planned; its prompt is a conversation.
+        allowed: tokens there is room for beside the reserve.
+        reserve: tokens kept for the answer.
+        summarizer: makes the summary of older turns; none: they are left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        request: BudgetRequest,
+        *,
+        allowed: int,
+        reserve: int,
+        summarizer: Summarizer | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._request = request
+        self._prompt = request.prompt
+        self._allowed = allowed
+        self._reserve = reserve
+        self._summarizer = summarizer
+        self._merged = merge_chunks(request.prompt.evidence)
+        self._latest = latest_turn(request.prompt.turns)
+
+    def whole(self) -> Plan | None:
+        """The plan that sends everything; none when that does not fit.
+
+        Raises:
+            TemplateRefused: the chat template does not take the conversation.
+        """
+        if _chars(self._prompt) > self._allowed * _HOPELESS_CHARS_PER_TOKEN:
+            return None
+        everything = _Kept(dict.fromkeys(range(len(self._merged.kept))), 0, False)
+        sent = self._encode(everything)
+        return self._plan(sent, everything, 0) if sent.tokens <= self._allowed else None
+
+    def trimmed(self) -> Plan:
+        """The plan that leaves something out.
+
+        Raises:
+            ContextTooLong: what is always sent does not fit.
+            TemplateRefused: the chat template does not take the conversation.
+        """
+        nothing = _Kept({}, self._latest, False)
+        least = self._encode(nothing)
+        if least.tokens > self._allowed:
+            raise ContextTooLong(
+                section=_largest(least.counts),
+                needed=least.tokens,
+                allowed=self._allowed,
+                reserve=self._reserve,
+            )
+        taken, guess = self._affordable(least.counts, self._allowed - least.tokens)
+        tried = {0: least}
+
+        def fits(number: int) -> bool:
+            kept = self._kept(taken[:number])
+            if number not in tried:
+                tried[number] = self._encode(kept)
+            return tried[number].tokens + self._summary_tokens(kept) <= self._allowed
+
+        number = largest_that_fits(guess, len(taken), fits)
+        # The summary takes what room there is, when it comes next and its whole budget does not fit.
+        with_next = taken[: number + 1]
+        kept = self._kept(with_next if with_next and with_next[-1].summary else taken[:number])
+        sent, summarized = self._with_summary(tried[number], kept)
+        return self._plan(sent, kept, summarized)
+
+    def _affordable(self, least: SectionCounts, room: int) -> tuple[list[Offer], int]:
+        """The offers that might fit, a little more than expected to, and how many are expected to fit."""
+        prompt, budgets, merged, tokenizer = (
+            self._prompt,
+            self._request.budgets,
+            self._merged,
+            self._tokenizer,
+        )
+        starts = exchanges(prompt.turns)
+        ends = [*starts[1:], self._latest]
+        title = 0
+        if merged.kept:
+            title = (
+                tokenizer.text_tokens(f"{EVIDENCE_TITLE}\n\n")
+                if prompt.context
+                else tokenizer.message_tokens(Message(Role.SYSTEM, f"{EVIDENCE_TITLE}\n"))
+            )
+        summary_room = budgets.older_summary if self._summarizer is not None and starts else 0
+        in_order = offers(
+            ranked_chunks=merged.ranked,
+            exchange_starts=starts,
+            chunk_tokens=lambda at: self._line_tokens(merged.kept[at]),
+            exchange_tokens=lambda place: sum(
+                tokenizer.message_tokens(turn) for turn in prompt.turns[starts[place] : ends[place]]
+            ),
+            evidence_room=budgets.retrieval - least.retrieval - title,
+            turns_room=budgets.recent_turns - least.recent_turns,
+            summary_room=summary_room,
+            cut=self._cut,
+            spare=self._request.spare,
+        )
+        # Estimates may be a little high, and room for a summary comes back when no turn is left to summarize:
+        # look somewhat further than they say, and one item more.
+        margin = room // 8 + summary_room
+        taken: list[Offer] = []
+        guess = 0
+        for offer in in_order:
+            if offer.chunk is not None and title:
+                room, title = room - title, 0
+            room -= offer.tokens
+            taken.append(offer)
+            if room >= 0:
+                guess = len(taken)
+            elif room < -margin:
+                break
+        return taken, guess
+
+    def _line_tokens(self, chunk: EvidenceChunk) -> int:
+        return self._tokenizer.text_tokens(evidence_line(chunk) + "\n")
+
+    def _cut(self, position: int, room: int) -> tuple[str, int] | None:
+        """As many whole sentences of a chunk as fit in ``room``, and their tokens; none when none does."""
+        chunk = self._merged.kept[position]
+        looked_at = chunk.text[: room * _CUT_CHARS_PER_TOKEN]
+        ends = sentence_ends(looked_at)
+        if len(looked_at) < len(chunk.text):
+            ends = ends[:-1]  # the last one is where we stopped looking, not where a sentence ends
+
+        def tokens(number: int) -> int:
+            return self._line_tokens(dataclasses.replace(chunk, text=looked_at[: ends[number - 1]].rstrip()))
+
+        guess = len(ends) * room // max(1, self._line_tokens(dataclasses.replace(chunk, text=looked_at)))
+        number = largest_that_fits(guess, len(ends), lambda number: tokens(number) <= room)
+        if number == 0 or not (text := looked_at[: ends[number - 1]].rstrip()):
+            return None
+        return text, tokens(number)
+
+    def _kept(self, taken: Sequence[Offer]) -> _Kept:
+        starts = (offer.first_turn for offer in taken if offer.first_turn is not None)
+        return _Kept(
+            chunks={offer.chunk: offer.text for offer in taken if offer.chunk is not None},
+            first_turn=min(starts, default=self._latest),
+            summary=any(offer.summary for offer in taken),
+        )
+
+    def _summary_tokens(self, kept: _Kept) -> int:
+        """Room to keep for the summary of the turns not sent: never more than these turns would take.
+
+        Where a message's tokens are not exactly known, it is the whole budget, so that keeping one turn more
+        never asks for more room than that turn's.
+        """
+        budget = self._request.budgets.older_summary
+        if not kept.summary or not self._tokenizer.per_message:
+            return budget if kept.summary else 0
+        tokens = 0
+        for turn in reversed(self._prompt.turns[: kept.first_turn]):
+            tokens += self._tokenizer.message_tokens(turn)
+            if tokens >= budget:
+                return budget
+        return tokens
+
+    def _with_summary(self, sent: _Candidate, kept: _Kept) -> tuple[_Candidate, int]:
+        """The same with a summary of the turns not sent, where one fits, and how many it stands for."""
+        room = min(self._request.budgets.older_summary, self._allowed - sent.tokens)
+        if self._summarizer is None or not kept.summary or kept.first_turn == 0:
+            return sent, 0
+        turns = self._prompt.turns[: kept.first_turn]
+        text_room = room - self._tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
+        for _ in range(_SUMMARY_TRIES):
+            summary = self._summarizer.summarize(
+                turns, max_tokens=text_room, count=self._tokenizer.text_tokens
+            )
+            if summary is None:
+                break
+            try:
+                longer = self._encode(kept, summary.text)
+            except TemplateRefused:
+                break  # it takes the conversation, but no summary in front of it
+            over = max(longer.tokens - self._allowed, longer.counts.older_summary - room)
+            if over <= 0:
+                return longer, summary.turns
+            text_room -= over
+        return sent, 0
+
+    def _encode(self, kept: _Kept, summary: str = "") -> _Candidate:
+        chunks = []
+        for position in sorted(kept.chunks):
+            chunk, text = self._merged.kept[position], kept.chunks[position]
+            chunks.append(chunk if text is None else dataclasses.replace(chunk, text=text))
+        arrangement = arrange(self._prompt, chunks, kept.first_turn, summary)
+        return _Candidate(arrangement, self._tokenizer.encode_parts(arrangement.messages, arrangement.cuts))
+
+    def _plan(self, sent: _Candidate, kept: _Kept, summarized: int) -> Plan:
+        dropped: tuple[str, ...] = ()
+        cut: tuple[str, ...] = ()
+        twins: tuple[str, ...] = ()
+        merged = self._merged
+        if merged.kept:
+            missing = {
+                name for at in range(len(merged.kept)) if at not in kept.chunks for name in merged.ids[at]
+            }
+            in_order = dict.fromkeys(chunk.chunk_id for chunk in self._prompt.evidence)
+            dropped = tuple(name for name in in_order if name in missing)
+            cut = tuple(merged.kept[at].chunk_id for at in sorted(kept.chunks) if kept.chunks[at] is not None)
+            sent_as = {name for at in kept.chunks for name in merged.ids[at][1:]}
+            twins = tuple(name for name in in_order if name in sent_as)
+        return Plan(
+            messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
+            token_ids=sent.chat.token_ids,
+            counts=sent.counts,
+            generation_reserve=self._reserve,
+            prefix_tokens=sent.chat.ends[0],
+            dropped_chunks=dropped,
+            dropped_turns=kept.first_turn,
+            cut_chunks=cut,
+            merged_chunks=twins,
+            summarized_turns=summarized,
+        )
+
+
+def _largest(counts: SectionCounts) -> Section:
+    sizes = {
+        Section.SYSTEM: counts.system,
+        Section.RETRIEVAL: counts.retrieval,
+        Section.RECENT_TURNS: counts.recent_turns,
+    }
+    return max(sizes, key=lambda section: sizes[section])
+
+
+def _chars(prompt: CanonicalPrompt) -> int:
+    return (
+        sum(map(len, prompt.system))
+        + sum([len(turn.content) for turn in prompt.turns])
+        + _MARKUP_CHARS * len(prompt.turns)
+        + sum([len(chunk.text) for chunk in prompt.evidence])
+        + len(prompt.context)
+    )

@@ -1,0 +1,117 @@
+"""Where a chat template takes system messages, and how a conversation is written when it does not.
+
+Our own order puts the system messages first and the evidence, as one more system message, right before the
+latest turn. Many templates know one system message at the beginning, or none, and want user and assistant to
+alternate after it; some leave out in silence what they do not expect. What a template takes is found out
+once, by rendering a few small conversations; then::
+
+    several system messages are not taken    they are joined into one
+    a system message is not taken at all     its text opens the first user turn
+    a later system message is not taken      its text opens the next user turn: for the evidence, the latest
+
+A turn that was opened so has the user's own words behind the title ``Message:``, as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from budgeting.errors import TemplateRefused
+from budgeting.values import Message, Role
+
+MESSAGE_TITLE = "Message:"
+
+_GAP = "\n\n"
+# Contents of the conversations that are tried: a template must show each of them, in this order.
+_WORDS = ("alfa", "bravo", "charlie", "delta")
+
+Render = Callable[[Sequence[Message]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a template takes.
+
+    Args:
+        leading: a system message at the beginning.
+        several: more than one there.
+        later: a system message behind a turn.
+    """
+
+    leading: bool = True
+    several: bool = True
+    later: bool = True
+
+    def fold(self, messages: Sequence[Message], opening: int | None = None) -> Sequence[Message]:
+        """The conversation as the template takes it; ``messages`` itself when it is taken as it is.
+
+        No text is lost. A system message that no user turn follows stays one, at the end.
+
+        Args:
+            messages: the conversation.
+            opening: how many system messages are its beginning; those behind them are later ones even when
+                no turn stands between. Default: all that stand in front of the first turn.
+        """
+        if self.leading and self.several and self.later:
+            return messages
+        if opening is None:
+            opening = next(
+                (at for at, one in enumerate(messages) if one.role is not Role.SYSTEM), len(messages)
+            )
+        early = opening > (1 if self.leading else 0) and not self.several
+        late = not self.later and any(one.role is Role.SYSTEM for one in messages[opening:])
+        if not early and not late:
+            return messages
+        folded: list[Message] = []
+        waiting: list[str] = []
+        texts = [one.content for one in messages[:opening]]
+        if not self.leading:
+            waiting = texts
+        elif not self.several and len(texts) > 1:
+            folded = [Message(Role.SYSTEM, _GAP.join(texts))]
+        else:
+            folded = list(messages[:opening])
+        for message in messages[opening:]:
+            if message.role is Role.SYSTEM and not self.later:
+                waiting.append(message.content)
+            elif message.role is Role.USER and waiting:
+                folded.append(
+                    Message(Role.USER, _GAP.join([*waiting, f"{MESSAGE_TITLE}\n{message.content}"]))
+                )
+                waiting = []
+            else:
+                folded.append(message)
+        return (*folded, *(Message(Role.SYSTEM, text) for text in waiting))
+
+
+def learn_form(render: Render) -> Form:
+    """Try what a template takes.
+
+    Args:
+        render: the template, without the generation prompt; raises TemplateRefused.
+    """
+    user, answer, system = Role.USER, Role.ASSISTANT, Role.SYSTEM
+    if not _shows(render, (user,)):
+        return Form()  # it takes nothing that we know how to write
+    leading = _shows(render, (system, user))
+    return Form(
+        leading=leading,
+        several=leading and _shows(render, (system, system, user)),
+        later=_shows(render, (user, answer, system, user)) or not _shows(render, (user, answer, user)),
+    )
+
+
+def _shows(render: Render, roles: Sequence[Role]) -> bool:
+    """Whether a conversation of these roles is rendered with every text in its place."""
+    words = _WORDS[: len(roles)]
+    try:
+        rendered = render([Message(role, word) for role, word in zip(roles, words, strict=True)])
+    except TemplateRefused:
+        return False
+    at = 0
+    for word in words:
+        at = rendered.find(word, at)
+        if at < 0:
+            return False
+    return True

@@ -1,0 +1,53 @@
+"""Where sentences end, in the scripts whose marks are known; by rule, without a model."""
+
+from __future__ import annotations
+
+import re
+
+# Western marks end a sentence before a blank; the others (CJK, Devanagari, Arabic, Urdu, Armenian, Ethiopic,
+# Burmese) anywhere. Closing quotes and brackets belong to what they close. A line end ends a sentence, too.
+_CLOSING = "\"'”’»)\\]」』）】"
+_END = re.compile(
+    rf"[.!?…]+[{_CLOSING}]*(?=\s|$)"
+    rf"|[。！？｡．؟۔।॥։።၊။]+[{_CLOSING}]*"
+    r"|\n+"
+)
+_BLANKS = re.compile(r"\s+")
+
+
+def sentence_ends(text: str) -> list[int]:
+    """Ends of the sentences, ascending; the last is the text's own end. Blanks stand before a sentence.
+
+    A text without any mark is one sentence.
+    """
+    ends: list[int] = []
+    for match in _END.finditer(text):
+        if match[0] == "." and _abbreviates(text, match.end()):
+            continue
+        ends.append(match.end())
+    if text and (not ends or ends[-1] < len(text)):
+        ends.append(len(text))
+    return ends
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences, each on one line, without the blanks around it; empty ones are left out."""
+    found = []
+    start = 0
+    for end in sentence_ends(text):
+        sentence = _BLANKS.sub(" ", text[start:end]).strip()
+        if sentence:
+            found.append(sentence)
+        start = end
+    return found
+
+
+def _abbreviates(text: str, end: int) -> bool:
+    """Whether a full stop that ends at ``end`` is followed by what cannot begin a sentence."""
+    for at in range(end, min(end + 8, len(text))):
+        character = text[at]
+        if character == "\n":
+            return False
+        if not character.isspace():
+            return character.islower() or character.isdigit()  # "vol. 12", "e.g. this"
+    return False

@@ -1,0 +1,207 @@
+"""What stands in for older turns that are not sent: their most telling sentences.
+
+A :class:`Summarizer` is asked while a prompt is planned, so it answers from what it has, at once. The one
+here picks sentences by the words they share with the conversation. It knows no language: a word is a run of
+letters or digits, or two neighbouring characters of a script that sets no blanks; words that are in very many
+sentences, or in one only, say little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Protocol
+
+from budgeting.sentences import sentences
+from budgeting.token_cache import TokenCache
+from budgeting.values import Message, Role
+
+# What is looked at, newest first: the work a request can cause is bounded by these.
+MAX_SENTENCES = 256
+MAX_CHARS = 32_768
+# A sentence longer than this is cut off at it: a list or a log, not a sentence.
+MAX_SENTENCE_CHARS = 400
+# Of both caches together: summaries, and the words of messages (about 25 bytes a character of text).
+CACHE_BYTES = 8 * 1024 * 1024
+
+_WORD = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|[^\W_]+"
+)
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_DIGIT = re.compile(r"\d")
+# Factors on the words' points: what a user said, facts (digits), a message's opening, the newest sentence.
+_USER, _FACT, _OPENING, _RECENT = 1.25, 1.2, 1.1, 1.3
+# What is taken off a word's number of sentences: one that is in a single sentence shares nothing.
+_ONCE = 0.75
+# Sentences below this share of the best one's points are left out, even when there is room.
+_FLOOR = 0.4
+# Tokens of the label and the line end of a message's first sentence, over-estimated.
+_LABEL_TOKENS = 4
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A summary's text, and how many of the turns it was made of it stands for."""
+
+    text: str
+    turns: int
+
+
+class Summarizer(Protocol):
+    """Makes summaries of older turns.
+
+    Invariants: deterministic while nothing else was learned; never waits; thread-safe; the text has at most
+    ``max_tokens`` tokens as ``count`` counts.
+    """
+
+    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+        """A summary of these turns, oldest first; none when nothing useful fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    text: str
+    words: frozenset[str]
+    factor: float
+
+
+class ExtractiveSummarizer:
+    """Picks sentences; needs no model. Summaries are cached by what they are made of.
+
+    Args:
+        cache_bytes: bound of its caches.
+    """
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._summaries: TokenCache[Summary | str] = TokenCache(cache_bytes // 4)
+        self._read: TokenCache[tuple[_Sentence, ...]] = TokenCache(cache_bytes - cache_bytes // 4)
+
+    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+        """The best sentences in their order, each message's behind its role."""
+        if max_tokens <= _LABEL_TOKENS:
+            return None
+        key = content_hash(turns, str(max_tokens))
+        found = self._summaries.get(key)
+        if found is None:
+            found = self._pick(turns, max_tokens, count) or ""
+            size = getsizeof(found.text) if isinstance(found, Summary) else 0
+            self._summaries.put(key, found, size + getsizeof(key))
+        return found if isinstance(found, Summary) else None
+
+    def _pick(self, turns: Sequence[Message], max_tokens: int, count: Count) -> Summary | None:
+        places, candidates = self._candidates(turns)
+        order = _ranked(candidates)
+        chosen: set[int] = set()
+        seen: set[str] = set()
+        labelled: set[int] = set()
+        room = max_tokens
+        for at in order:
+            sentence, turn = candidates[at].text, places[at]
+            needed = count(sentence) + 1 + (0 if turn in labelled else _LABEL_TOKENS)
+            if needed > room or sentence in seen:
+                continue
+            room -= needed
+            chosen.add(at)
+            seen.add(sentence)
+            labelled.add(turn)
+            if room <= _LABEL_TOKENS:
+                break
+        # The worst go until the whole fits: joined texts may count otherwise than their parts.
+        for worst in (-1, *[at for at in reversed(order) if at in chosen]):
+            chosen.discard(worst)
+            text = _written(turns, places, candidates, sorted(chosen))
+            if text and count(text) <= max_tokens:
+                return Summary(text, len(turns))
+        return None
+
+    def _candidates(self, turns: Sequence[Message]) -> tuple[list[int], list[_Sentence]]:
+        """The newest sentences within the bounds, in order, and the turn that each is of."""
+        places: list[int] = []
+        found: list[_Sentence] = []
+        chars = 0
+        for at in range(len(turns) - 1, -1, -1):
+            own = self._sentences(turns[at])
+            chars += len(turns[at].content)
+            found += reversed(own)
+            places += [at] * len(own)
+            if len(found) >= MAX_SENTENCES or chars >= MAX_CHARS:
+                break
+        return places[:MAX_SENTENCES][::-1], found[:MAX_SENTENCES][::-1]
+
+    def _sentences(self, turn: Message) -> tuple[_Sentence, ...]:
+        key = (turn.role, turn.content)
+        found = self._read.get(key)
+        if found is None:
+            # The end of a very long message is its newest part.
+            texts = sentences(turn.content[-MAX_CHARS:])[-MAX_SENTENCES:]
+            found = tuple(_sentence(text, turn.role, at == 0) for at, text in enumerate(texts))
+            size = sum(getsizeof(one.text) + getsizeof(one.words) + 60 * len(one.words) for one in found)
+            self._read.put(key, found, size + getsizeof(turn.content))
+        return found
+
+
+def content_hash(turns: Sequence[Message], more: str = "") -> bytes:
+    """16 bytes that tell conversations apart."""
+    digest = hashlib.blake2b(more.encode(), digest_size=16)
+    for turn in turns:
+        text = turn.content.encode("utf-8", "surrogatepass")
+        digest.update(f"\0{turn.role.value}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.digest()
+
+
+def _sentence(text: str, role: Role, opening: bool) -> _Sentence:
+    text = text[:MAX_SENTENCE_CHARS]
+    factor = _USER if role is Role.USER else 1.0
+    if opening:
+        factor *= _OPENING
+    if _DIGIT.search(text):
+        factor *= _FACT
+    return _Sentence(text, frozenset(_words(text)), factor)
+
+
+def _words(text: str) -> list[str]:
+    found: list[str] = []
+    for run in _WORD.findall(text.casefold()):
+        if len(run) > 1 and _UNSPACED.match(run):
+            found += [run[at : at + 2] for at in range(len(run) - 1)]
+        else:
+            found.append(run)
+    return found
+
+
+def _ranked(candidates: Sequence[_Sentence]) -> list[int]:
+    """Places of the sentences worth a place, best first; ties in the order they were said."""
+    number = len(candidates)
+    within = Counter(word for one in candidates for word in one.words)
+    weight = {word: (times - _ONCE) * math.log((number + 1) / times) for word, times in within.items()}
+    scores = [
+        math.fsum(weight[word] for word in one.words)  # the same whatever the order
+        / (len(one.words) + 4)
+        * one.factor
+        * (1.0 + (_RECENT - 1.0) * (at + 1) / number)
+        for at, one in enumerate(candidates)
+    ]
+    least = max(scores, default=0.0) * _FLOOR
+    return sorted((at for at in range(number) if scores[at] >= least), key=lambda at: (-scores[at], at))
+
+
+def _written(
+    turns: Sequence[Message], places: Sequence[int], candidates: Sequence[_Sentence], chosen: Sequence[int]
+) -> str:
+    lines: list[str] = []
+    last = -1
+    for at in chosen:
+        if places[at] != last:
+            last = places[at]
+            lines.append(f"{turns[last].role.value}: {candidates[at].text}")
+        else:
+            lines[-1] += f" {candidates[at].text}"
+    return "\n".join(lines)
