@@ -13,7 +13,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import INLINE_CHARS, INLINE_MESSAGES
 from budgeting.sections import prompt_messages
 from budgeting.values import Message
-from gateway.prompts.canonical import canonicalize
+from gateway.prompts.canonical import INLINE_SYSTEM_CHARS, Canonicalizer, system_chars
 
 # Decoding, measured like INLINE_CHARS: about 5 ids a microsecond.
 INLINE_IDS = 2_048
@@ -25,10 +25,18 @@ class TokenizerText:
     Args:
         tokenizer: the model's.
         max_model_len: longest sequence, prompt and answer together, in tokens.
+        canonicalizer: the one that requests go through, so that both count the same.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        max_model_len: int,
+        canonicalizer: Canonicalizer | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._canonicalizer = canonicalizer or Canonicalizer()
         self._max_model_len = max_model_len
 
     @property
@@ -46,7 +54,8 @@ class TokenizerText:
         Raises:
             TemplateRefused: the chat template does not take these messages.
         """
-        if len(messages) <= INLINE_MESSAGES and self._tokenizer.unseen_chars(messages) <= INLINE_CHARS:
+        quick = len(messages) <= INLINE_MESSAGES and system_chars(messages) <= INLINE_SYSTEM_CHARS
+        if quick and self._tokenizer.unseen_chars(messages) <= INLINE_CHARS:
             return self._encode_chat(messages, add_generation_prompt)
         return await asyncio.to_thread(self._encode_chat, messages, add_generation_prompt)
 
@@ -67,5 +76,5 @@ class TokenizerText:
         return self._tokenizer.tokens(token_ids)
 
     def _encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
-        canonical = prompt_messages(canonicalize(messages))
+        canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
         return self._tokenizer.encode_chat(canonical, add_generation_prompt=add_generation_prompt)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from budgeting.values import SectionBudgets
+from budgeting.values import SectionBudgets, SummaryKind
 from gateway.errors import UnknownPromptVersion
+from gateway.prompts.volatile import VolatilePolicy
 
 # Bounds of what a folder may hold; a prompt version is a page of text.
 MAX_FILE_BYTES = 262_144
@@ -41,6 +42,9 @@ class PromptVersion:
         grounding_rule: how it uses evidence; may be empty.
         budgets: tokens per section.
         reserve: tokens kept for the answer; ``None``: the model's default.
+        summarizer: who writes the summary of older turns.
+        volatile: what to do with volatile content in callers' system messages; ``None``: what the
+            configuration says for the contract.
         sha256: hash of all of the above, in hex; comments and layout of the file do not change it.
     """
 
@@ -50,6 +54,8 @@ class PromptVersion:
     grounding_rule: str = ""
     budgets: SectionBudgets = field(default_factory=SectionBudgets)
     reserve: int | None = None
+    summarizer: SummaryKind = SummaryKind.EXTRACTIVE
+    volatile: VolatilePolicy | None = None
     sha256: str = ""
 
 
@@ -71,6 +77,14 @@ class _VersionFile(BaseModel):
     grounding_rule: _Text = ""
     budgets: _BudgetsFile = Field(default_factory=_BudgetsFile)
     reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    summarizer: Literal["extractive", "engine", "none"] = "extractive"
+    volatile: Literal["move", "report", "off"] | None = None
+
+    @field_validator("volatile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare ``off`` as false."""
+        return "off" if value is False else value
 
     def version(self) -> PromptVersion:
         version = PromptVersion(
@@ -80,26 +94,35 @@ class _VersionFile(BaseModel):
             grounding_rule=self.grounding_rule,
             budgets=SectionBudgets(**self.budgets.model_dump()),
             reserve=self.reserve,
+            summarizer=SummaryKind(self.summarizer),
+            volatile=None if self.volatile is None else VolatilePolicy(self.volatile),
         )
-        body = asdict(version)
-        del body["sha256"]
-        text = json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        return PromptVersion(
-            id=version.id,
-            system=version.system,
-            policy=version.policy,
-            grounding_rule=version.grounding_rule,
-            budgets=version.budgets,
-            reserve=version.reserve,
-            sha256=hashlib.sha256(text.encode()).hexdigest(),
-        )
+        return replace(version, sha256=_sha256(version))
+
+
+def _sha256(version: PromptVersion) -> str:
+    """The hash of all that a version says; keys that came later count when they are not at their default."""
+    body = asdict(version)
+    del body["sha256"]
+    for later in _LATER_KEYS:
+        if body[later.name] == later.default:
+            del body[later.name]
+    text = json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Versions published before these keys were known keep their hash.
+_LATER_KEYS = tuple(one for one in fields(PromptVersion) if one.name in ("summarizer", "volatile"))
 
 
 class PromptVersions:
     """The registered versions, by id."""
 
-    def __init__(self, versions: Iterable[PromptVersion] = ()) -> None:
+    def __init__(
+        self, versions: Iterable[PromptVersion] = (), files: Mapping[str, Path] = MappingProxyType({})
+    ) -> None:
         self._by_id: Mapping[str, PromptVersion] = MappingProxyType({v.id: v for v in versions})
+        self._files = files
 
     @classmethod
     def from_folder(cls, path: str | Path) -> PromptVersions:
@@ -124,12 +147,21 @@ class PromptVersions:
                 )
             found[version.id] = file
             versions.append(version)
-        return cls(versions)
+        return cls(versions, MappingProxyType(found))
 
     @property
     def ids(self) -> tuple[str, ...]:
         """All ids, sorted."""
         return tuple(sorted(self._by_id))
+
+    @property
+    def all(self) -> tuple[PromptVersion, ...]:
+        """All versions, by id."""
+        return tuple(self._by_id[version_id] for version_id in self.ids)
+
+    def file_of(self, version_id: str) -> str:
+        """Where a version was read from, for messages."""
+        return str(self._files.get(version_id, version_id))
 
     def get(self, version_id: str) -> PromptVersion:
         """The version of that id. Raises UnknownPromptVersion naming the known ones."""

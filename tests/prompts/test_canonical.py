@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,12 +12,28 @@ from hypothesis import strategies as st
 
 from budgeting.sections import prompt_messages
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import InvalidRequest
-from gateway.prompts.canonical import canonicalize, normalize, render_context, stable_text
+from gateway.prompts.canonical import (
+    INLINE_SYSTEM_CHARS,
+    Canonicalizer,
+    normalize,
+    render_context,
+    stable_text,
+)
+from gateway.prompts.canonical import canonicalize as canonical
 from gateway.prompts.versions import PromptVersion
+from gateway.prompts.volatile import VolatilePolicy
 
 VERSION = PromptVersion(id="v", system="You sell manga.", policy="Be short.\n", grounding_rule="Cite.")
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM
+
+MOVE, REPORT, OFF = VolatilePolicy.MOVE, VolatilePolicy.REPORT, VolatilePolicy.OFF
+
+
+def canonicalize(messages: Sequence[Message], **options: Any) -> CanonicalPrompt:
+    return canonical(messages, **options).prompt
+
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.text(
     " \t\r\n\u3000e\u0301A\u030aガ", max_size=20
@@ -127,3 +146,81 @@ def test_a_context_that_is_not_json_names_its_field() -> None:
         with pytest.raises(InvalidRequest) as caught:
             render_context({"a": value})
         assert caught.value.param == "context"
+
+
+STAMPED = Message(SYSTEM, "You sell manga. Today is 2026-11-20. Be brief.\nSession: sess_77ad\nBe kind.")
+
+
+def test_what_is_volatile_in_system_messages_stands_behind_the_fields_of_the_context() -> None:
+    found = canonical([STAMPED, Message(USER, "hi")], context={"locale": "ja"}, volatile=MOVE)
+    assert found.prompt.system == ("You sell manga.\nBe brief.\nBe kind.",)
+    assert found.prompt.context == "locale: ja\nToday is 2026-11-20.\nSession: sess_77ad"
+    assert (found.kinds, found.moved) == (("date", "id"), True)
+
+
+def test_reporting_changes_nothing_and_off_does_not_look() -> None:
+    plain = canonicalize([STAMPED])
+    reported, off = (canonical([STAMPED], volatile=policy) for policy in (REPORT, OFF))
+    assert reported.prompt == off.prompt == plain
+    assert (reported.kinds, reported.moved, off.findings) == (("date", "id"), False, ())
+
+
+def test_a_prompt_versions_own_text_is_not_searched() -> None:
+    version = PromptVersion(id="v", system="In force: 2026-11-20.")
+    assert canonical([], version=version, volatile=MOVE).prompt.system == ("In force: 2026-11-20.",)
+
+
+def test_a_system_message_of_nothing_but_volatile_content_leaves_no_empty_one() -> None:
+    found = canonical([Message(SYSTEM, "Today is 2026-11-20."), Message(USER, "hi")], volatile=MOVE)
+    assert (found.prompt.system, found.prompt.context) == ((), "Today is 2026-11-20.")
+
+
+@given(day=st.dates(), more=st.dates())
+def test_requests_that_differ_in_their_time_alone_have_one_prefix(day: object, more: object) -> None:
+    one, two = (
+        canonicalize([Message(SYSTEM, f"You sell manga.\nToday is {at}.\nBe brief.")], volatile=MOVE)
+        for at in (day, more)
+    )
+    # Years that no clock shows are no dates of today.
+    if all("1900" <= str(at) < "2100" for at in (day, more)):
+        assert one.system == two.system == ("You sell manga.\nBe brief.",)
+
+
+def request(contract: Contract, messages: Sequence[Message] = (STAMPED,)) -> GenerateRequest:
+    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    return GenerateRequest("req_1", "gen_1", contract, caller, 0.0, 0, messages=tuple(messages))
+
+
+def test_the_native_contract_moves_and_openais_only_reports_unless_told_otherwise() -> None:
+    default = Canonicalizer()
+    assert default.canonical(request(Contract.NATIVE), None).moved
+    assert not default.canonical(request(Contract.CHAT), None).moved
+    told = Canonicalizer(native=OFF, openai=MOVE)
+    assert not told.canonical(request(Contract.NATIVE), None).findings
+    assert told.canonical(request(Contract.CHAT), None).moved
+
+
+def test_a_prompt_versions_policy_wins() -> None:
+    version = PromptVersion(id="v", system="Hi.", volatile=OFF)
+    assert not Canonicalizer().canonical(request(Contract.NATIVE), version).findings
+
+
+def test_messages_alone_are_made_canonical_as_openais_contract_does() -> None:
+    for openai in VolatilePolicy:
+        canonicalizer = Canonicalizer(openai=openai)
+        whole = canonicalizer.canonical(request(Contract.CHAT), None)
+        assert canonicalizer.messages([STAMPED]) == whole
+
+
+async def test_much_text_is_made_canonical_elsewhere_with_the_same_outcome() -> None:
+    long = Message(SYSTEM, "Today is 2026-11-20.\n" * INLINE_SYSTEM_CHARS)
+    asked = request(Contract.NATIVE, [long])
+    there = await Canonicalizer().canonical_async(asked, None)
+    assert there == Canonicalizer().canonical(asked, None)
+
+
+async def test_a_context_that_is_not_json_is_refused_wherever_it_is_found_out() -> None:
+    for content in ("Hi.", "Hi.\n" * INLINE_SYSTEM_CHARS):
+        asked = replace(request(Contract.NATIVE, [Message(SYSTEM, content)]), context={"a": object()})
+        with pytest.raises(InvalidRequest):
+            await Canonicalizer().canonical_async(asked, None)

@@ -36,7 +36,7 @@ def text(tokenizer: ChatTokenizer) -> TextService:
 async def test_tokenizing_messages_counts_what_a_request_of_them_would_use(
     text: TextService, tokenizer: ChatTokenizer
 ) -> None:
-    plan = BudgetPlanner(tokenizer, max_model_len=4096).plan(BudgetRequest(canonicalize(SHUFFLED)))
+    plan = BudgetPlanner(tokenizer, max_model_len=4096).plan(BudgetRequest(canonicalize(SHUFFLED).prompt))
     assert await text.encode_chat(SHUFFLED) == plan.token_ids
     assert (await text.decode(plan.token_ids)).startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
     assert text.max_model_len == 4096

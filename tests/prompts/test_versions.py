@@ -8,6 +8,7 @@ from budgeting.values import SectionBudgets
 from gateway.errors import UnknownPromptVersion
 from gateway.prompts.canonical import stable_text
 from gateway.prompts.versions import MAX_FILE_BYTES, PromptFileError, PromptVersion, PromptVersions
+from gateway.prompts.volatile import VolatilePolicy
 
 SHIPPED = Path(__file__).parents[2] / "prompts"
 
@@ -43,6 +44,27 @@ def test_the_hash_is_of_the_meaning_not_of_the_layout(tmp_path: Path) -> None:
     assert one.sha256 == two.sha256 != three.sha256
 
 
+def test_a_bare_off_is_the_word_and_not_yamls_false(tmp_path: Path) -> None:
+    assert load(tmp_path, "id: v\nsystem: Hi.\nvolatile: off\n").get("v").volatile is VolatilePolicy.OFF
+    assert load(tmp_path, "id: v\nsystem: Hi.\nvolatile: move\n").get("v").volatile is VolatilePolicy.MOVE
+
+
+def test_keys_that_came_later_change_the_hash_only_when_they_say_something(tmp_path: Path) -> None:
+    plain = load(tmp_path, "id: v\nsystem: Hi.\n").get("v")
+    default = load(tmp_path, "id: v\nsystem: Hi.\nsummarizer: extractive\nvolatile: null\n").get("v")
+    engine = load(tmp_path, "id: v\nsystem: Hi.\nsummarizer: engine\n").get("v")
+    moving = load(tmp_path, "id: v\nsystem: Hi.\nvolatile: move\n").get("v")
+    assert plain.sha256 == default.sha256
+    assert len({plain.sha256, engine.sha256, moving.sha256}) == 3
+
+
+def test_a_version_knows_its_file_and_all_are_listed_by_id(tmp_path: Path) -> None:
+    load(tmp_path, "id: b\nsystem: Hi.\n", "1.yaml")
+    versions = load(tmp_path, "id: a\nsystem: Hi.\n", "2.yaml")
+    assert [version.id for version in versions.all] == ["a", "b"]
+    assert versions.file_of("b") == str(tmp_path / "1.yaml")
+
+
 def test_an_unknown_version_is_refused_naming_the_known_ones(tmp_path: Path) -> None:
     versions = load(tmp_path, "id: v1\nsystem: Hi.\n")
     assert versions.ids == ("v1",)
@@ -67,6 +89,11 @@ def test_a_long_list_of_known_ones_is_cut() -> None:
         ("id: 2.1\nsystem: Hi.\n", "id: given 2.1; allowed: .*string"),
         ("id: a b\nsystem: Hi.\n", "id: given 'a b'; allowed: .*pattern"),
         ("id: v\nsystem: ''\n", "system: given ''; allowed: .*at least 1 character"),
+        (
+            "id: v\nsystem: Hi.\nvolatile: maybe\n",
+            "volatile: given 'maybe'; allowed: .*'move', 'report' or 'off'",
+        ),
+        ("id: v\nsystem: Hi.\nsummarizer: 3\n", "summarizer: given 3; allowed: .*'extractive'"),
         ("id: v\nsystem: Hi.\nreserve: 0\n", "reserve: given 0; allowed: .*greater than or equal to 1"),
         ("id: v\nsystem: Hi.\nbudgets: {system: '9'}\n", r"budgets\.system: given '9'; allowed: .*integer"),
         ("id: v\nsystem: Hi.\nbudgets: {turns: 9}\n", r"budgets\.turns: given 9; allowed: only system, "),

@@ -1,0 +1,74 @@
+"""Which token budgets hold for a request: the route's where it has some, else the prompt version's.
+
+One place decides: a key that the route's configuration sets wins over the same key of the prompt version,
+and that over the default (seed 000 §11). The caller's ``max_tokens`` is not among them: the planner lets it
+win over every reserve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from budgeting.values import (
+    SPARE_ORDER,
+    BudgetRequest,
+    CanonicalPrompt,
+    Section,
+    SectionBudgets,
+    SummaryKind,
+)
+from gateway.prompts.versions import PromptVersion
+
+
+@dataclass(frozen=True, slots=True)
+class RouteBudgets:
+    """What a route says of budgets; ``None`` and missing sections: nothing.
+
+    Args:
+        sections: tokens by section.
+        reserve: tokens kept for the answer.
+        spare: sections that may use what others do not need, in order.
+        max_input_tokens: the longest prompt that admission lets through.
+    """
+
+    sections: Mapping[Section, int] = field(default_factory=lambda: MappingProxyType({}))
+    reserve: int | None = None
+    spare: tuple[Section, ...] | None = None
+    max_input_tokens: int | None = None
+
+
+NO_ROUTE_BUDGETS = RouteBudgets()
+
+
+def budget_request(
+    prompt: CanonicalPrompt,
+    *,
+    max_tokens: int | None,
+    version: PromptVersion | None,
+    route: RouteBudgets = NO_ROUTE_BUDGETS,
+) -> BudgetRequest:
+    """What the planner is asked.
+
+    Args:
+        prompt: the canonical prompt.
+        max_tokens: the caller's wish.
+        version: the prompt version in use, if any.
+        route: what the route says.
+    """
+    budgets = version.budgets if version is not None else SectionBudgets()
+    if route.sections:
+        budgets = replace(budgets, **{section.value: tokens for section, tokens in route.sections.items()})
+    reserve = route.reserve
+    if reserve is None and version is not None:
+        reserve = version.reserve
+    return BudgetRequest(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        budgets=budgets,
+        reserve=reserve,
+        spare=SPARE_ORDER if route.spare is None else route.spare,
+        summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
+        max_input_tokens=route.max_input_tokens,
+    )

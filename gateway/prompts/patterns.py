@@ -1,0 +1,132 @@
+"""The patterns of volatile content, and the words around it that say what it means.
+
+Every repetition is bounded, or cannot be begun again inside itself, so that looking is linear in the text's
+length. Whether a match is volatile is decided in :mod:`gateway.prompts.volatile`, by the group that matched
+and the words in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+)
+_WEEKDAY = (
+    r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:r(?:s(?:day)?)?)?|fri(?:day)?|sat(?:urday)?"
+    r"|sun(?:day)?)\b"
+)
+_DAY = r"(?:0?[1-9]|[12]\d|3[01])"
+_YEAR = r"(?:19|20)\d\d"
+_CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d"
+_SECONDS = r":[0-5]\d(?:[.,]\d{1,9})?"
+_ZONE = r"(?:\ ?(?:Z|UTC|GMT|[A-Z]{2,4}T|[+-]\d\d:?\d\d)\b)"
+_ISO = rf"{_YEAR}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+_NOUN = r"(?:turn|message|request|query|question|attempt|interaction|exchange|visit|call)"
+_OWNER = (
+    r"(?:request|req|session|sess|trace|span|correlation|corr|conversation|conv|chat|thread|message|msg|run"
+    r"|user|customer|visitor|client|transaction|txn|event|order|invocation)"
+)
+
+# Tried at each place from the first to the last. Nothing in front of a match is looked at but the character
+# before it; what a match means may depend on the words before it, see `_means_now`.
+PATTERN: Final = re.compile(
+    rf"""(?<![\w.])(?:
+      (?P<uuid> [0-9a-f]{{8}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{12}} )(?!\w)
+    | (?P<stamp> {_ISO}[T\ _]\ ?{_CLOCK}(?:{_SECONDS})?{_ZONE}?
+        | (?:{_WEEKDAY},?\ )?{_DAY}\ {_MONTH}\ {_YEAR},?\ (?:at\ )?{_CLOCK}(?:{_SECONDS})?{_ZONE}?
+        | (?:{_WEEKDAY},?\ )?{_MONTH}\ {_DAY},?\ {_YEAR},?\ (?:at\ )?{_CLOCK}(?:{_SECONDS})?{_ZONE}?
+        | (?:{_WEEKDAY}\ )?{_MONTH}\ \ ?{_DAY}\ {_CLOCK}{_SECONDS}{_ZONE}?\ {_YEAR} )(?!\w)
+    | (?P<date> {_ISO}
+        | {_YEAR}/(?:0?[1-9]|1[0-2])/{_DAY}
+        | {_DAY}[/.](?:0?[1-9]|1[0-2])[/.]{_YEAR}
+        | (?:0?[1-9]|1[0-2])/{_DAY}/{_YEAR}
+        | (?:{_WEEKDAY},?\ )?(?:the\ )?{_DAY}(?:st|nd|rd|th)?\ (?:of\ )?{_MONTH},?\ {_YEAR}
+        | (?:{_WEEKDAY},?\ )?{_MONTH}\ {_DAY}(?:st|nd|rd|th)?,?\ {_YEAR} )(?![\w/]|[.-]\d)
+    | (?P<cjk> {_YEAR}\ ?年\ ?(?:0?[1-9]|1[0-2])\ ?月\ ?{_DAY}\ ?日
+        | {_YEAR}\ ?년\ ?(?:0?[1-9]|1[0-2])\ ?월\ ?{_DAY}\ ?일 )
+    | (?P<day> (?:{_WEEKDAY},?\ )?{_DAY}(?:st|nd|rd|th)?\ (?:of\ )?{_MONTH}
+        | (?:{_WEEKDAY},?\ )?{_MONTH}\ {_DAY}(?:st|nd|rd|th)?
+        | {_WEEKDAY} )(?!\w)
+    | (?P<time> {_CLOCK}{_SECONDS}{_ZONE}? )(?![\w:])
+    | (?P<clock> \d{{1,2}}\ ?時(?:\ ?\d{{1,2}}\ ?分)?
+        | {_CLOCK}(?:\ ?[ap]\.?m\b\.?)?{_ZONE}?
+        | (?:0?[1-9]|1[0-2])\ ?[ap]\.?m\b )(?![\w:])
+    | (?P<label> {_OWNER}(?:[\ _-]?(?:id|identifier|key|token|number|no\.?))
+        (?:["']?\ ?[:=\#]\ ?["']?|\ (?:is\ )?["']?)
+        (?=[\w-]{{0,63}}\d)[\w-]{{2,128}} )(?![\w-])
+    | (?P<tagged> (?:{_OWNER}|cmpl|chatcmpl|resp|gen|usr|cus|evt|ord)[_-]
+        (?=[0-9a-z]{{0,63}}\d)[0-9a-z]{{4,64}} )(?![\w-])
+    | (?P<ulid> [0-7](?=[0-9A-Z]{{0,24}}[A-Z])[0-9A-HJKMNP-TV-Z]{{25}} )(?!\w)
+    | (?P<hex> (?=[0-9a-f]{{0,63}}[a-f])(?=[0-9a-f]{{0,63}}\d)[0-9a-f]{{16,64}} )(?!\w)
+    | (?P<unix> 1\d{{9}}(?:\.\d{{1,9}})?|1\d{{12}} )(?![\w.]\d|\w)
+    | (?P<counter> {_NOUN}\ (?:no\.?\ ?|number\ |count(?:er)?\ ?[:=]?\ ?|\#\ ?)\d{{1,9}}
+        | {_NOUN}\ \d{{1,9}}\ ?(?:of|/)\ ?\d{{1,9}}
+        | {_NOUN}(?:_(?:count|number|index|no))?\ ?[:=]\ ?\d{{1,9}} )(?!\w)
+    | (?P<turn> {_NOUN}\ \d{{1,9}} | \d{{1,9}}(?:st|nd|rd|th)\ {_NOUN} )(?!\w)
+    )""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+
+# How far in front of a match the words count that say what it means.
+CUE_CHARS: Final = 48
+# Stands in front of those words when there are more: a sentence does not begin there.
+CUT: Final = "\0"
+
+# These say that a date or a time is the present one. They stand right before it.
+NOW: Final = re.compile(
+    r"(?:\b(?:today|now|tonight|as of|it is|it['’]s|at the moment)\b(?:['’]s (?:date|time|day))?[ \t]*"
+    r"(?:is\b)?[\s:=,(\-–]{0,4}(?:the )?"
+    r"|\b(?:current|present|local|server|system|request|actual)"
+    r"(?:ly|[ _-](?:date|time|day|timestamp|local))\b"
+    r"[^.!?。\n\d]{0,24}"
+    r"|\b(?:today|now)(?:['’]s)? (?:date|time|day)[^.!?。\n\d]{0,16}"
+    r"|^[\s\-*•>#<\[(\"']*(?:the )?(?:date|time|datetime|timestamp|day|clock)\b[^.!?。\n\d]{0,16}"
+    r"|(?:今日|本日|現在|ただ今|今は|今の|오늘|현재|지금|今天|目前)[^。\n\d]{0,8})$",
+    re.IGNORECASE,
+)
+# These say that a number of ten or thirteen digits is a time. They stand right before it.
+UNIX: Final = re.compile(
+    r"(?:\b(?:unix|epoch|timestamp|time|now|clock|ts|date)\b|[_-](?:ts|at|time)\b)[^.!?。\n\d]{0,16}$",
+    re.IGNORECASE,
+)
+# These say that a turn's number is the present one.
+HERE: Final = re.compile(
+    r"\b(?:this is|it is|it['’]s|now|current(?:ly)?|you are (?:in|at|on))\b[ \t]*[:=]?[ \t]*(?:the |your )?$",
+    re.IGNORECASE,
+)
+# These say that a date holds still: it is part of the subject. Those of the first kind stand right before it.
+FIXED: Final = re.compile(
+    r"(?:\b(?:since|until|till?|through|to|and|before|after|from|by|between|or)\b[ \t]*(?:the )?"
+    r"|\b(?:published|released?|launched|born|died|founded|established|opened|effective|valid|expires?"
+    r"|deadline|edition|copyright|updated|revised|revision|version|approved|adopted|signed|written|cut-?off"
+    r"|knowledge|e\.g\.?|examples?|such as|like|format|formatted|began|begins|started|starts|ended|ends"
+    r"|holidays?|closed|isbn)\b[^.!?。\n]{0,24}"
+    r"|(?:発売|刊行|創業|設立|以来|例|形式)[^。\n]{0,8})$",
+    re.IGNORECASE,
+)
+
+# A line without a digit can only name a weekday as today's.
+WORTH_A_LOOK: Final = re.compile(r"\d|\b(?:today|now|it['’]s|it is|day)\b", re.IGNORECASE)
+FENCE: Final = re.compile(r"\s*(?:```|~~~)")
+
+# Where a sentence may end inside a line, and what does not end one.
+ENDS: Final = re.compile(
+    r"(?<![.!?…])[.!?…]++[\"'”’)\]]{0,2}\s++(?=[\"'“‘(\[¿¡]{0,2}[^\W\d_a-z])"
+    r"|(?<![。！？｡．।॥؟۔።])[。！？｡．।॥؟۔።]++[」』）]{0,2}\s*+(?![`~])"
+)
+ABBREVIATION: Final = re.compile(
+    r"(?:^|[^\w])(?:mr|mrs|ms|dr|prof|st|jr|sr|no|nr|vol|ch|pp?|ed|eds|fig|approx|ca|cf|vs|etc|inc|ltd|co|corp|dept"
+    r"|e\.g|i\.e|a\.m|p\.m|u\.s|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mon|tues?|wed|thu|thurs|fri|sat|sun"
+    r"|[a-z])\.$",
+    re.IGNORECASE,
+)
+# How far back an abbreviation can begin.
+ABBREVIATION_CHARS: Final = 8
+
+# A line that goes on from the one before: it starts with a small letter or a number, and is no item of a list
+# and no field of its own.
+GOES_ON: Final = re.compile(r"[a-z\d](?!\d{0,3}[.)]\s)(?![\w .-]{0,40}[:=])")
+UNFINISHED: Final = "_,'’)"

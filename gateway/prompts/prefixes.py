@@ -1,0 +1,121 @@
+"""What of a prompt's stable prefix should be found in the prefix cache, to compare with what was.
+
+For each request the watch tells the prefix's fingerprint, how many of its tokens fill whole blocks, and how
+many of those blocks the same backend has computed before for the same tenant and adapter. Two things are seen
+from it. Expected near the whole prefix, but little found: the engine does not keep it (too little memory, no
+affinity, caching switched off). Little expected: the prefix itself changes from request to request, as after
+a change of prompt that lets something volatile in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from budgeting.values import Plan
+from gateway.backends.port import Backend
+from gateway.prompts.fingerprint import chain_of
+
+# Blocks that are remembered: 2,600 prefixes of 400 tokens, about 8 MiB.
+MAX_BLOCKS_SEEN = 65_536
+
+# Prefixes whose keys are kept, and the longest such one: 5 MiB at most.
+MAX_LATELY = 64
+MAX_TOKENS_LATELY = 4096
+
+_64_BITS = (1 << 64) - 1
+
+
+# Backend, tenant (none when tenants share), adapter, tokens of a block.
+_Place = tuple[str, str | None, str | None, int]
+# A prefix's fingerprint, and what each of its blocks is remembered by.
+_Keys = tuple[str | None, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The stable prefix of one request, bound for one backend.
+
+    Args:
+        fingerprint: 16 hex digits over the ids of its whole blocks; ``None`` when there is no whole block.
+            The same for every tenant, adapter and process.
+        tokens: how many tokens those blocks hold.
+        expected: how many of them that backend has computed before, from the beginning on.
+        backend: the backend's name.
+        keys: what the watch remembers the blocks by.
+    """
+
+    fingerprint: str | None
+    tokens: int
+    expected: int
+    backend: str
+    keys: tuple[int, ...]
+
+
+def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: int) -> str | None:
+    """The fingerprint of a prompt's stable prefix; ``None`` when it fills no whole block."""
+    chain = chain_of(token_ids[:prefix_tokens], block_size, 0)
+    return _hex(chain[-1]) if chain else None
+
+
+class PrefixWatch:
+    """Remembers which blocks of stable prefixes each backend has computed.
+
+    Args:
+        block_size: tokens of a block, for backends that do not tell.
+        shared: whether the engine lets tenants find each other's prefixes.
+        max_blocks: how many blocks are remembered, the longest unused going first.
+    """
+
+    def __init__(self, *, block_size: int, shared: bool = False, max_blocks: int = MAX_BLOCKS_SEEN) -> None:
+        self._block_size = block_size
+        self._shared = shared
+        self._max_blocks = max_blocks
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        # First in, first out.
+        self._lately: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
+
+    def block_size_of(self, backend: Backend) -> int:
+        """Tokens of one of its blocks."""
+        load = backend.load
+        return load.block_size if load is not None and load.block_size > 0 else self._block_size
+
+    def expect(self, plan: Plan, backend: Backend, *, tenant: str, adapter_id: str | None) -> Prefix:
+        """What that backend should find of the plan's stable prefix."""
+        block_size = self.block_size_of(backend)
+        place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
+        fingerprint, keys = self._keys_of(plan.token_ids[: plan.prefix_tokens], place)
+        known = 0
+        for key in keys:
+            if key not in self._seen:
+                break
+            known += 1
+        return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
+
+    def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
+        """A prefix's fingerprint and its blocks' keys in a place; most requests share a few prefixes."""
+        asked = (token_ids, place)
+        known = self._lately.get(asked)
+        if known is not None:
+            return known
+        chain = chain_of(token_ids, place[-1], 0)
+        salt = hash(place)
+        found = _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
+        if len(token_ids) <= MAX_TOKENS_LATELY:
+            if len(self._lately) >= MAX_LATELY:
+                del self._lately[next(iter(self._lately))]
+            self._lately[asked] = found
+        return found
+
+    def computed(self, prefix: Prefix) -> None:
+        """The backend has computed this prefix."""
+        # The last block first: what goes first is then the end of a prefix, never its beginning.
+        for key in reversed(prefix.keys):
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._max_blocks:
+            self._seen.popitem(last=False)
+
+
+def _hex(link: int) -> str:
+    return f"{link & _64_BITS:016x}"

@@ -1,0 +1,275 @@
+"""Finds what changes from request to request inside system texts, and takes it out of them.
+
+A prefix cache reuses a prompt up to its first changed token, so one timestamp in the first line of a system
+text costs all that follows. What is looked for: dates and times, Unix timestamps, UUIDs, ULIDs, long hex ids,
+ids of requests, sessions and traces, and counters of turns. What only looks like them stays: years in prose,
+prices, ISBNs, version numbers, volumes, opening hours, dates that say since when something holds, and
+anything in a fenced block of code, which is an example.
+
+A text is looked at sentence by sentence, and the sentence that holds a finding is taken out whole, so that
+nothing is lost and no half of one stays behind. Sentences end at line ends too. One that runs on over a line
+end is taken out with its other half.
+
+Every pattern has a bounded length, so the time is linear in the text's length whatever the text is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from gateway.prompts.patterns import (
+    ABBREVIATION,
+    ABBREVIATION_CHARS,
+    CUE_CHARS,
+    CUT,
+    ENDS,
+    FENCE,
+    FIXED,
+    GOES_ON,
+    HERE,
+    NOW,
+    PATTERN,
+    UNFINISHED,
+    UNIX,
+    WORTH_A_LOOK,
+)
+
+# Bounds of what is remembered: about 4 MiB.
+REMEMBERED_LINES: Final = 4_096
+REMEMBERED_CHARS: Final = 1_024
+# A longer run of text without a sentence's end is data, not prose, and stays as it is; so that one look never
+# takes longer than some milliseconds.
+MAX_SENTENCE_CHARS: Final = 4_096
+
+
+class VolatilePolicy(StrEnum):
+    """What to do with volatile content in callers' system texts."""
+
+    MOVE = "move"
+    REPORT = "report"
+    OFF = "off"
+
+
+class VolatileKind(StrEnum):
+    """What was found; a closed set, so that it can be a metric's label."""
+
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "timestamp"
+    UUID = "uuid"
+    ULID = "ulid"
+    ID = "id"
+    HEX = "hex"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One piece of volatile content.
+
+    Args:
+        kind: what it is.
+        text: the piece itself; a caller's own words, never logged.
+        sentence: the sentence that holds it.
+        message: which of the caller's system messages, counted from 0.
+    """
+
+    kind: VolatileKind
+    text: str
+    sentence: str
+    message: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """A system text in two: what stays, and the sentences that were taken out, verbatim and in order."""
+
+    stable: str
+    moved: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+_KINDS: Final = {
+    "uuid": VolatileKind.UUID,
+    "stamp": VolatileKind.TIME,
+    "date": VolatileKind.DATE,
+    "cjk": VolatileKind.DATE,
+    "day": VolatileKind.DATE,
+    "time": VolatileKind.TIME,
+    "clock": VolatileKind.TIME,
+    "label": VolatileKind.ID,
+    "tagged": VolatileKind.ID,
+    "ulid": VolatileKind.ULID,
+    "hex": VolatileKind.HEX,
+    "unix": VolatileKind.TIMESTAMP,
+    "counter": VolatileKind.COUNTER,
+    "turn": VolatileKind.COUNTER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line: its sentences, and what was found in each; joined they are the line."""
+
+    pieces: tuple[str, ...]
+    found: tuple[tuple[tuple[VolatileKind, str], ...], ...]
+    hit: bool = False
+
+
+class VolatileFinder:
+    """Separates system texts; remembers lines, since most of a system text is the same in each request.
+
+    Deterministic whatever it remembers. Thread-safe.
+
+    Args:
+        max_lines: how many lines it remembers, each of at most ``REMEMBERED_CHARS``.
+    """
+
+    def __init__(self, *, max_lines: int = REMEMBERED_LINES) -> None:
+        self._max_lines = max_lines
+        self._lines: dict[str, _Line] = {}
+        self._lock = threading.Lock()
+
+    def separate(self, text: str, message: int = 0) -> Separated:
+        """Take the sentences out that hold volatile content.
+
+        Deterministic and idempotent: the stable part of a stable part is itself. All that is not white space
+        is either in ``stable`` or in ``moved``, in its old order.
+
+        Args:
+            text: a normalized system text.
+            message: told with each finding.
+        """
+        if not WORTH_A_LOOK.search(text):
+            return Separated(text)
+        lines: list[_Line] = []
+        has_fences = "```" in text or "~~~" in text
+        fenced = False
+        for line in text.split("\n"):
+            is_fence = has_fences and FENCE.match(line) is not None
+            lines.append(
+                _plain(line) if fenced or is_fence else self._lines.get(line) or self._looked_at(line)
+            )
+            fenced ^= is_fence
+        if not any(line.hit for line in lines):
+            return Separated(text)
+        findings = tuple(
+            Finding(kind, what, piece.strip(), message)
+            for line in lines
+            for piece, found in zip(line.pieces, line.found, strict=True)
+            for kind, what in found
+        )
+        return _parted(lines, findings)
+
+    def _looked_at(self, line: str) -> _Line:
+        pieces = _sentences(line)
+        found = tuple([tuple(_volatile_in(piece)) for piece in pieces])
+        looked_at = _Line(pieces, found, any(found))
+        # A line with a finding is not likely to come again.
+        if len(line) <= REMEMBERED_CHARS and not looked_at.hit:
+            with self._lock:
+                if len(self._lines) >= self._max_lines:
+                    del self._lines[next(iter(self._lines))]
+                self._lines[line] = looked_at
+        return looked_at
+
+
+def _plain(line: str) -> _Line:
+    return _Line((line,), ((),))
+
+
+def _sentences(line: str) -> tuple[str, ...]:
+    """The line, cut behind the ends of its sentences; joined it is the line again."""
+    cut, at = [], 0
+    for end in ENDS.finditer(line):
+        shown = line[max(0, end.start() - ABBREVIATION_CHARS) : end.start() + 1]
+        if line[end.start()] == "." and ABBREVIATION.search(shown):
+            continue
+        cut.append(line[at : end.end()])
+        at = end.end()
+    if at < len(line) or not cut:
+        cut.append(line[at:])
+    return tuple(cut)
+
+
+def _volatile_in(piece: str) -> Iterator[tuple[VolatileKind, str]]:
+    sentence = piece.strip()
+    if len(sentence) > MAX_SENTENCE_CHARS or not WORTH_A_LOOK.search(sentence):
+        return
+    for match in PATTERN.finditer(sentence):
+        group, start = match.lastgroup or "", match.start()
+        before = sentence[:start] if start <= CUE_CHARS else CUT + sentence[start - CUE_CHARS : start]
+        if _means_now(group, match[0], before):
+            yield _KINDS[group], match[0]
+
+
+def _means_now(group: str, what: str, before: str) -> bool:
+    """Whether a match is volatile, by the words in front of it."""
+    if group in ("date", "cjk"):
+        return not FIXED.search(before) or NOW.search(before) is not None
+    if group in ("stamp", "time"):
+        return not FIXED.search(before)
+    if group in ("day", "clock"):
+        return NOW.search(before) is not None
+    if group == "unix":
+        return UNIX.search(before) is not None
+    if group == "turn":
+        return HERE.search(before) is not None
+    if group == "ulid":
+        return what.upper() == what
+    return True
+
+
+def _parted(lines: list[_Line], findings: tuple[Finding, ...]) -> Separated:
+    """What stays and what goes.
+
+    Sentences between which one is taken out come to stand on lines of their own: their ends stay ends, so
+    that looking again finds nothing new.
+    """
+    hits = [[bool(found) for found in line.found] for line in lines]
+    _spread(lines, hits)
+    stable: list[str] = []
+    moved: list[str] = []
+    gap = False
+    for line, hit in zip(lines, hits, strict=True):
+        if not any(hit):
+            # The gap that a paragraph leaves is one blank line, not two.
+            if line.pieces[0] or not (gap and stable and not stable[-1]):
+                stable.append("".join(line.pieces))
+                gap = False
+            continue
+        parts: list[str] = []
+        after_a_gap = True
+        for piece, gone in zip(line.pieces, hit, strict=True):
+            if gone:
+                moved.append(piece.strip())
+            elif after_a_gap:
+                parts.append(piece)
+            else:
+                parts[-1] += piece
+            after_a_gap = gone
+        stable += [part.rstrip() for part in parts if part.strip()]
+        gap = not any(part.strip() for part in parts)
+    return Separated("\n".join(stable).strip(), tuple(moved), findings)
+
+
+def _spread(lines: list[_Line], hits: list[list[bool]]) -> None:
+    """A sentence that runs on over a line end is hit whole."""
+    last = len(lines) - 1
+    for at in range(last):
+        if hits[at][-1] and _runs_on(lines[at], lines[at + 1]):
+            hits[at + 1][0] = True
+    for at in range(last, 0, -1):
+        if hits[at][0] and _runs_on(lines[at - 1], lines[at]):
+            hits[at - 1][-1] = True
+
+
+def _runs_on(line: _Line, following: _Line) -> bool:
+    """Whether the following line goes on with the line's last sentence."""
+    end = line.pieces[-1][-1:]
+    unfinished = end.isalnum() or (end != "" and end in UNFINISHED)
+    return unfinished and GOES_ON.match(following.pieces[0]) is not None

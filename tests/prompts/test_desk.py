@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import orjson
+import pytest
+
+from budgeting.counting import ChatTokenizer
+from budgeting.errors import ContextTooLong
+from budgeting.plan import BudgetPlanner
+from budgeting.summary import Count, Summarizer, Summary
+from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
+from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
+from gateway.errors import UnknownPromptVersion, UnknownRoute
+from gateway.fleet import Fleet
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.desk import PromptDesk
+from gateway.prompts.published import Published, Publishing
+from gateway.prompts.text import TokenizerText
+from gateway.prompts.versions import PromptVersions
+from gateway.routing.revision import Known, make_revision
+from tests.budgeting import folders
+
+ROOT = Path(__file__).parents[2]
+SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
+
+
+class NothingPublished:
+    def read(self) -> dict[str, Published]:
+        return {}
+
+    def publish(self, hashes: object, *, at: float) -> dict[str, Published]:
+        return {}
+
+
+def desk_of(
+    tokenizer: ChatTokenizer,
+    max_model_len: int = 4096,
+    *,
+    folder: Path = ROOT / "prompts",
+    summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),
+) -> PromptDesk:
+    versions = PromptVersions.from_folder(folder)
+    backends = {"local": ScriptedBackend()}
+    [prompt_version] = versions.ids
+    route = {"backends": [{"name": "local", "weight": 100}], "prompt_version": prompt_version}
+    revision = make_revision(
+        1, {"routes": {"self_hosted_generation": route}}, Known(backends, versions.ids, ())
+    )
+    return PromptDesk(
+        registry=versions,
+        publishing=Publishing(versions, NothingPublished(), unix_time=lambda: 0.0),
+        canonicalizer=Canonicalizer(),
+        planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len, summarizers=summarizers),
+        text=lambda: TokenizerText(tokenizer, max_model_len=max_model_len),
+        revision=lambda: revision,
+        fleet=Fleet(backends),
+        adapter_ids=(),
+        block_size=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_folder(ROOT / "models" / "demo")
+
+
+@pytest.fixture
+def desk(tokenizer: ChatTokenizer) -> PromptDesk:
+    return desk_of(tokenizer)
+
+
+@pytest.fixture
+def ask() -> Callable[..., GenerateRequest]:
+    def make(**changes: object) -> GenerateRequest:
+        request = GenerateRequest(
+            request_id="req_1",
+            generation_id="gen_1",
+            contract=Contract.NATIVE,
+            caller=Caller("ops", CallerRole.ADMIN, "key_1"),
+            arrived_at=0.0,
+            created=0,
+            messages=(
+                Message(SYSTEM, "Speak French. Today is 2026-11-20."),
+                Message(USER, "hi"),
+                Message(ASSISTANT, "hello"),
+                Message(USER, "which one?"),
+            ),
+            chunks=(EvidenceChunk("m1", "catalog", "Berserk, in stock."),),
+            context={"locale": "ja"},
+        )
+        return replace(request, **changes)  # type: ignore[arg-type]
+
+    return make
+
+
+Ask = Callable[..., GenerateRequest]
+
+
+async def test_a_preview_shows_what_would_be_sent_with_the_boundary_marked(
+    desk: PromptDesk, ask: Ask, tokenizer: ChatTokenizer
+) -> None:
+    found = orjson.loads(orjson.dumps(await desk.preview(ask())))
+    assert found["route"] == "self_hosted_generation"
+    assert found["prompt_version"]["id"] == "chat-manga-2.1"
+    before, after = found["prompt"]["before_boundary"], found["prompt"]["after_boundary"]
+    assert "manga shopping assistant" in before and "Speak French." in before
+    assert "2026-11-20" not in before
+    assert after.index("hello") < after.index("Berserk") < after.index("2026-11-20") < after.index("which")
+    counts = {name: section["tokens"] for name, section in found["sections"].items()}
+    assert sum(counts.values()) == found["input_tokens"]
+    assert found["prefix"]["tokens"] == counts["system"] == len(tokenizer.encode(before))
+    assert found["prefix"]["blocks"] == counts["system"] // 16
+    assert len(found["prefix"]["fingerprint"]) == 16
+    sections = [message["section"] for message in found["messages"]]
+    assert sections == ["system"] * 2 + ["recent_turns"] * 2 + ["retrieval", "recent_turns"]
+
+
+async def test_a_preview_names_what_is_volatile_and_what_became_of_it(desk: PromptDesk, ask: Ask) -> None:
+    moved = await desk.preview(ask())
+    finding = {"kind": "date", "text": "2026-11-20", "sentence": "Today is 2026-11-20.", "system_message": 0}
+    assert moved["volatile"] == {"policy": "move", "findings": [{**finding, "action": "moved"}]}
+    reported = await desk.preview(ask(contract=Contract.CHAT, route="self_hosted_generation"))
+    assert reported["volatile"] == {"policy": "report", "findings": [{**finding, "action": "reported"}]}
+
+
+async def test_the_fingerprint_does_not_change_with_time_and_does_with_the_text(
+    desk: PromptDesk, ask: Ask
+) -> None:
+    def system(text: str) -> tuple[Message, ...]:
+        return (Message(SYSTEM, text), Message(USER, "hi"))
+
+    one, two, three = [
+        (await desk.preview(ask(messages=system(text))))["prefix"]
+        for text in (
+            "Speak French. Today is 2026-11-20.",
+            "Speak French.\r\nToday is 2026-11-21. ",
+            "Speak only French, and nothing else, whatever you are asked.",
+        )
+    ]
+    assert one == two != three
+
+
+async def test_a_preview_tells_what_does_not_fit(tokenizer: ChatTokenizer, ask: Ask) -> None:
+    chunks = tuple(EvidenceChunk(f"m{n}", "catalog", f"Volume {n} of it. " * 20, n / 10) for n in range(9))
+    found = await desk_of(tokenizer, 600).preview(ask(chunks=chunks, sampling=Sampling(max_tokens=100)))
+    cuts = found["cuts"]
+    assert isinstance(cuts, dict) and cuts["dropped_chunks"] and "m8" not in cuts["dropped_chunks"]
+    assert found["generation_reserve"] == 100
+
+
+class NeverAsked:
+    """A summarizer that has summaries written."""
+
+    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+        raise AssertionError("a preview has a summary written")
+
+
+async def test_a_preview_has_no_summary_written(tokenizer: ChatTokenizer, ask: Ask, tmp_path: Path) -> None:
+    budgets = "{system: 50, retrieval: 50, recent_turns: 100, older_summary: 200}"
+    body = f"id: v\nsystem: Hi.\nsummarizer: engine\nbudgets: {budgets}\n"
+    (tmp_path / "v.yaml").write_text(body, encoding="utf-8")
+    desk = desk_of(tokenizer, 600, folder=tmp_path, summarizers={SummaryKind.ENGINE: NeverAsked()})
+    turns = [
+        Message(role, f"Number {n} is about {role.value} things.")
+        for n in range(40)
+        for role in (USER, ASSISTANT)
+    ]
+    found = await desk.preview(ask(messages=(*turns, Message(USER, "hi")), sampling=Sampling(max_tokens=50)))
+    assert isinstance(found["cuts"], dict) and found["cuts"]["summarized_turns"] > 0
+    sections = [message["section"] for message in found["messages"]]  # type: ignore[attr-defined]
+    assert sections[:2] == ["system", "older_summary"]
+
+
+async def test_a_preview_meets_the_errors_that_the_request_would(desk: PromptDesk, ask: Ask) -> None:
+    with pytest.raises(UnknownRoute):
+        await desk.preview(ask(route="nowhere"))
+    with pytest.raises(UnknownPromptVersion):
+        await desk.preview(ask(prompt_version="nothing"))
+    with pytest.raises(ContextTooLong):
+        await desk.preview(ask(messages=(Message(USER, "long " * 9_000),)))
+
+
+async def test_where_the_template_takes_no_later_system_message_the_preview_shows_the_turn_as_it_is_sent(
+    tmp_path: Path, ask: Ask
+) -> None:
+    folder = folders.write_folder(
+        tmp_path / "m",
+        folders.byte_level(["<s>", "</s>"]),
+        folders.ALTERNATING,
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    found = await desk_of(ChatTokenizer.from_folder(folder)).preview(ask())
+    sections = [message["section"] for message in found["messages"]]  # type: ignore[attr-defined]
+    assert sections == ["system", "recent_turns", "recent_turns", "recent_turns"]
+    counts = found["sections"]
+    assert isinstance(counts, dict) and counts["retrieval"]["tokens"] > 0
+
+
+def test_versions_are_listed_with_the_routes_that_use_them(desk: PromptDesk) -> None:
+    [listed] = orjson.loads(orjson.dumps(desk.versions()))
+    assert (listed["id"], listed["routes"]) == ("chat-manga-2.1", ["self_hosted_generation"])
+    assert len(listed["sha256"]) == 64 and listed["published_at"] is None
+
+
+def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(desk: PromptDesk) -> None:
+    shown = orjson.loads(orjson.dumps(desk.version("chat-manga-2.1")))
+    assert shown["stable_text"].startswith("You are a manga shopping assistant.\n\nAnswer from")
+    assert shown["budgets"]["retrieval"] == 1400 and shown["summarizer"] == "extractive"
+    with pytest.raises(UnknownPromptVersion):
+        desk.version("nothing")

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from admission.values import Load
+from budgeting.counting import ChatTokenizer
+from budgeting.errors import TemplateRefused
+from budgeting.plan import BudgetPlanner
+from budgeting.summary import ExtractiveSummarizer, Summary
+from budgeting.values import (
+    BudgetRequest,
+    CanonicalPrompt,
+    Message,
+    Role,
+    SectionBudgets,
+    SummaryKind,
+)
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.prompts import engine_summary
+from gateway.prompts.engine_summary import EngineSummarizer
+from resilience.failures import BackendFailure, FailureKind
+from tests.budgeting.conftest import DEMO
+
+WRITTEN = "The user ordered Vinland Saga, order 88123; it goes to the office."
+
+
+class Encoder:
+    """A token every four characters."""
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        return tuple(range(sum(len(m.content) for m in messages) // 4))
+
+    # For the planner.
+    def count(self, text: str) -> int:
+        return (len(text) + 3) // 4
+
+
+class Refusing(Encoder):
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        raise TemplateRefused("no such role")
+
+
+def turns(number: int, words: int = 6) -> list[Message]:
+    roles = (Role.USER, Role.ASSISTANT)
+    return [Message(roles[at % 2], f"Order {at} is told of here. " * words) for at in range(number)]
+
+
+class Bench:
+    """A summarizer on a scripted backend, and what it told."""
+
+    def __init__(
+        self, *scripts: Script, encoder: Encoder | None = None, load: Load | None = None, length: int = 4096
+    ) -> None:
+        self.backend = ScriptedBackend(scripts=scripts or (Script(pieces=(WRITTEN,)),), load=load)
+        self.failures: list[str] = []
+        self.slept: list[float] = []
+        self.encoder = encoder or Encoder()
+        self.summarizer = EngineSummarizer(
+            self.backend,
+            encoder=self.encoder,
+            max_model_len=lambda: length,
+            until_written=ExtractiveSummarizer(),
+            new_id=lambda prefix: f"{prefix}_1",
+            sleep=self._sleep,
+            on_failure=self.failures.append,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    def ask(self, asked: Sequence[Message], max_tokens: int = 200) -> Summary | None:
+        return self.summarizer.summarize(asked, max_tokens=max_tokens, count=self.encoder.count)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as loops:
+            task = loops.create_task(self.summarizer.run())
+            try:
+                yield
+            finally:
+                task.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_the_first_request_gets_picked_sentences_and_the_next_the_written_summary() -> None:
+    bench = Bench()
+    async with bench.running():
+        first = bench.ask(turns(6))
+        assert first is not None and first.text != WRITTEN
+        assert bench.backend.calls == []  # nothing was waited for
+        await until(lambda: bench.ask(turns(6)) == Summary(WRITTEN, 6))
+    [work] = bench.backend.calls
+    assert work.priority < -1
+    assert work.cache_salt is not None
+    assert "user: Order 0" in work.messages[0].content
+
+
+async def test_a_written_summary_serves_the_conversation_as_it_goes_on() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.ask(turns(6))
+        await until(lambda: bench.ask(turns(6)) == Summary(WRITTEN, 6))
+        longer = bench.ask(turns(8))
+        assert longer is not None and longer.turns == 8
+        assert longer.text.startswith(f"{WRITTEN}\n") and "Order 7" in longer.text
+        assert len(bench.backend.calls) == 1  # two turns behind is near enough
+        bench.ask(turns(10))
+        await until(lambda: len(bench.backend.calls) == 2)
+    source = bench.backend.calls[1].messages[0].content
+    assert f"Summary so far: {WRITTEN}" in source
+    assert "Order 6" in source and "Order 5" not in source
+
+
+async def test_what_is_asked_for_twice_is_written_once() -> None:
+    bench = Bench()
+    for _ in range(5):
+        bench.ask(turns(4))
+    assert bench.summarizer.waiting == 1
+    async with bench.running():
+        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
+    assert len(bench.backend.calls) == 1
+
+
+async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
+    bench = Bench()
+    for number in range(engine_summary.MAX_WAITING + 10):
+        bench.ask([Message(Role.USER, f"Question {number} of many. It is about volume {number}.")])
+    assert bench.summarizer.waiting == engine_summary.MAX_WAITING
+    async with bench.running():
+        await until(lambda: bench.summarizer.waiting == 0)
+    assert not any("Question 0 of" in work.messages[0].content for work in bench.backend.calls)
+    assert "Question 73" in bench.backend.calls[0].messages[0].content  # the newest first
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (Script(pieces=("half",), failure=BackendFailure(FailureKind.CUDA_OOM, "out of memory")), "cuda_oom"),
+        (Script(pieces=("  \n",)), "empty"),
+        (Script(pieces=("long " * 2_000,)), "too_long"),
+    ],
+)
+async def test_what_cannot_be_written_is_told_and_the_next_is_tried(script: Script, reason: str) -> None:
+    bench = Bench(script, Script(pieces=(WRITTEN,)))
+    async with bench.running():
+        bench.ask(turns(4))
+        await until(lambda: bool(bench.failures))
+        assert bench.failures == [reason]
+        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
+
+
+async def test_a_template_that_refuses_the_request_ends_nothing() -> None:
+    bench = Bench(encoder=Refusing())
+    async with bench.running():
+        bench.ask(turns(4))
+        await until(lambda: bench.failures == ["refused"])
+    assert bench.backend.calls == []
+
+
+async def test_a_busy_or_unready_engine_is_left_alone() -> None:
+    bench = Bench(load=Load(waiting=1))
+    bench.ask(turns(4))
+    async with bench.running():
+        await until(lambda: len(bench.slept) > 3)
+        bench.backend.load = Load(waiting=0)
+        bench.backend.state = BackendState.STARTING
+        await asyncio.sleep(0.01)
+        assert bench.backend.calls == []
+        bench.backend.state = BackendState.READY
+        await until(lambda: len(bench.backend.calls) == 1)
+
+
+async def test_what_the_model_reads_leaves_room_for_the_summary() -> None:
+    bench = Bench(length=1_000)
+    bench.ask(turns(40, words=40))
+    async with bench.running():
+        await until(lambda: len(bench.backend.calls) == 1)
+    [work] = bench.backend.calls
+    assert work.sampling.max_tokens is not None
+    assert len(work.token_ids) + work.sampling.max_tokens <= 1_000
+    assert "Order 39" in work.messages[0].content  # the newest turns are read
+
+
+async def test_a_summary_written_for_more_room_gives_way() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.ask(turns(4))
+        await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
+    short = bench.ask(turns(4), max_tokens=14)
+    assert short is not None and short.text != WRITTEN
+    assert bench.encoder.count(short.text) <= 14
+
+
+async def test_cancelling_frees_the_sequence() -> None:
+    bench = Bench(Script(delay_s=60.0))
+    async with bench.running():
+        bench.ask(turns(4))
+        await until(lambda: bench.backend.active == 1)
+    assert bench.backend.active == 0
+
+
+async def test_asking_from_another_thread_wakes_the_writer() -> None:
+    bench = Bench()
+    async with bench.running():
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(bench.ask, turns(4))
+        await until(lambda: len(bench.backend.calls) == 1)
+
+
+async def test_planning_takes_what_is_there_and_the_next_plan_has_the_summary(
+    demo_tokenizer: ChatTokenizer,
+) -> None:
+    backend = ScriptedBackend(scripts=(Script(pieces=(WRITTEN,)),))
+    summarizer = EngineSummarizer(
+        backend,
+        encoder=demo_tokenizer,
+        max_model_len=lambda: 4096,
+        until_written=ExtractiveSummarizer(),
+        new_id=lambda prefix: prefix,
+    )
+    planner = BudgetPlanner(demo_tokenizer, max_model_len=700, summarizers={SummaryKind.ENGINE: summarizer})
+    prompt = CanonicalPrompt(turns=(*turns(14), Message(Role.USER, "And now?")))
+    request = BudgetRequest(
+        prompt, max_tokens=50, budgets=SectionBudgets(recent_turns=300), summary=SummaryKind.ENGINE
+    )
+    async with asyncio.TaskGroup() as loops:
+        task = loops.create_task(summarizer.run())
+        first = await planner.plan_async(request)
+        await until(lambda: len(backend.calls) == 1 and backend.active == 0)
+        await asyncio.sleep(0)
+        second = await planner.plan_async(request)
+        task.cancel()
+    assert WRITTEN not in first.messages[0].content
+    assert second.messages[0].content == f"Earlier in this conversation:\n{WRITTEN}"
+    assert second.counts.total + second.generation_reserve <= 700
+
+
+@pytest.fixture(scope="module")
+def demo_tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_folder(DEMO)
