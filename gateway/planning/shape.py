@@ -1,0 +1,199 @@
+"""What of a model takes memory: read from its ``config.json``, or one of the presets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+# Bytes a number takes in each format; 4-bit formats keep a 16-bit scale and a 4-bit zero for each group of
+# 128 weights (AWQ's and GPTQ's usual group).
+_GROUP = 128
+_FOUR_BIT = 0.5 + (2 + 0.5) / _GROUP
+LINEAR_BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "float32": 4.0,
+        "float16": 2.0,
+        "bfloat16": 2.0,
+        "fp8": 1.0,
+        "int8": 1.0,
+        "awq": _FOUR_BIT,
+        "gptq": _FOUR_BIT,
+    }
+)
+# What vLLM calls the same formats.
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "awq_marlin": "awq",
+        "gptq_marlin": "gptq",
+        "w8a8": "int8",
+        "half": "float16",
+        "float": "float32",
+        "auto": "bfloat16",
+    }
+)
+# Their KV cache or their layers are not what the arithmetic below counts.
+_OTHER_KINDS = (
+    "kv_lora_rank",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "ssm_cfg",
+    "mamba_d_state",
+)
+
+
+class PlanError(Exception):
+    """No plan can be made; the message is one line that says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A dense decoder with grouped query attention.
+
+    Args:
+        name: what the table calls it.
+        weights_format: of the linear layers, a key of ``LINEAR_BYTES``; embeddings, norms, activations and,
+            unless it is quantized itself, the KV cache take 16 bits beside a quantized one.
+        weights_bytes: what the files really take; None computes it.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_embeddings: bool
+    max_position: int
+    weights_format: str
+    weights_bytes: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an activation, and of a cached number."""
+        return 4 if self.weights_format == "float32" else 2
+
+    @property
+    def layer_parameters(self) -> int:
+        """Numbers in the linear layers of one decoder layer."""
+        queries, keys = self.head_dim * self.num_heads, self.head_dim * self.num_kv_heads
+        attention = self.hidden_size * (2 * queries + 2 * keys)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Numbers in one of the two matrices over the vocabulary."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def lora_parameters_per_rank(self) -> int:
+        """Numbers that one adapter of rank 1 has in one layer: in plus out of its seven linear layers."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.head_dim * self.num_heads, self.head_dim * self.num_kv_heads
+        attention = 2 * (hidden + queries) + 2 * (hidden + keys)
+        return attention + 3 * (hidden + inner)
+
+
+_LLAMA_3_1_8B = ModelShape(
+    "Llama-3.1-8B",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128_256,
+    tie_embeddings=False,
+    max_position=131_072,
+    weights_format="bfloat16",
+)
+# The figures of Meta's published config.json.
+PRESETS: Mapping[str, ModelShape] = MappingProxyType(
+    {
+        "llama-3.1-8b": _LLAMA_3_1_8B,
+        "llama-3-8b-awq": replace(
+            _LLAMA_3_1_8B, name="Llama-3-8B AWQ", max_position=8192, weights_format="awq"
+        ),
+    }
+)
+
+
+def find_model(given: str, *, dtype: str = "auto", quantization: str | None = None) -> ModelShape:
+    """The shape of a preset or of the model in a folder.
+
+    Args:
+        given: a preset's name, a folder with ``config.json``, or that file.
+        dtype: ``auto`` takes the checkpoint's.
+        quantization: of the weights when the engine quantizes them as it loads; None takes the checkpoint's.
+
+    Raises:
+        PlanError: there is neither, or the model is of a kind that is not counted here.
+    """
+    if given in PRESETS:
+        return PRESETS[given]
+    path = Path(given)
+    file = path if path.name == "config.json" else path / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise PlanError(
+            f"no model {given!r}: give a folder with config.json, or a preset: {', '.join(PRESETS)}"
+        ) from None
+    except ValueError:
+        raise PlanError(f"{file}: not readable JSON") from None
+    shape = read_shape(raw, name=file.resolve().parent.name, dtype=dtype, quantization=quantization)
+    files = sum(one.stat().st_size for one in file.parent.glob("*.safetensors"))
+    # What lies there is exact, unless it is converted as it loads.
+    as_it_lies = read_shape(raw, name="").weights_format
+    if files and LINEAR_BYTES[shape.weights_format] == LINEAR_BYTES[as_it_lies]:
+        return replace(shape, weights_bytes=files)
+    return shape
+
+
+def read_shape(
+    raw: Mapping[str, Any], *, name: str, dtype: str = "auto", quantization: str | None = None
+) -> ModelShape:
+    """The shape that a ``config.json`` tells.
+
+    Raises:
+        PlanError: a field is missing, or the model is of a kind that is not counted here.
+    """
+    text = raw.get("text_config") or raw
+    other = next((field for field in _OTHER_KINDS if text.get(field)), None)
+    if other is not None:
+        raise PlanError(
+            f"{name}: config.json has {other!r}: mixtures of experts, latent attention and state spaces are "
+            "not counted here; start vLLM once and read the KV cache size in its log"
+        )
+    declared = raw.get("quantization_config", {}).get("quant_method")
+    carried = text.get("dtype") or text.get("torch_dtype") or raw.get("torch_dtype") or "auto"
+    chosen = str(quantization or declared or (carried if dtype == "auto" else dtype))
+    weights_format = _ALIASES.get(chosen, chosen)
+    if weights_format not in LINEAR_BYTES:
+        raise PlanError(
+            f"{name}: weights in {chosen!r} are not counted here; known: {', '.join(LINEAR_BYTES)}"
+        )
+    try:
+        heads = int(text["num_attention_heads"])
+        hidden = int(text["hidden_size"])
+        return ModelShape(
+            name,
+            num_layers=int(text["num_hidden_layers"]),
+            hidden_size=hidden,
+            intermediate_size=int(text["intermediate_size"]),
+            num_heads=heads,
+            num_kv_heads=int(text.get("num_key_value_heads") or heads),
+            head_dim=int(text.get("head_dim") or hidden // heads),
+            vocab_size=int(text["vocab_size"]),
+            tie_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            max_position=int(text["max_position_embeddings"]),
+            weights_format=weights_format,
+        )
+    except KeyError as missing:
+        raise PlanError(f"{name}: config.json has no {missing.args[0]!r}; is it a decoder's?") from None

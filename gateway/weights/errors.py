@@ -1,0 +1,83 @@
+"""Everything that fetching a model can raise; each text is one line that says what to do.
+
+FetchError
+├── UnknownLocation     what was given names no folder, hub id or s3:// prefix
+├── LibraryMissing      the library that this location needs is not installed
+├── NotThere            no such bucket, prefix, key, model or revision
+├── AccessDenied        no credentials, or they do not allow this
+├── Unreachable         the other side does not answer, or broke off again and again
+├── Changed             a file was replaced at its source while it was fetched
+├── Corrupt             a file's checksum was wrong, also when it was fetched anew
+├── DiskFull            the cache folder has no room
+├── CacheUnusable       the cache folder cannot be read or written
+├── TookTooLong         ``weights.timeout_seconds`` have passed
+└── Stopped             the gateway stops
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+# No space, over quota, over a file size limit.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class FetchError(Exception):
+    """A model's files could not be made ready."""
+
+
+class UnknownLocation(FetchError):
+    """What was given names no folder, hub id or S3 prefix."""
+
+
+class LibraryMissing(FetchError):
+    """The library that this location needs is not installed."""
+
+
+class NotThere(FetchError):
+    """The source has no such bucket, prefix, key, model or revision."""
+
+
+class AccessDenied(FetchError):
+    """There are no credentials, or they do not allow this."""
+
+
+class Unreachable(FetchError):
+    """The source does not answer, or broke off again and again."""
+
+
+class Changed(FetchError):
+    """A file was replaced at its source while it was fetched."""
+
+
+class Corrupt(FetchError):
+    """A file's checksum was wrong, also when it was fetched anew."""
+
+
+class DiskFull(FetchError):
+    """The cache folder has no room."""
+
+
+class CacheUnusable(FetchError):
+    """The cache folder cannot be read or written."""
+
+
+class TookTooLong(FetchError):
+    """``weights.timeout_seconds`` have passed."""
+
+
+class Stopped(FetchError):
+    """The fetch was told to stop; what has arrived stays for the next one."""
+
+
+def disk_error(error: OSError, folder: Path) -> FetchError:
+    """What an error of the file system under ``folder`` means."""
+    if error.errno in _FULL:
+        return DiskFull(
+            f"{folder}: {error.strerror}; free some space or set weights.cache_folder to a larger disk, what "
+            "has arrived is kept"
+        )
+    return CacheUnusable(
+        f"{folder}: {error.strerror or error}; set weights.cache_folder to a folder that this user may write"
+    )

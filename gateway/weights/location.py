@@ -1,0 +1,80 @@
+"""What ``engine.model`` may say, and telling the three apart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.weights.errors import UnknownLocation
+
+# Bucket names as S3 documents them; the hub's ids are two words of letters, digits, `-`, `_` and `.`.
+_S3 = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9.\-_]{1,254})(?:/(?P<prefix>.*))?")
+_HUB = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w.\-/]{1,255}))?"
+)
+ALLOWED = "a local folder, a hub id (org/name, hf://org/name@revision) or s3://bucket/prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """A folder on this machine (or a missing one: the engine then says what it lacks)."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model of the Hugging Face hub; ``revision`` a branch, tag or commit, None for the main branch."""
+
+    repo: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class S3Prefix:
+    """The keys of a bucket that begin with ``prefix/``; an empty prefix is the whole bucket."""
+
+    bucket: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """As it is written in the configuration."""
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    def start(self) -> str:
+        """What the keys begin with."""
+        return f"{self.prefix}/" if self.prefix else ""
+
+
+Location = LocalFolder | HubModel | S3Prefix
+
+
+def locate(given: str) -> Location:
+    """Tell what ``given`` names.
+
+    A folder that exists wins over a hub id of the same spelling. Two words whose first is a folder here are
+    taken as a path, so that a typing error in ``models/demo`` is not looked up on the internet.
+
+    Raises:
+        UnknownLocation: another scheme, or a malformed address.
+    """
+    if given.startswith("s3://"):
+        found = _S3.fullmatch(given)
+        if found is None:
+            raise UnknownLocation(f"{given!r} is not s3://bucket/prefix")
+        return S3Prefix(found["bucket"], (found["prefix"] or "").strip("/"))
+    if given.startswith("hf://"):
+        found = _HUB.fullmatch(given.removeprefix("hf://"))
+        if found is None:
+            raise UnknownLocation(f"{given!r} is not hf://org/name or hf://org/name@revision")
+        return HubModel(found["repo"], found["revision"])
+    if "://" in given:
+        raise UnknownLocation(f"{given!r} is not known here; allowed: {ALLOWED}")
+    found = _HUB.fullmatch(given)
+    path = Path(given)
+    if found is None or path.exists() or Path(path.parts[0]).is_dir():
+        return LocalFolder(path)
+    return HubModel(found["repo"], found["revision"])

@@ -1,0 +1,72 @@
+"""Progress of a fetch as log lines or as a bar on a terminal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as RichProgress
+
+from gateway.weights.values import OnProgress, Progress
+
+LOG_EVERY_S = 10.0
+
+
+class LogProgress:
+    """Logs how far a fetch is, now and then.
+
+    Args:
+        source: what is fetched.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, source: str, clock: Callable[[], float]) -> None:
+        self._log = structlog.get_logger("weights")
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: tuple[float, int] | None = None
+        self._next_s = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Told after each chunk, from any thread."""
+        with self._lock:
+            now = self._clock()
+            if self._began is None:
+                self._began = (now, progress.done)
+                self._next_s = now + LOG_EVERY_S
+            if now < self._next_s:
+                return
+            self._next_s = now + LOG_EVERY_S
+            began_s, had = self._began
+        self._log.info(
+            "fetching weights",
+            source=self._source,
+            done_mib=progress.done >> 20,
+            total_mib=progress.total >> 20,
+            percent=round(100 * progress.done / progress.total) if progress.total else None,
+            mib_per_s=round((progress.done - had) / 2**20 / (now - began_s), 1),
+        )
+
+
+@contextmanager
+def bar(console: Console, source: str) -> Iterator[OnProgress]:
+    """A bar that shows while the block runs; it is gone afterwards."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(f"fetching {source}", total=None)
+
+        def on_progress(progress: Progress) -> None:
+            shown.update(task, completed=progress.done, total=progress.total or None)
+
+        yield on_progress

@@ -1,0 +1,84 @@
+"""What a cache folder remembers of its files, in ``.sluice`` inside it: locks, parts, what was checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from gateway.weights.values import RemoteFile
+
+STATE = ".sluice"
+
+
+class CacheFolder:
+    """The files of one address, and what is known of them.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state = folder / STATE
+
+    def path(self, name: str) -> Path:
+        """Where a whole file lies."""
+        return self.folder / name
+
+    def part(self, name: str) -> Path:
+        """Where its part lies while it arrives."""
+        return self._state / "files" / f"{name}.part"
+
+    def lock(self, name: str) -> Path:
+        """What is locked while it is fetched; the file stays, the lock goes with its process."""
+        path = self._state / "files" / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def has(self, file: RemoteFile) -> bool:
+        """Whether this version of the file is here and was checked; its content is not read again."""
+        record = _read(self._record(file.name))
+        path = self.path(file.name)
+        return (
+            record.get("etag") == file.etag
+            and record.get("size") == file.size
+            and path.is_file()
+            and path.stat().st_size == file.size
+        )
+
+    def checked(self, file: RemoteFile, by: str) -> None:
+        """The file is here and its content was checked by that kind of checksum."""
+        _write(self._record(file.name), {"etag": file.etag, "size": file.size, "checked_by": by})
+
+    def _record(self, name: str) -> Path:
+        return self._state / "files" / f"{name}.json"
+
+    def all_here(self, files: Collection[RemoteFile]) -> None:
+        """All files of the address are here."""
+        _write(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
+
+    def last_known(self) -> list[RemoteFile]:
+        """The files of the last time that all were here; none when that never was, or some are gone."""
+        listed = _read(self._state / "all.json").get("files", [])
+        files = [RemoteFile(str(name), int(size), str(etag)) for name, size, etag in listed]
+        return files if all(self.has(file) for file in files) else []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(temporary, path)

@@ -1,0 +1,153 @@
+"""Fetches the files under an S3 prefix: in parallel ranges, resumable, checked, shared by processes.
+
+A fetch's way: list the prefix → choose → room on the disk? → transfer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gateway.weights.errors import DiskFull, NotThere, UnknownLocation, Unreachable, disk_error
+from gateway.weights.location import S3Prefix, locate
+from gateway.weights.records import CacheFolder
+from gateway.weights.s3_client import S3Options, make_client, meaning
+from gateway.weights.s3_transfer import BACKOFF_S, Transfer
+from gateway.weights.selection import is_safe, needed
+from gateway.weights.values import OnProgress, RemoteFile, everything, ignore
+
+# More keys under a prefix are no model.
+MAX_FILES = 10_000
+
+
+class S3Fetcher:
+    """Fetches over one client.
+
+    Args:
+        options: how S3 is reached.
+        free_bytes: room on the disk of a folder.
+        backoff_s: the first wait before a broken range is asked for again; it doubles.
+
+    Raises:
+        LibraryMissing: boto3 or filelock is not installed.
+    """
+
+    def __init__(
+        self,
+        options: S3Options,
+        *,
+        free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        self._options = options
+        self._client = make_client(options)
+        self._free_bytes = free_bytes
+        self._backoff_s = backoff_s
+
+    def folder(self, url: str, into: Path) -> Path:
+        """Where the files of an address lie: the same in every process."""
+        prefix = _prefix(url)
+        name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
+        identity = f"{self._options.endpoint_url or ''} {prefix.url}"
+        return into / "s3" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+    def fetch(
+        self,
+        url: str,
+        into: Path,
+        *,
+        wanted: Callable[[str], bool] = everything,
+        on_progress: OnProgress = ignore,
+        stop: threading.Event | None = None,
+    ) -> Path:
+        """Fetch what is wanted under ``s3://bucket/prefix``; see :class:`gateway.weights.values.Fetcher`."""
+        prefix = _prefix(url)
+        cache = CacheFolder(self.folder(url, into))
+        try:
+            cache.folder.mkdir(parents=True, exist_ok=True)
+            found = self._list(prefix, cache)
+            chosen = [file for file in found if wanted(file.name)]
+            if not chosen:
+                raise NotThere(f"{prefix.url} holds no file that is wanted here; check the prefix")
+            self._check_room(cache, chosen)
+            Transfer(self._client, prefix, cache, self._options, stop, self._backoff_s).run(
+                chosen, on_progress
+            )
+            if len(chosen) == len(found):
+                cache.all_here(found)
+        except OSError as error:
+            raise disk_error(error, cache.folder) from error
+        return cache.folder
+
+    def _list(self, prefix: S3Prefix, cache: CacheFolder) -> list[RemoteFile]:
+        """The files to have; when S3 cannot be reached, those that are all here since an earlier time."""
+        try:
+            return _choose(prefix, self._pages(prefix))
+        except Unreachable as error:
+            known = cache.last_known()
+            if not known:
+                raise
+            structlog.get_logger("weights").warning(
+                "source not reached, using the files of the last time", source=prefix.url, reason=str(error)
+            )
+            return known
+
+    def _pages(self, prefix: S3Prefix) -> Iterator[Mapping[str, Any]]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=prefix.bucket, Prefix=prefix.start
+        )
+        try:
+            for page in pages:
+                yield from page.get("Contents", ())
+        except Exception as error:  # the client's errors have no common base
+            raise meaning(error, prefix.url) from error
+
+    def _check_room(self, cache: CacheFolder, files: Collection[RemoteFile]) -> None:
+        lacking = sum(file.size for file in files if not cache.has(file))
+        here = sum(_blocks_on_disk(cache.part(file.name)) for file in files)
+        free = self._free_bytes(cache.folder)
+        if lacking - here > free:
+            raise DiskFull(
+                f"{cache.folder}: {(lacking - here) / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are "
+                "free; free some space or set weights.cache_folder to a larger disk"
+            )
+
+
+def _prefix(url: str) -> S3Prefix:
+    location = locate(url)
+    if not isinstance(location, S3Prefix):
+        raise UnknownLocation(f"{url!r} is not s3://bucket/prefix")
+    return location
+
+
+def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:
+    """What an engine reads of a listing."""
+    found: dict[str, RemoteFile] = {}
+    for one in objects:
+        name = str(one["Key"]).removeprefix(prefix.start)
+        # A key that ends in a slash is how consoles make folders.
+        if not name or name.endswith("/"):
+            continue
+        if not is_safe(name):
+            raise UnknownLocation(f"{prefix.url}: the key {name!r} is no file name; remove it")
+        found[name] = RemoteFile(name, int(one["Size"]), str(one["ETag"]).strip('"'))
+        if len(found) > MAX_FILES:
+            raise UnknownLocation(f"{prefix.url} holds more than {MAX_FILES} keys; name one model's prefix")
+    if not found:
+        raise NotThere(f"{prefix.url} is empty or does not exist; check the bucket and the prefix")
+    names = needed(found.keys())
+    return [file for name, file in sorted(found.items()) if name in names]
+
+
+def _blocks_on_disk(path: Path) -> int:
+    """Bytes that a part takes on the disk; it is sparse."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,123 @@
+"""The S3 client: how it is made, and what its errors mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.weights.errors import AccessDenied, Changed, FetchError, LibraryMissing, NotThere, Unreachable
+
+# Attempts of the client itself for one request, before a body has begun.
+REQUEST_ATTEMPTS = 3
+_NOT_THERE = frozenset({"404", "NoSuchBucket", "NoSuchKey", "NotFound"})
+_DENIED = frozenset(
+    {
+        "401",
+        "403",
+        "AccessDenied",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "Forbidden",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+    }
+)
+_CHANGED = frozenset({"412", "PreconditionFailed"})
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """How S3 is reached; credentials come from the AWS SDK's usual chain.
+
+    Args:
+        endpoint_url: another service that speaks S3; None for AWS.
+        region: None takes the chain's.
+        connections: requests at once.
+        connect_timeout_s: longest wait for a connection.
+        read_timeout_s: longest wait for the next bytes of an answer.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    connections: int = 8
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
+
+
+def make_client(options: S3Options) -> Any:
+    """A client that threads may share.
+
+    Raises:
+        LibraryMissing: boto3 is not installed.
+        FetchError: the credentials' configuration or the endpoint's address is malformed.
+    """
+    try:
+        import boto3
+        import botocore.config
+        import botocore.exceptions
+    except ImportError:
+        raise LibraryMissing("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
+    try:
+        return boto3.session.Session(region_name=options.region).client(
+            "s3",
+            endpoint_url=options.endpoint_url,
+            config=botocore.config.Config(
+                connect_timeout=options.connect_timeout_s,
+                read_timeout=options.read_timeout_s,
+                retries={"total_max_attempts": REQUEST_ATTEMPTS, "mode": "standard"},
+                max_pool_connections=options.connections,
+                # Services other than AWS rarely have a host name for each bucket.
+                s3={"addressing_style": "path" if options.endpoint_url else "auto"},
+                # Ranges have no checksum; whole files are checked when they are here.
+                response_checksum_validation="when_required",
+            ),
+        )
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise AccessDenied(
+            f"S3 client: {one_line(error)}; see weights.endpoint_url and AWS_PROFILE"
+        ) from None
+
+
+def transient(error: BaseException) -> bool:
+    """Whether asking again may help: the connection broke, or the service asks for patience."""
+    import botocore.exceptions as boto
+
+    if isinstance(error, boto.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return bool(status >= 500 or status == 429)
+    return isinstance(error, (boto.HTTPClientError, boto.IncompleteReadError))
+
+
+def meaning(error: Exception, where: str) -> FetchError:
+    """What an error of the client means for the fetch of ``where``."""
+    import botocore.exceptions as boto
+
+    if isinstance(error, FetchError):
+        return error
+    if isinstance(error, boto.ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        said = f"{where}: S3 says {code}"
+        if code in _NOT_THERE:
+            return NotThere(f"{said}; check the bucket and the prefix of engine.model")
+        if code in _DENIED:
+            return AccessDenied(
+                f"{said}; the credentials need s3:ListBucket and s3:GetObject there (AWS_PROFILE, "
+                "AWS_ACCESS_KEY_ID or the machine's role)"
+            )
+        if code in _CHANGED:
+            return Changed(f"{where} was replaced while it was fetched; start again")
+        return Unreachable(f"{said}; try again, or see weights.endpoint_url and weights.region")
+    if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)):
+        return AccessDenied(
+            f"{where}: no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or give the machine a role"
+        )
+    return Unreachable(
+        f"{where}: {one_line(error)}; what has arrived is kept: start again, or see weights.endpoint_url"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The text of a library's error on one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,222 @@
+"""Brings chosen files of an S3 prefix into a cache folder: the threads of one fetch, and what ends them.
+
+A file's way: lock → here already? → what content is expected → fetch the missing ranges → check → rename →
+record. Locks are per file, so that two processes share the work, and one that only wants the tokenizer does
+not wait for another's weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
+from gateway.weights.errors import Corrupt, FetchError, LibraryMissing, Stopped, Unreachable
+from gateway.weights.intervals import Interval, segments
+from gateway.weights.location import S3Prefix
+from gateway.weights.part_file import PartFile
+from gateway.weights.records import CacheFolder
+from gateway.weights.s3_client import S3Options, meaning, transient
+from gateway.weights.selection import is_small
+from gateway.weights.values import Meter, OnProgress, RemoteFile
+
+# A range per request: long enough that a request's latency is a few percent of it, short enough that all
+# connections have work on one file.
+SEGMENT_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+FILES_AT_ONCE = 4
+# Times in a row that a range may break off without a byte, and the waits between.
+ATTEMPTS = 5
+BACKOFF_S = 0.5
+LOCK_POLL_S = 0.1
+MANIFEST_BYTES = 1 << 20
+
+
+class Transfer:
+    """One fetch of files below ``prefix`` into ``cache``.
+
+    Args:
+        client: S3, shared by the threads.
+        prefix: what is fetched.
+        cache: where to.
+        options: how many connections.
+        stop: once set, the fetch ends soon.
+        backoff_s: the first wait before a broken range is asked for again; it doubles.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        prefix: S3Prefix,
+        cache: CacheFolder,
+        options: S3Options,
+        stop: threading.Event | None,
+        backoff_s: float,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._cache = cache
+        self._stop = stop or threading.Event()
+        self._failed = threading.Event()
+        self._backoff_s = backoff_s
+        self._connections = options.connections
+        self._manifest: dict[str, str] = {}
+
+    def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:
+        """Have all of ``files`` here; manifests first, then the small ones."""
+        self._meter = Meter(sum(file.size for file in files), on_progress)
+        self._meter.add(0)
+        with (
+            ThreadPoolExecutor(FILES_AT_ONCE, "weights-file") as self._files,
+            ThreadPoolExecutor(self._connections, "weights-range") as self._ranges,
+        ):
+            manifests = [f for f in files if is_manifest(f.name) and f.size <= MANIFEST_BYTES]
+            self._all(self._files, (partial(self._file, file) for file in manifests))
+            for file in manifests:
+                text = self._cache.path(file.name).read_text(encoding="utf-8", errors="replace")
+                self._manifest.update(read_manifest(file.name, text))
+            rest = sorted(set(files) - set(manifests), key=lambda f: (not is_small(f.name), f.name))
+            self._all(self._files, (partial(self._file, file) for file in rest))
+
+    def _all(self, pool: ThreadPoolExecutor, work: Iterable[Callable[[], None]]) -> None:
+        """Do all of ``work``; the first failure ends the rest and is raised."""
+        futures: list[Future[None]] = [pool.submit(one) for one in work]
+        _, undone = wait(futures, return_when=FIRST_EXCEPTION)
+        if undone:
+            self._failed.set()
+            for future in undone:
+                future.cancel()
+            wait(undone)
+        failures = [error for f in futures if not f.cancelled() and (error := f.exception()) is not None]
+        if failures:
+            self._failed.set()
+            # What another thread's failure stopped is not the reason.
+            raise next((error for error in failures if not isinstance(error, Stopped)), failures[0])
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set() or self._failed.is_set():
+            raise Stopped(f"{self._prefix.url}: fetching was stopped; what has arrived is kept")
+
+    def _file(self, file: RemoteFile) -> None:
+        with self._locked(file):
+            if self._cache.has(file):
+                self._meter.add(file.size)
+                return
+            expected = self._expected(file)
+            target = self._cache.path(file.name)
+            # A whole file without a record: put there by hand, or the process died before it was recorded.
+            if target.is_file() and fault(target, expected, self._check_stop) is None:
+                self._meter.add(file.size)
+            else:
+                self._receive(file, expected, target)
+            self._cache.checked(file, expected.kind)
+
+    def _receive(self, file: RemoteFile, expected: Expected, target: Path) -> None:
+        """Fetch what is missing; content that is wrong is fetched anew once."""
+        wrong: str | None = None
+        for _ in range(2):
+            with PartFile(self._cache.part(file.name), file) as part:
+                self._meter.add(part.here)
+                self._all(
+                    self._ranges,
+                    (partial(self._range, file, part, at) for at in segments(part.missing, SEGMENT_BYTES)),
+                )
+                part.sync()
+                wrong = fault(part.path, expected, self._check_stop)
+                if wrong is None:
+                    part.finish(target)
+                    return
+                part.discard()
+                self._meter.add(-file.size)
+        raise Corrupt(
+            f"{self._prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
+        )
+
+    def _range(self, file: RemoteFile, part: PartFile, interval: Interval) -> None:
+        """Fetch one range; where it breaks off, go on from there."""
+        start, end = interval
+        where, failures = f"{self._prefix.url}/{file.name}", 0
+        while start < end:
+            self._check_stop()
+            try:
+                body = self._open(file, start, end)
+                with closing(body):
+                    while chunk := self._read(body):
+                        part.write(start, chunk)
+                        start += len(chunk)
+                        failures = 0
+                        self._meter.add(len(chunk))
+                        self._check_stop()
+            except (FetchError, OSError):
+                raise
+            except Exception as error:  # the client's errors have no common base
+                failures += 1
+                if not transient(error) or failures >= ATTEMPTS:
+                    raise meaning(error, where) from error
+                self._stop.wait(self._backoff_s * 2 ** (failures - 1))
+
+    def _open(self, file: RemoteFile, start: int, end: int) -> Any:
+        answer = self._client.get_object(
+            Bucket=self._prefix.bucket,
+            Key=self._prefix.start + file.name,
+            Range=f"bytes={start}-{end - 1}",
+            IfMatch=f'"{file.etag}"',
+        )
+        if answer["ContentLength"] != end - start:
+            answer["Body"].close()
+            raise Unreachable(
+                f"{self._prefix.url}/{file.name}: the endpoint does not honour byte ranges; "
+                "see weights.endpoint_url"
+            )
+        return answer["Body"]
+
+    @staticmethod
+    def _read(body: Any) -> bytes:
+        """The next chunk; a broken connection is an error of the client, never one of the disk."""
+        import botocore.exceptions as boto
+
+        try:
+            chunk: bytes = body.read(CHUNK_BYTES)
+        except OSError as error:
+            raise boto.HTTPClientError(error=error) from error
+        return chunk
+
+    def _expected(self, file: RemoteFile) -> Expected:
+        if file.name in self._manifest:
+            return Expected("sha256", self._manifest[file.name], file.size)
+        key = {"Bucket": self._prefix.bucket, "Key": self._prefix.start + file.name}
+
+        def part_bytes() -> int | None:
+            length = self._client.head_object(**key, PartNumber=1).get("ContentLength")
+            return int(length) if length is not None else None
+
+        try:
+            head = self._client.head_object(**key, ChecksumMode="ENABLED", IfMatch=f'"{file.etag}"')
+            return from_head(head, file.size, part_bytes)
+        except Exception as error:  # the client's errors have no common base
+            raise meaning(error, f"{self._prefix.url}/{file.name}") from error
+
+    @contextmanager
+    def _locked(self, file: RemoteFile) -> Iterator[None]:
+        """Own the file against other threads and processes; the lock goes when its owner dies."""
+        try:
+            from filelock import FileLock, Timeout
+        except ImportError:
+            raise LibraryMissing("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
+        lock = FileLock(self._cache.lock(file.name))
+        while True:
+            self._check_stop()
+            try:
+                lock.acquire(timeout=LOCK_POLL_S, poll_interval=LOCK_POLL_S)
+                break
+            except Timeout:
+                continue
+        try:
+            yield
+        finally:
+            lock.release()

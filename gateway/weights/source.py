@@ -1,0 +1,157 @@
+"""The served model's files: where they come from and when.
+
+``prepare`` runs before anything is built: it brings the small files (configuration, tokenizer) and returns
+settings in which the model is a local folder, so that nothing else knows of hubs and buckets. The weights
+follow when the gateway serves already: alive, not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.config import Settings
+from gateway.config_weights import WeightsSection
+from gateway.weights.errors import Stopped, TookTooLong
+from gateway.weights.hub import HubFetcher
+from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
+from gateway.weights.s3 import S3Fetcher
+from gateway.weights.s3_client import S3Options
+from gateway.weights.selection import is_small
+from gateway.weights.values import Fetcher, OnProgress, everything, ignore
+
+# Configuration and tokenizer are a few tens of MB; longer than this is a fault to tell, not to wait for.
+SMALL_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of the model that the engine in process serves.
+
+    Args:
+        source: the address, as configured.
+        url: what is fetched; None when the files lie on this machine already.
+        folder: where they lie once they are here.
+        fetcher: what fetches them.
+        cache: the cache's folder.
+        timeout_s: longest that fetching may take.
+    """
+
+    source: str
+    url: str | None
+    folder: Path
+    fetcher: Fetcher | None
+    cache: Path
+    timeout_s: float
+
+    @property
+    def remote(self) -> bool:
+        """Whether there is something to fetch."""
+        return self.url is not None
+
+    async def fetch(self, on_progress: OnProgress = ignore) -> Path:
+        """Bring what is missing; cancelling ends it, and what has arrived is kept.
+
+        Raises:
+            FetchError: they could not be brought; the message is one line that says what to do.
+        """
+        url, fetcher = self.url, self.fetcher
+        if url is None or fetcher is None:
+            return self.folder
+        stop = threading.Event()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await asyncio.to_thread(
+                    fetcher.fetch, url, self.cache, wanted=everything, on_progress=on_progress, stop=stop
+                )
+        except TimeoutError:
+            raise TookTooLong(
+                f"{self.source}: not here after weights.timeout_seconds ({self.timeout_s:g}); what has "
+                "arrived is kept: start again, or raise it"
+            ) from None
+        finally:
+            stop.set()
+
+
+def prepare(settings: Settings) -> tuple[Settings, Weights]:
+    """Bring the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``.
+
+    Returns the settings with local folders in place of addresses, and the weights that are still to come.
+
+    Raises:
+        FetchError: the small files could not be brought.
+    """
+    engine, cache = settings.engine, cache_folder(settings.weights)
+    # Without an engine in process the model is only counted for.
+    model_used = engine.kind != "none" or engine.tokenizer is None
+    model = locate(engine.model) if model_used else LocalFolder(Path(engine.model))
+    changes: dict[str, object] = {}
+    if engine.tokenizer is not None and not isinstance(where := locate(engine.tokenizer), LocalFolder):
+        changes["tokenizer"] = str(_small(_fetcher(where, settings.weights), where, cache))
+    if isinstance(model, LocalFolder):
+        weights = Weights(engine.model, None, model.path, None, cache, settings.weights.timeout_seconds)
+    else:
+        fetcher = _fetcher(model, settings.weights)
+        folder = _small(fetcher, model, cache)
+        # The public id stays the address's last word, not the cache folder's name.
+        changes |= {"model": str(folder), "served_model_name": engine.served_model_name or public_name(model)}
+        url = _url(model, folder) if engine.kind != "none" else None
+        weights = Weights(engine.model, url, folder, fetcher, cache, settings.weights.timeout_seconds)
+    if not changes:
+        return settings, weights
+    return settings.model_copy(update={"engine": engine.model_copy(update=changes)}), weights
+
+
+def cache_folder(section: WeightsSection) -> Path:
+    """Where fetched files lie."""
+    return Path(section.cache_folder).expanduser()
+
+
+def public_name(location: HubModel | S3Prefix) -> str:
+    """The model's public id when ``engine.served_model_name`` gives none: the address's last word."""
+    if isinstance(location, HubModel):
+        return location.repo.rpartition("/")[2]
+    return (location.prefix or location.bucket).rpartition("/")[2]
+
+
+def make_s3_fetcher(section: WeightsSection) -> S3Fetcher:
+    """S3 as the configuration says; raises LibraryMissing when boto3 is not installed."""
+    return S3Fetcher(
+        S3Options(
+            endpoint_url=section.endpoint_url,
+            region=section.region,
+            connections=section.connections,
+            connect_timeout_s=section.connect_timeout_seconds,
+            read_timeout_s=section.read_timeout_seconds,
+        )
+    )
+
+
+def _fetcher(location: Location, section: WeightsSection) -> Fetcher:
+    return HubFetcher() if isinstance(location, HubModel) else make_s3_fetcher(section)
+
+
+def _url(location: HubModel | S3Prefix, folder: Path | None = None) -> str:
+    if isinstance(location, S3Prefix):
+        return location.url
+    # The snapshot's folder is named by its commit: the weights are of the same one as the tokenizer.
+    revision = folder.name if folder is not None else location.revision
+    return f"hf://{location.repo}" + (f"@{revision}" if revision else "")
+
+
+def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path:
+    stop = threading.Event()
+    timer = threading.Timer(SMALL_TIMEOUT_S, stop.set)
+    timer.daemon = True
+    timer.start()
+    url = _url(location)
+    try:
+        return fetcher.fetch(url, cache, wanted=is_small, stop=stop)
+    except Stopped:
+        raise TookTooLong(
+            f"{url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; start again"
+        ) from None
+    finally:
+        timer.cancel()

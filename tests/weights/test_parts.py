@@ -1,0 +1,205 @@
+"""The pieces a fetch is made of: addresses, byte ranges, part files, checksums, settings."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import Settings, load_settings
+from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
+from gateway.weights.errors import UnknownLocation
+from gateway.weights.intervals import length, missing, segments
+from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
+from gateway.weights.part_file import PartFile
+from gateway.weights.progress import LogProgress
+from gateway.weights.selection import is_safe, is_small, needed
+from gateway.weights.source import prepare
+from gateway.weights.values import Progress, RemoteFile
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("s3://bucket/a/b", S3Prefix("bucket", "a/b")),
+        ("s3://bucket/a/b/", S3Prefix("bucket", "a/b")),
+        ("s3://bucket", S3Prefix("bucket", "")),
+        ("org/name", HubModel("org/name")),
+        ("org/name@v1.2", HubModel("org/name", "v1.2")),
+        ("hf://models/demo", HubModel("models/demo")),
+        ("models/demo", LocalFolder(Path("models/demo"))),
+        ("models/dmeo", LocalFolder(Path("models/dmeo"))),
+        ("/srv/llama", LocalFolder(Path("/srv/llama"))),
+        ("./org/name", LocalFolder(Path("org/name"))),
+        ("llama", LocalFolder(Path("llama"))),
+    ],
+)
+def test_an_address_is_a_folder_a_hub_id_or_a_prefix(given: str, meant: object) -> None:
+    assert locate(given) == meant
+
+
+@pytest.mark.parametrize("given", ["s3://", "s3:///x", "gs://bucket/x", "https://host/model", "hf://name"])
+def test_another_address_is_refused_with_what_is_allowed(given: str) -> None:
+    with pytest.raises(UnknownLocation, match=r"://"):
+        locate(given)
+
+
+def test_a_local_folder_changes_nothing() -> None:
+    settings = load_settings(None, {})
+    prepared, weights = prepare(settings)
+    assert prepared is settings and not weights.remote and weights.folder == Path("models/demo")
+
+
+def test_a_model_that_is_only_counted_for_elsewhere_is_not_looked_up() -> None:
+    engine = {"kind": "none", "model": "s3://nowhere/model", "tokenizer": "models/demo"}
+    workers = {"worker": {"kind": "openai", "base_urls": ["http://127.0.0.1:1/v1"], "model": "base"}}
+    settings = Settings.model_validate({"engine": engine, "backends": workers})
+    prepared, weights = prepare(settings)
+    assert prepared is settings and not weights.remote
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("a", True),
+        ("a/b.json", True),
+        ("../a", False),
+        ("a//b", False),
+        ("/a", False),
+        ("a\\b", False),
+        ("a/.", False),
+    ],
+)
+def test_names_that_leave_their_folder_are_not_safe(name: str, safe: bool) -> None:
+    assert is_safe(name) is safe
+
+
+def test_weights_are_large_and_the_rest_is_small() -> None:
+    assert is_small("tokenizer.json") and is_small("tokenizer.model") and is_small("chat_template.jinja")
+    assert not is_small("model-00001-of-00002.safetensors") and not is_small("a/pytorch_model.bin")
+
+
+def test_other_formats_are_left_out_only_when_there_are_safetensors() -> None:
+    assert needed({"a.safetensors", "a.bin", "original/x.json"}) == {"a.safetensors"}
+    assert needed({"adapter_model.bin", "x.json"}) == {"adapter_model.bin", "x.json"}
+
+
+intervals = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8
+)
+
+
+@given(size=st.integers(0, 50), here=intervals, most=st.integers(1, 7))
+def test_here_and_missing_make_the_whole(size: int, here: list[tuple[int, int]], most: int) -> None:
+    gaps = missing(size, here)
+    have = {at for start, end in here for at in range(start, end)}
+    lack = [at for start, end in gaps for at in range(start, end)]
+    assert lack == [at for at in range(size) if at not in have]
+    cut = segments(gaps, most)
+    assert [at for start, end in cut for at in range(start, end)] == lack
+    assert all(end - start <= most for start, end in cut) and length(cut) == len(lack)
+
+
+@given(data=st.data())
+def test_a_part_file_knows_what_it_holds_after_any_end(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = data.draw(st.binary(min_size=1, max_size=64))
+    file = RemoteFile("m", len(content), "etag")
+    path = tmp_path_factory.mktemp("part") / "m.part"
+    cuts = st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))
+    for start, end in data.draw(st.lists(cuts.map(lambda p: (min(p), max(p))), max_size=5)):
+        with PartFile(path, file) as part:
+            part.write(start, content[start:end])
+        if data.draw(st.booleans()):
+            # The process died while it wrote a line.
+            journal = path.with_name("m.part.journal")
+            with journal.open("a") as torn:
+                torn.write(f"0 {len(content)}"[: data.draw(st.integers(0, 3))])
+    with PartFile(path, file) as part:
+        assert part.here == len(content) - length(part.missing)
+        for start, end in part.missing:
+            part.write(start, content[start:end])
+        part.finish(path.with_name("m"))
+    assert path.with_name("m").read_bytes() == content
+    assert [p.name for p in path.parent.iterdir()] == ["m"]
+
+
+def test_a_part_of_another_version_or_without_a_journal_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "m.part"
+    with PartFile(path, RemoteFile("m", 4, "one")) as part:
+        part.write(0, b"abcd")
+    with PartFile(path, RemoteFile("m", 4, "two")) as part:
+        assert part.missing == [(0, 4)]
+        part.write(0, b"ab")
+    path.with_name("m.part.journal").unlink()
+    with PartFile(path, RemoteFile("m", 4, "two")) as part:
+        assert part.missing == [(0, 4)]
+
+
+def test_progress_is_logged_now_and_then() -> None:
+    now = 0.0
+    with structlog.testing.capture_logs() as lines:
+        log = LogProgress("s3://b/m", lambda: now)
+        for now in (0.0, 1.0, 9.0, 11.0, 12.0, 22.0):
+            log(Progress(int(now) << 20, 44 << 20))
+    assert [(line["done_mib"], line["percent"], line["mib_per_s"]) for line in lines] == [
+        (11, 25, 1.0),
+        (22, 50, 1.0),
+    ]
+
+
+def nothing() -> None:
+    """No stop."""
+
+
+def test_each_kind_of_checksum_tells_good_from_bad(tmp_path: Path) -> None:
+    content = b"0123456789"
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(content)
+    bad.write_bytes(b"012345678x")
+    halves = hashlib.md5(content[:6]).digest() + hashlib.md5(content[6:]).digest()
+    for expected in (
+        Expected("sha256", hashlib.sha256(content).hexdigest(), 10),
+        Expected("sha1", hashlib.sha1(content).hexdigest(), 10),
+        Expected("md5", hashlib.md5(content).hexdigest().upper(), 10),
+        Expected("crc32", f"{zlib.crc32(content):08x}", 10),
+        Expected("multipart-md5", hashlib.md5(halves).hexdigest() + "-2", 10, 6),
+    ):
+        assert fault(good, expected, nothing) is None
+        assert expected.kind in (fault(bad, expected, nothing) or "")
+    assert fault(good, Expected("size", "", 11), nothing) == "10 bytes instead of 11"
+    assert fault(bad, Expected("size", "", 10), nothing) is None
+
+
+def test_manifests_name_files_below_their_own_folder() -> None:
+    digest = "A" * 64
+    assert read_manifest("SHA256SUMS", f"{digest}  a\n{digest} *./b/c\n# no\n") == {
+        "a": "a" * 64,
+        "b/c": "a" * 64,
+    }
+    assert read_manifest("x/SHA256SUMS", f"{digest}  a") == {"x/a": "a" * 64}
+    assert read_manifest("x/a.bin.sha256", f"{digest}\n") == {"x/a.bin": "a" * 64}
+    assert is_manifest("x/SHA256SUMS") and is_manifest("a.sha256") and not is_manifest("SHA256SUMS.txt")
+
+
+def test_what_s3_says_of_content_is_taken_at_its_worth() -> None:
+    md5, size = "0" * 32, 10
+    crc = base64.b64encode(bytes(4)).decode()
+    ask = lambda: 6  # noqa: E731
+    assert from_head({"ETag": f'"{md5}"'}, size, ask) == Expected("md5", md5, size)
+    assert from_head({"ETag": f'"{md5}"', "ChecksumCRC32": crc}, size, ask).kind == "crc32"
+    assert from_head({"ETag": f'"{md5}-2"'}, size, ask) == Expected("multipart-md5", f"{md5}-2", size, 6)
+    # Not digests of the whole content, or parts whose sizes are not known.
+    assert from_head({"ETag": f'"{md5}"', "ServerSideEncryption": "aws:kms"}, size, ask).kind == "size"
+    assert from_head({"ETag": f'"{md5}-2"', "ChecksumCRC32": crc}, size, ask).kind == "multipart-md5"
+    assert from_head({"ETag": f'"{md5}-3"'}, size, ask).kind == "size"
+    assert from_head({"ETag": f'"{md5}-2"'}, size, lambda: None).kind == "size"
+    composite = {"ETag": f'"{md5}-2"', "ChecksumSHA256": "x-2", "ChecksumType": "COMPOSITE"}
+    assert from_head(composite, size, ask).kind == "multipart-md5"
