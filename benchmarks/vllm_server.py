@@ -1,0 +1,442 @@
+"""Sluice with vLLM in process against vLLM's own OpenAI server: same model, flags and requests, in turn.
+
+    python -m benchmarks.vllm_server                (options: --help)
+
+Both are started once and warmed up. A round runs every concurrency on one, then on the other, who goes first
+alternating, the one that waits suspended. Callers stream chat completions of a fixed number of tokens over
+keep-alive connections, one request at a time each; every round asks new questions, the same to both. Sluice
+runs its whole journey: keys, budget, admission, routing, ledger, metrics, and spans sent to a collector (a
+sink here).
+
+Shown are medians over the rounds. "API CPU" is the processor time of the process that answers HTTP, in
+seconds for 1,000 requests: of Sluice the gateway, of vLLM its API server. Everything below it (engine core,
+worker) is "engine CPU". The load generator is the benchmark's own process and shares the machine with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import numpy as np
+import psutil
+import typer
+from aiohttp import web
+from rich.console import Console
+from rich.table import Table
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+KEY = "benchmark-key-0123456789abcdef"
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 30.0
+WORDS = ("manga", "volume", "order", "price", "author", "series", "shipping", "return", "release", "chapter")
+QUESTION_WORDS = 120
+# Never the end token: every answer has the same length on both sides.
+END_TOKEN = "2"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What both engines are told alike."""
+
+    model: str
+    dtype: str = "float32"
+    max_model_len: int = 4096
+    block_size: int = 32
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 8192
+    kv_cache_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One side at one concurrency in one round."""
+
+    elapsed_s: float
+    tokens: int
+    requests: int
+    failed: int
+    ttft_s: list[float]
+    tpot_s: list[float]
+    api_cpu_s: float
+    engine_cpu_s: float
+    chunks: int
+
+
+class Server:
+    """A server's process tree: its root answers HTTP, all below it is the engine."""
+
+    def __init__(
+        self, name: str, model: str, command: Sequence[str], env: dict[str, str], url: str, log: Path
+    ):
+        self.name = name
+        self.model = model
+        self.url = url
+        self.log = log
+        with log.open("w") as out:
+            self._process = subprocess.Popen(
+                command, cwd=REPOSITORY, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
+            )
+        self.root = psutil.Process(self._process.pid)
+
+    def tree(self) -> list[psutil.Process]:
+        """The root and all below it."""
+        return [self.root, *self.root.children(recursive=True)]
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Processor seconds so far: of the root, and of all below it."""
+        used = [sum(process.cpu_times()[:2]) for process in self.tree()]
+        return used[0], sum(used[1:])
+
+    def rss_mib(self) -> float:
+        """Resident memory of the root."""
+        return float(self.root.memory_info().rss) / 2**20
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Stops the whole tree for a while, so that its idle loops take no time from the other."""
+        tree = self.tree()
+        for process in tree:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in tree:
+                process.resume()
+
+    async def wait_ready(self, path: str) -> None:
+        """Until ``path`` answers 200."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < deadline:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"{self.name} ended:\n{self.log.read_text()[-3000:]}")
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(self.url + path) as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.25)
+        raise RuntimeError(f"{self.name} was not ready:\n{self.log.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        """Ends it, and what it may leave."""
+        tree = self.tree() if self.root.is_running() else []
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_TIMEOUT_S)
+        for process in tree:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+def sluice(flags: Flags, folder: Path, collector: str) -> Server:
+    """`sluice serve` with vLLM in process, every stage on."""
+    port = free_port()
+    env = {
+        "SLUICE_ADMIN_KEY": KEY,
+        "SLUICE_SERVER__PORT": str(port),
+        "SLUICE_ENGINE__KIND": "vllm",
+        "SLUICE_ENGINE__MODEL": flags.model,
+        "SLUICE_ENGINE__DTYPE": flags.dtype,
+        "SLUICE_ENGINE__MAX_MODEL_LEN": str(flags.max_model_len),
+        "SLUICE_ENGINE__BLOCK_SIZE": str(flags.block_size),
+        "SLUICE_ENGINE__MAX_NUM_SEQS": str(flags.max_num_seqs),
+        "SLUICE_ENGINE__MAX_NUM_BATCHED_TOKENS": str(flags.max_num_batched_tokens),
+        "SLUICE_ENGINE__KV_CACHE_BYTES": str(flags.kv_cache_bytes),
+        "SLUICE_ENGINE__SEED": "0",
+        "SLUICE_ENGINE__MAX_LORAS": "0",
+        "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
+        "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
+        "SLUICE_TRACING__OTLP_ENDPOINT": collector,
+        # All of the load is to be answered, as vLLM answers it: nothing is shed for its wait.
+        "SLUICE_ADMISSION__MAX_WAIT_MS": "600000",
+    }
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", "sluice.yaml"]
+    model = Path(flags.model).name
+    return Server("sluice", model, command, env, f"http://127.0.0.1:{port}", folder / "sluice.log")
+
+
+def vllm(flags: Flags, folder: Path) -> Server:
+    """vLLM's own OpenAI server."""
+    port = free_port()
+    options = {
+        "--model": flags.model,
+        "--served-model-name": Path(flags.model).name,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--api-key": KEY,
+        "--dtype": flags.dtype,
+        "--max-model-len": str(flags.max_model_len),
+        "--block-size": str(flags.block_size),
+        "--max-num-seqs": str(flags.max_num_seqs),
+        "--max-num-batched-tokens": str(flags.max_num_batched_tokens),
+        "--kv-cache-memory-bytes": str(flags.kv_cache_bytes),
+        "--scheduling-policy": "priority",
+        "--seed": "0",
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [part for pair in options.items() for part in pair]
+    command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    model = Path(flags.model).name
+    return Server("vllm", model, command, env, f"http://127.0.0.1:{port}", folder / "vllm.log")
+
+
+def questions(count: int, seed: str) -> list[str]:
+    """Texts of about 200 tokens, none of them alike at its beginning."""
+    rng = random.Random(seed)
+    return [f"{rng.randrange(10**9)} " + " ".join(rng.choices(WORDS, k=QUESTION_WORDS)) for _ in range(count)]
+
+
+async def ask(
+    session: aiohttp.ClientSession, server: Server, question: str, tokens: int
+) -> tuple[float, float, int, int] | None:
+    """Seconds to the first piece of text and from there to the last, tokens, chunks; ``None``: it failed."""
+    body = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "logit_bias": {END_TOKEN: -100},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    begun = time.perf_counter()
+    first = last = 0.0
+    chunks, told = 0, b""
+    async with session.post(f"{server.url}/v1/chat/completions", json=body) as answer:
+        if answer.status != 200:
+            return None
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            chunks += 1
+            told = line
+            if re.search(rb'"content":\s*"[^"]', line):
+                last = time.perf_counter()
+                first = first or last
+    usage = json.loads(told[6:]).get("usage")
+    if not usage or not first:
+        return None
+    return first - begun, last - first, usage["completion_tokens"], chunks
+
+
+async def drive(server: Server, asked: Sequence[str], concurrency: int, tokens: int) -> Run:
+    """All questions, so many at a time."""
+    waiting = iter(asked)
+    done: list[tuple[float, float, int, int] | None] = []
+    headers = {"Authorization": f"Bearer {KEY}"}
+    timeout = aiohttp.ClientTimeout(total=600)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
+
+        async def caller() -> None:
+            while (question := next(waiting, None)) is not None:
+                done.append(await ask(session, server, question, tokens))
+
+        api, engine = server.cpu_s()
+        begun = time.perf_counter()
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(concurrency):
+                callers.create_task(caller())
+        elapsed = time.perf_counter() - begun
+        api_after, engine_after = server.cpu_s()
+    good = [one for one in done if one is not None]
+    return Run(
+        elapsed_s=elapsed,
+        tokens=sum(one[2] for one in good),
+        requests=len(done),
+        failed=len(done) - len(good),
+        ttft_s=[one[0] for one in good],
+        tpot_s=[one[1] / max(1, one[2] - 1) for one in good],
+        api_cpu_s=api_after - api,
+        engine_cpu_s=engine_after - engine,
+        chunks=sum(one[3] for one in good),
+    )
+
+
+def summarize(runs: Sequence[Run]) -> dict[str, float]:
+    """Medians over the rounds."""
+
+    def median(value: Any) -> float:
+        return statistics.median(value(run) for run in runs)
+
+    def at(times: Sequence[float], p: float) -> float:
+        return float(np.percentile(times, p)) * 1e3 if times else float("nan")
+
+    return {
+        "tokens_per_s": median(lambda run: run.tokens / run.elapsed_s),
+        "ttft_p50_ms": median(lambda run: at(run.ttft_s, 50)),
+        "ttft_p99_ms": median(lambda run: at(run.ttft_s, 99)),
+        "tpot_p50_ms": median(lambda run: at(run.tpot_s, 50)),
+        "api_cpu_s_per_1000": median(lambda run: run.api_cpu_s / run.requests * 1e3),
+        "engine_cpu_s_per_1000": median(lambda run: run.engine_cpu_s / run.requests * 1e3),
+        "tokens_per_chunk": median(lambda run: run.tokens / max(1, run.chunks)),
+        "failed": sum(run.failed for run in runs),
+    }
+
+
+def show(console: Console, rows: dict[tuple[str, int], dict[str, float]], levels: Sequence[int]) -> None:
+    """One table of both, and how far Sluice is from vLLM."""
+    table = Table(title="medians over the rounds; ratio: Sluice / vLLM")
+    names = {
+        "tokens_per_s": "tok/s",
+        "ttft_p50_ms": "TTFT p50 ms",
+        "ttft_p99_ms": "TTFT p99 ms",
+        "tpot_p50_ms": "TPOT p50 ms",
+        "api_cpu_s_per_1000": "API CPU s/1000",
+        "engine_cpu_s_per_1000": "engine CPU s/1000",
+        "tokens_per_chunk": "tok/chunk",
+        "failed": "failed",
+    }
+    table.add_column("callers", justify="right")
+    table.add_column("")
+    for heading in names.values():
+        table.add_column(heading, justify="right")
+    for level in levels:
+        ours, theirs = rows["sluice", level], rows["vllm", level]
+        for name, row in (("sluice", ours), ("vllm", theirs)):
+            table.add_row(str(level), name, *[f"{row[key]:.1f}" for key in names])
+        ratios = [f"{ours[key] / theirs[key]:.2f}" if theirs[key] else "" for key in names]
+        table.add_row("", "ratio", *ratios, end_section=True)
+    console.print(table)
+
+
+@contextmanager
+def profiled(server: Server, path: Path | None) -> Iterator[None]:
+    """py-spy on the server's root while the block runs."""
+    if path is None:
+        yield
+        return
+    # Who holds the interpreter's lock; a thread that waits would be taken for a busy one otherwise.
+    command = [
+        "py-spy",
+        "record",
+        "--gil",
+        "--pid",
+        str(server.root.pid),
+        "--format",
+        "raw",
+        "--output",
+        str(path),
+    ]
+    with subprocess.Popen(
+        [*command, "--rate", "200", "--duration", "3600"], stderr=subprocess.DEVNULL
+    ) as spy:
+        try:
+            yield
+        finally:
+            spy.send_signal(2)
+            spy.wait(60)
+
+
+async def sink(request: web.Request) -> web.Response:
+    """Takes spans and forgets them."""
+    await request.read()
+    return web.Response()
+
+
+async def measure(
+    servers: Sequence[Server],
+    levels: Sequence[int],
+    rounds: int,
+    requests: int,
+    tokens: int,
+    profile: Path | None,
+) -> dict[tuple[str, int], list[Run]]:
+    """All rounds."""
+    runs: dict[tuple[str, int], list[Run]] = {}
+    for server, other in (servers, servers[::-1]):
+        with other.suspended():
+            await drive(server, questions(max(levels), "warm"), max(levels), tokens)
+    for number in range(rounds):
+        for server, other in (servers, servers[::-1])[:: 1 if number % 2 == 0 else -1]:
+            with other.suspended():
+                for level in levels:
+                    asked = questions(max(requests, 3 * level), f"{number}/{level}")
+                    runs.setdefault((server.name, level), []).append(
+                        await drive(server, asked, level, tokens)
+                    )
+    if profile is not None:
+        for server, other in (servers, servers[::-1]):
+            with other.suspended(), profiled(server, profile / f"{server.name}.txt"):
+                await drive(server, questions(requests * 10, "profile"), min(32, max(levels)), tokens)
+    return runs
+
+
+def main(
+    model: Annotated[str, typer.Option(help="The model's folder.")] = str(REPOSITORY / "models" / "demo"),
+    concurrency: Annotated[str, typer.Option(help="Callers at a time.")] = "1,8,32,64",
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    requests: Annotated[int, typer.Option(min=1, help="At least so many a run, three for each caller.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 64,
+    profile: Annotated[
+        Path | None, typer.Option(help="Folder for py-spy's stacks of both API processes.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where the figures go too.")] = None,
+) -> None:
+    """Compare, print a table."""
+    levels = [int(part) for part in concurrency.split(",")]
+    flags = Flags(model)
+    console = Console(width=150)
+
+    async def run() -> tuple[dict[tuple[str, int], list[Run]], dict[str, float]]:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", sink)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            servers = [sluice(flags, folder, f"http://127.0.0.1:{port}"), vllm(flags, folder)]
+            for server, path in zip(servers, ("/ready", "/health"), strict=True):
+                stack.callback(server.close)
+                await server.wait_ready(path)
+            if profile is not None:
+                profile.mkdir(parents=True, exist_ok=True)
+            runs = await measure(servers, levels, rounds, requests, tokens, profile)
+            memory = {server.name: round(server.rss_mib()) for server in servers}
+        await runner.cleanup()
+        return runs, memory
+
+    runs, memory = asyncio.run(run())
+    rows = {key: summarize(each) for key, each in runs.items()}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    console.print(
+        f"{machine}; {rounds} rounds, at least {requests} requests of {tokens} tokens a run; {flags}"
+    )
+    show(console, rows, levels)
+    console.print(f"resident memory of the API process, MiB: {memory}")
+    if json_file is not None:
+        named = {f"{name}/{level}": row for (name, level), row in rows.items()}
+        json_file.write_text(json.dumps({"flags": asdict(flags), "rows": named, "rss_mib": memory}, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,141 @@
+"""vLLM in process, as a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+from admission.values import Load
+from engine import errors
+from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.port import BackendState, Completion, DeltaSink, Feature, Work
+from gateway.backends.vllm.adapters import VllmAdapters
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.values import Ask, LoadedEngine
+from gateway.contracts.values import Sampling, Usage
+from resilience.failures import BackendFailure, FailureKind
+
+T = TypeVar("T")
+
+FEATURES = frozenset(Feature)
+
+
+class VllmBackend:
+    """Generates on vLLM in the gateway's process tree.
+
+    Args:
+        name: its name in the configuration.
+        model: the base model's public id.
+        engine: the loaded engine; ``None`` while there is none.
+        state: where the engine stands.
+        board: its figures.
+        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller is silent.
+        loaded: the adapters that the engine holds.
+        shelf: makes room for them; shared by all backends of one engine.
+        share_prefixes: let tenants find each other's cached prefixes.
+    """
+
+    kind = "vllm"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: str,
+        engine: Callable[[], LoadedEngine | None],
+        state: Callable[[], BackendState],
+        board: SignalBoard,
+        defaults: Sampling,
+        loaded: VllmAdapters,
+        shelf: AdapterShelf,
+        share_prefixes: bool,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self._engine = engine
+        self._state = state
+        self._board = board
+        self._defaults = defaults
+        self._loaded = loaded
+        self._shelf = shelf
+        self._share_prefixes = share_prefixes
+        self.features = FEATURES if shelf.places else FEATURES - {Feature.LORA}
+
+    @property
+    def state(self) -> BackendState:
+        """Where the engine stands."""
+        return self._state()
+
+    @property
+    def load(self) -> Load | None:
+        """The engine's load after its last step."""
+        engine = self._engine()
+        return None if engine is None else self._board.load(engine.shape)
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate; leaving early, in whatever way, aborts the sequences at once."""
+        engine = self._engine()
+        if engine is None or self.state is not BackendState.READY:
+            raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
+        if not work.token_ids:
+            raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
+        longest = engine.shape.max_model_len - 1
+        if len(work.token_ids) > longest:
+            raise BackendFailure(
+                FailureKind.TOKEN_LIMIT_EXCEEDED,
+                f"the prompt has {len(work.token_ids)} tokens; allowed: at most {longest}",
+            )
+        async with AsyncExitStack() as held:
+            lora = None
+            if work.adapter is not None:
+                try:
+                    await held.enter_async_context(self._shelf.hold(work.adapter))
+                except errors.EngineDead as error:
+                    raise BackendFailure(FailureKind.ENGINE_DEAD, str(error)) from error
+                except errors.EngineError as error:
+                    raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
+                lora = self._loaded.get(work.adapter.adapter_id)
+            held.enter_context(self._board.sequences(work.sampling.n))
+            outcome = await engine.run(
+                Ask(
+                    request_id=work.generation_id,
+                    token_ids=work.token_ids,
+                    sampling=filled(work.sampling, self._defaults),
+                    response_format=work.response_format,
+                    priority=work.priority,
+                    cache_salt=None if self._share_prefixes else work.cache_salt,
+                    lora=lora,
+                ),
+                out,
+            )
+        return Completion(
+            outcome.reasons[0],
+            Usage(len(work.token_ids), outcome.output_tokens, outcome.cached_tokens),
+            outcome.queue_wait_s,
+            outcome.reasons[1:],
+        )
+
+
+def filled(asked: Sampling, default: Sampling) -> Sampling:
+    """What the caller asked, gaps filled by the checkpoint's wishes, else by what changes nothing.
+
+    Raises:
+        BackendFailure: ``max_tokens`` is not set.
+    """
+    if asked.max_tokens is None:
+        raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
+    return replace(
+        asked,
+        temperature=_first(asked.temperature, default.temperature, 1.0),
+        top_p=_first(asked.top_p, default.top_p, 1.0),
+        top_k=max(0, _first(asked.top_k, default.top_k, 0)),
+        min_p=_first(asked.min_p, default.min_p, 0.0),
+    )
+
+
+def _first(asked: T | None, default: T | None, neutral: T) -> T:
+    if asked is not None:
+        return asked
+    return default if default is not None else neutral

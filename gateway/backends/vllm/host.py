@@ -1,0 +1,299 @@
+"""vLLM as the gateway's engine in process: its start, its end, and what is known of it in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from engine.errors import EngineDead, EngineStartError
+from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.host import EngineFacts
+from gateway.backends.port import Backend, BackendState, Delta
+from gateway.backends.vllm import arguments, preload
+from gateway.backends.vllm.adapters import VllmAdapters
+from gateway.backends.vllm.backend import VllmBackend
+from gateway.backends.vllm.child_logs import ChildLogs
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.start_errors import check_folder, explain
+from gateway.backends.vllm.values import Ask
+from gateway.config_engine import EngineSection
+from gateway.contracts.values import FormatType, ResponseFormat, Sampling
+from observability.events import EngineFigures
+from resilience.failures import BackendFailure
+
+if TYPE_CHECKING:
+    from gateway.backends.vllm.compat import Engine
+
+# How often a start that was given up looks for processes that it has made meanwhile.
+GIVE_UP_EVERY_S = 0.1
+# vLLM's own end, beyond the time that its core was given.
+SHUTDOWN_GRACE_S = 5.0
+# A block and a bit, so that the second warm-up prompt finds the first one's block.
+WARM_UP_PROMPT = 48
+WARM_UP_TOKENS = 8
+WARM_UP_TIMEOUT_S = 300.0
+
+
+class GivenUpError(Exception):
+    """The start was given up while its thread was still at work."""
+
+
+class VllmHost:
+    """Starts and stops vLLM and makes backends on it.
+
+    Importing vLLM and loading the model happen in a thread: the event loop goes on answering ``/ping``.
+
+    Args:
+        section: the engine's configuration; ``kind`` is ``vllm``.
+        adapters_registered: whether the registry lists any adapter.
+        defaults: sampling of the checkpoint, where the caller is silent.
+        token_bytes: what a token id stands for; log-probabilities name tokens by it.
+        on_step: takes the counter of preemptions after each step.
+        on_death: told once, when the engine's core dies.
+        new_seed: seeds requests that bring none, when ``engine.seed`` is unset.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        section: EngineSection,
+        *,
+        adapters_registered: bool,
+        defaults: Sampling,
+        token_bytes: Callable[[int], bytes],
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        new_seed: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._section = section
+        self._defaults = defaults
+        self._token_bytes = token_bytes
+        self._on_step = on_step
+        self._on_death = on_death
+        self._new_seed = new_seed
+        self._clock = clock
+        self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
+        self._board = SignalBoard()
+        self._adapters = VllmAdapters(lambda: self._engine)
+        places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
+        self._shelf = AdapterShelf(self._adapters, places)
+        self._state = BackendState.STARTING
+        self._begun = False
+        self._engine: Engine | None = None
+        self._facts: EngineFacts | None = None
+        self._logs: ChildLogs | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._loading: Future[Engine] | None = None
+        self._given_up = threading.Event()
+        self._has_processes = False
+        self._sentinels: list[int] = []
+        self._ending = asyncio.Lock()
+
+    @property
+    def state(self) -> BackendState:
+        """Where the engine stands."""
+        if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
+            return BackendState.DEAD
+        return self._state
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """What has loaded."""
+        return self._facts
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences asked for and not had back."""
+        return self._board.in_flight
+
+    @property
+    def told(self) -> tuple[int, int, float]:
+        """Running, waiting and KV usage as the engine told them after its last step."""
+        return self._board.told
+
+    def figures(self) -> EngineFigures | None:
+        """What the metrics show of it."""
+        if self._facts is None or self._engine is None:
+            return None
+        return self._board.figures(self._section.model_id, self._engine.shape)
+
+    def backend(self, name: str) -> Backend:
+        """The engine as a backend; all of them share its adapters."""
+        return VllmBackend(
+            name,
+            model=self._section.model_id,
+            engine=lambda: self._engine,
+            state=lambda: self.state,
+            board=self._board,
+            defaults=self._defaults,
+            loaded=self._adapters,
+            shelf=self._shelf,
+            share_prefixes=self._section.share_prefix_across_tenants,
+        )
+
+    async def start(self) -> EngineFacts:
+        """Import vLLM, load the model, warm up.
+
+        Raises:
+            EngineStartError: it cannot be started, or was started before; after that, or when cancelled, no
+                process is left.
+        """
+        if self._begun or self._state is not BackendState.STARTING:
+            raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
+        self._begun = True
+        begun = self._clock()
+        logs = self._logs = ChildLogs()
+        try:
+            check_folder(self._section)
+            logs.listen()
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
+            self._loading = self._thread.submit(self._load, logs)
+            engine = await asyncio.wrap_future(self._loading)
+            self._engine = engine
+            self._watch()
+            async with asyncio.timeout(WARM_UP_TIMEOUT_S):
+                await engine.prepare()
+                await self._warm_up(engine)
+        except BaseException as error:
+            told = logs.errors
+            await self.stop(0.0)
+            if not isinstance(error, Exception) or isinstance(error, GivenUpError):
+                raise
+            raise explain(error, told, self._section) from error
+        logs.started()
+        self._board.forget()
+        shape = engine.shape
+        load_s = {"load_s": round(self._clock() - begun, 2)}
+        self._facts = EngineFacts(
+            shape.max_model_len, shape.block_size, shape.total_blocks, {**shape.details, **load_s}
+        )
+        self._state = BackendState.READY
+        return self._facts
+
+    def _load(self, logs: ChildLogs) -> Engine:
+        """In the thread: all that blocks."""
+        compat = importlib.import_module("gateway.backends.vllm.compat")
+        version = compat.installed_version()
+        compat.prepare_environment(self._log_config(logs))
+        self._has_processes = True
+        with preload.resting_collector():
+            preload.load_torch_libraries()
+            vllm = compat.load(version, self._go_on)
+        asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
+        engine: Engine = vllm.start(asked, self._section, self._board, self._token_bytes, self._stepped)
+        gc.freeze()
+        if self._given_up.is_set():
+            engine.shutdown(0.0)
+            self._go_on()
+        return engine
+
+    def _log_config(self, logs: ChildLogs) -> Path | None:
+        if self._section.distributed_executor_backend == "ray":
+            return None  # its workers run on other machines
+        return logs.write_config(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
+
+    def _go_on(self) -> None:
+        if self._given_up.is_set():
+            raise GivenUpError("the engine's start was given up")
+
+    def _stepped(self) -> None:
+        self._on_step(self._board.preemptions)
+
+    async def _warm_up(self, engine: Engine) -> None:
+        """The first prefill, the first decode, drawing, and the grammar compiler: each is slow once."""
+        length = min(WARM_UP_PROMPT, engine.shape.max_model_len - WARM_UP_TOKENS)
+        drawn = Sampling(max_tokens=WARM_UP_TOKENS, temperature=1.0, top_p=0.9, top_k=5, min_p=0.0, seed=1)
+        greedy = Sampling(max_tokens=WARM_UP_TOKENS, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+        for number, (sampling, shape) in enumerate(
+            (
+                (greedy, ResponseFormat()),
+                (drawn, ResponseFormat()),
+                (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
+            )
+        ):
+            with (
+                contextlib.suppress(BackendFailure)
+                if shape.type is not FormatType.TEXT
+                else contextlib.nullcontext()
+            ):
+                await engine.run(
+                    Ask(f"warm-up-{number}", (1,) * length, sampling, shape, cache_salt="warm-up"), _discard
+                )
+
+    def _watch(self) -> None:
+        """Learn of the core's death from the kernel, also when nothing is in flight."""
+        processes = importlib.import_module("gateway.backends.vllm.processes")
+        self._sentinels = processes.core_sentinels()
+        for sentinel in self._sentinels:
+            asyncio.get_running_loop().add_reader(sentinel, self._died)
+
+    def _unwatch(self) -> None:
+        for sentinel in self._sentinels:
+            asyncio.get_running_loop().remove_reader(sentinel)
+            os.close(sentinel)
+        self._sentinels = []
+
+    def _died(self) -> None:
+        self._unwatch()
+        if self._state is BackendState.READY:
+            self._state = BackendState.DEAD
+            self._on_death(EngineDead("vLLM's core process has ended"))
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the engine, also one whose start is under way; no process of it is left."""
+        self._given_up.set()
+        if self._state is not BackendState.DEAD:
+            self._state = BackendState.STOPPED
+        async with self._ending:
+            self._unwatch()
+            if self._thread is not None:
+                await self._end(timeout_s)
+                self._thread.shutdown(wait=False)
+                self._thread = None
+            if self._logs is not None:
+                self._logs.close()
+                self._logs = None
+                # What the start set aside is looked at again, else libraries report leaks when Python ends.
+                gc.unfreeze()
+
+    async def _end(self, timeout_s: float) -> None:
+        while self._loading is not None and not self._loading.done():
+            # The thread cannot be interrupted, but what it waits for can be ended.
+            if self._has_processes:
+                _kill_now()
+            await asyncio.to_thread(wait, [self._loading], GIVE_UP_EVERY_S)
+        if not self._has_processes:
+            return
+        processes = importlib.import_module("gateway.backends.vllm.processes")
+        loop = asyncio.get_running_loop()
+        left = processes.below()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s + SHUTDOWN_GRACE_S):
+                    await loop.run_in_executor(self._thread, engine.shutdown, timeout_s)
+        still = await asyncio.to_thread(processes.kill, [*left, *processes.below()])
+        if still:
+            structlog.get_logger("vllm").error("processes are left", pids=[process.pid for process in still])
+
+
+def _kill_now() -> None:
+    """End vLLM's processes without waiting for them."""
+    processes = importlib.import_module("gateway.backends.vllm.processes")
+    processes.kill(processes.below(), 0.0)
+
+
+async def _discard(delta: Delta) -> None:
+    """The warm-up's text is nobody's."""

@@ -1,0 +1,91 @@
+"""What the gateway asks of a loaded vLLM and what comes back, in terms that no version of vLLM changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from gateway.backends.port import DeltaSink
+from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A loaded adapter: the name that metrics show, vLLM's integer for these weights, and their folder."""
+
+    name: str
+    number: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to the engine.
+
+    ``sampling`` has no gaps left: what the caller did not say is filled in. ``priority`` is the gateway's,
+    higher first.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    response_format: ResponseFormat
+    priority: int = 0
+    cache_salt: str | None = None
+    lora: Lora | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, as the engine counted it: a reason for each text, tokens, seconds in its queue."""
+
+    reasons: tuple[FinishReason, ...]
+    output_tokens: int
+    cached_tokens: int
+    queue_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What has loaded, as it really holds."""
+
+    max_model_len: int
+    block_size: int
+    total_blocks: int
+    max_num_seqs: int
+    max_loras: int
+    details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class LoadedEngine(Protocol):
+    """A running vLLM."""
+
+    @property
+    def shape(self) -> Shape:
+        """What has loaded."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether its core has ended by itself."""
+
+    async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
+        """Generate. Left early, in whatever way, the request is aborted.
+
+        Raises:
+            BackendFailure: it could not be done.
+        """
+
+    async def add_lora(self, lora: Lora) -> None:
+        """Load an adapter beside the others.
+
+        Raises:
+            engine.errors.EngineError: it cannot be loaded; nothing has changed.
+        """
+
+    async def remove_lora(self, number: int) -> None:
+        """Forget an adapter."""
+
+    def shutdown(self, timeout_s: float) -> None:
+        """End the core, by force after ``timeout_s``. Blocks; not for the event loop."""

@@ -1,0 +1,70 @@
+"""vLLM in the process tree of the tests, as the gateway has it in its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gateway.backends.port import Delta
+from gateway.backends.vllm.host import VllmHost
+from gateway.config_engine import EngineSection
+from gateway.model_text import sampling_defaults
+from tests.conformance.harness import (
+    ADAPTERS,
+    BLOCK_SIZE,
+    DEMO_MODEL,
+    MAX_LORA_RANK,
+    MAX_MODEL_LEN,
+    Specimen,
+    demo_tokenizer,
+    make_adapters,
+)
+
+
+@asynccontextmanager
+async def vllm_in_process(folder: Path) -> AsyncIterator[Specimen]:
+    """A host with one backend on it."""
+    tokenizer = demo_tokenizer()
+    section = EngineSection(
+        kind="vllm",
+        model=str(DEMO_MODEL),
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=16,
+        kv_cache_bytes=64 << 20,
+        num_threads=1,
+        enforce_eager=True,
+        max_loras=len(ADAPTERS),
+        max_lora_rank=MAX_LORA_RANK,
+        seed=0,
+    )
+    host = VllmHost(
+        section,
+        adapters_registered=True,
+        defaults=sampling_defaults(DEMO_MODEL),
+        token_bytes=tokenizer.token_bytes,
+        on_step=lambda preemptions: None,
+        on_death=lambda error: None,
+        new_seed=lambda: 0,
+    )
+    await host.start()
+    backend = host.backend("local")
+    specimen: Specimen
+
+    async def idle() -> bool:
+        """What is left of others shows in what the engine tells when it has stepped again."""
+        if host.in_flight:
+            return False
+        await backend.generate(specimen.work("Hello", max_tokens=1, cache_salt="idle"), _ignore)
+        return host.told == (0, 0, 0.0)
+
+    specimen = Specimen(backend, idle, make_adapters(folder), tokenizer)
+    try:
+        yield specimen
+    finally:
+        await host.stop(10.0)
+
+
+async def _ignore(delta: Delta) -> None:
+    """Nobody reads it."""

@@ -1,0 +1,120 @@
+"""The engine's figures between its steps."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.backends.vllm.values import Shape
+from observability.metrics import Metrics
+
+SHAPE = Shape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
+
+
+def told(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more: object) -> None:
+    board.scheduled(
+        0, running=running, waiting=waiting, kv_usage=kv_usage, prefix_queries=10, prefix_hits=4, **more
+    )
+
+
+def test_what_the_engine_told_last_is_the_load() -> None:
+    board = SignalBoard()
+    with board.sequences(5):
+        told(board, 2, 3, 0.5)
+        load = board.load(SHAPE)
+    assert (load.running, load.waiting, load.kv_usage) == (2, 3, 0.5)
+    assert (load.total_blocks, load.block_size, load.max_running) == (100, 32, 8)
+
+
+def test_after_the_last_abort_nothing_is_left_though_the_engine_does_not_step_again() -> None:
+    board = SignalBoard()
+    with board.sequences(4):
+        told(board, 4, 0, 0.7)
+    load = board.load(SHAPE)
+    assert (load.running, load.waiting, load.kv_usage) == (0, 0, 0.0)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 1))),
+    held=st.lists(st.integers(1, 8), max_size=6),
+)
+def test_no_more_run_and_wait_than_were_asked_for(
+    steps: list[tuple[int, int, float]], held: list[int]
+) -> None:
+    board = SignalBoard()
+    with ExitStack() as stack:
+        for count in held:
+            stack.enter_context(board.sequences(count))
+        for running, waiting, kv_usage in steps:
+            told(board, running, waiting, kv_usage)
+            load = board.load(SHAPE)
+            assert load.running + load.waiting <= sum(held) == board.in_flight
+            assert load.running >= 0 <= load.waiting
+            assert 0 <= load.kv_usage <= 1
+    assert board.in_flight == 0
+
+
+def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> None:
+    board = SignalBoard()
+    told(board, 1, 0, 0.1)
+    board.generated(
+        preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.2], ended_s=[(0.1, 0.2)]
+    )
+    board.forget()
+    for _ in range(3):
+        told(board, 1, 0, 0.1)
+        board.generated(
+            preemptions=1, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
+        )
+    figures = board.figures("base", SHAPE)
+    assert (figures.prefix_queries, figures.prefix_hits, figures.preemptions) == (30, 12, 3)
+    assert (figures.prompt_tokens, figures.generation_tokens) == (15, 6)
+    assert [sum(kept.counts) for kept in figures.distributions] == [3, 3, 3]
+
+
+def scrape(board: SignalBoard) -> str:
+    metrics = Metrics(version="0")
+    metrics.read_engine(lambda: board.figures("base", SHAPE))
+    return metrics.render().decode()
+
+
+def test_a_scrape_shows_vllms_current_names() -> None:
+    board = SignalBoard()
+    with board.sequences(3):
+        told(board, 2, 1, 0.25)
+        board.generated(
+            preemptions=0, prompt_tokens=5, generation_tokens=2, first_tokens_s=[0.03], ended_s=[(0.1, 0.2)]
+        )
+        text = scrape(board)
+    labels = '{engine="0",model_name="base"}'
+    for line in (
+        f"vllm:num_requests_running{labels} 2.0",
+        f"vllm:num_requests_waiting{labels} 1.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.25",
+        f"vllm:prefix_cache_queries_total{labels} 10.0",
+        f"vllm:prefix_cache_hits_total{labels} 4.0",
+        f"vllm:num_preemptions_total{labels} 0.0",
+        f"vllm:prompt_tokens_total{labels} 5.0",
+        f"vllm:generation_tokens_total{labels} 2.0",
+        f"vllm:time_to_first_token_seconds_count{labels} 1.0",
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.04",model_name="base"} 1.0',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.02",model_name="base"} 0.0',
+        'vllm:cache_config_info{block_size="32",engine="0",model_name="base",num_gpu_blocks="100"} 1.0',
+    ):
+        assert line in text, line
+
+
+def test_adapters_show_after_one_was_used_and_their_names_go_when_they_rest() -> None:
+    board = SignalBoard()
+    assert "lora_requests_info" not in scrape(board)
+    with board.sequences(2):
+        told(board, 1, 1, 0.1, running_loras=["a", "b"], waiting_loras=["c"])
+        busy = scrape(board)
+    expected = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} '
+    assert expected in busy
+    value = float(busy.split(expected)[1].split("\n")[0])
+    assert value > 1.7e9, "seconds since 1970"
+    assert 'running_lora_adapters="",waiting_lora_adapters=""' in scrape(board)
