@@ -1,0 +1,1 @@
+"""Remote workers as one backend: a pool of servers that speak OpenAI's contract."""

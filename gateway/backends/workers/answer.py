@@ -1,0 +1,257 @@
+"""A worker's stream of chunks as the port's deltas and completion; sans-I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from gateway.backends.port import Completion, Delta, Work
+from gateway.backends.workers.errors import BadHttp, ConnectionLost
+from gateway.backends.workers.logprobs import LogprobReader
+from gateway.backends.workers.refusal import failure_in_stream
+from gateway.backends.workers.sse import EventReader
+from gateway.contracts.values import FinishReason, TokenLogprob, Usage
+from resilience.failures import BackendFailure
+
+DONE = b"[DONE]"
+
+_REASONS: Mapping[str, FinishReason] = MappingProxyType(
+    {
+        "stop": FinishReason.STOP,
+        "length": FinishReason.LENGTH,
+        "abort": FinishReason.CANCELLED,
+        "error": FinishReason.ERROR,
+    }
+)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timings(msgspec.Struct):
+    queue_wait_ms: float | None = None
+
+
+class _Sluice(msgspec.Struct):
+    finish_reason: str | None = None
+    fallback: msgspec.Raw = msgspec.Raw(b"null")
+    timings: _Timings | None = None
+
+
+class _Metrics(msgspec.Struct):
+    queue_time_ms: float | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    sluice: _Sluice | None = None
+    metrics: _Metrics | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+_NULL = msgspec.Raw(b"null")
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    The chunks of one read come out as one delta a text. A chunk with text counts as one token, with
+    log-probabilities as many as they are; what the worker's usage says beside that comes with a last, empty
+    delta. Chunks without text make no delta, so that nothing counts as delivered before there is something.
+    ``begun`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
+
+    Args:
+        work: what was asked.
+        token_bytes: what a token id stands for.
+        running_counts: each chunk's usage tells how many tokens of its text there have been.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_counts",
+        "_events",
+        "_fault",
+        "_logprobs",
+        "_queue_wait_s",
+        "_reasons",
+        "_running_counts",
+        "_sluice",
+        "_usage",
+        "_work",
+        "begun",
+        "done",
+    )
+
+    def __init__(
+        self, work: Work, token_bytes: Callable[[int], bytes], *, running_counts: bool = False
+    ) -> None:
+        self._work = work
+        self._running_counts = running_counts
+        self._counts: dict[int, int] = {}
+        self._fault: BadHttp | BackendFailure | None = None
+        self._events = EventReader()
+        self._logprobs = LogprobReader(work.sampling.logprobs, token_bytes)
+        self._reasons: dict[int, str] = {}
+        self._usage: _Usage | None = None
+        self._sluice: _Sluice | None = None
+        self._queue_wait_s = 0.0
+        self._counted = 0
+        self.begun = False
+        self.done = False
+
+    @property
+    def told_usage(self) -> bool:
+        """Whether the worker counted the tokens itself."""
+        return self._usage is not None and self._usage.completion_tokens is not None
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """The deltas that ``data`` completes; then :meth:`check` tells whether more can be hoped for.
+
+        Raises:
+            BadHttp: an event is too long, or of a text that nobody asked for.
+        """
+        chunks = []
+        for event in self._events.feed(data):
+            if event == DONE:
+                self.done = True
+                break
+            try:
+                chunk = _chunk(event)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._fault = BadHttp("an event of the stream is no chunk of OpenAI's contract")
+                break
+            if chunk.error != _NULL:
+                self._fault = failure_in_stream(bytes(chunk.error))
+                break
+            chunks.append(chunk)
+        if len(chunks) == 1 and (text := _plain_text(chunks[0])) is not None:
+            # A token of a plain stream, as nearly all reads of one bring: no more is made than is needed.
+            self.begun = True
+            self._counted += 1
+            return [Delta(text, 1)]
+        return self._joined(chunks)
+
+    def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
+        texts: dict[int, list[str]] = {}
+        tokens: dict[int, int] = {}
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        told: dict[int, int] = {}
+        for chunk in chunks:
+            for choice in chunk.choices or ():
+                self.begun = True
+                index = choice.index
+                text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+                if choice.logprobs != _NULL:
+                    entries = self._logprobs.read(bytes(choice.logprobs))
+                    logprobs.setdefault(index, []).extend(entries)
+                    tokens[index] = tokens.get(index, 0) + len(entries)
+                    texts.setdefault(index, []).append(text)
+                elif text:
+                    texts.setdefault(index, []).append(text)
+                    tokens[index] = tokens.get(index, 0) + 1
+                if self._running_counts and chunk.usage is not None:
+                    told[index] = chunk.usage.completion_tokens or 0
+                if choice.finish_reason is not None:
+                    self._reasons[index] = choice.finish_reason
+            if chunk.usage is not None:
+                self._usage = chunk.usage
+            if chunk.sluice is not None:
+                self._sluice = chunk.sluice
+            if chunk.metrics is not None:
+                self._queue_wait_s = (chunk.metrics.queue_time_ms or 0.0) / 1000
+        deltas = []
+        for index, pieces in texts.items():
+            if not 0 <= index < self._work.sampling.n:
+                raise BadHttp(f"the stream has a choice {index} of {self._work.sampling.n} asked for")
+            count = tokens[index]
+            if index in told:
+                count = max(0, told[index] - self._counts.get(index, 0))
+                self._counts[index] = told[index]
+            self._counted += count
+            deltas.append(Delta("".join(pieces), count, None, None, index, tuple(logprobs.get(index, ()))))
+        return deltas
+
+    def check(self) -> None:
+        """Whether the stream went wrong behind what :meth:`feed` gave.
+
+        Raises:
+            BadHttp: it is not a stream of chunks.
+            BackendFailure: the stream carries an error.
+        """
+        if self._fault is not None:
+            raise self._fault
+
+    def finish(self) -> tuple[Delta | None, Completion]:
+        """What is still to be counted, and how the answer ended, once the stream has.
+
+        Raises:
+            ConnectionLost: the stream ended before every text did.
+            BackendFailure: the worker ended a text with an error.
+        """
+        n = self._work.sampling.n
+        if len(self._reasons) < n:
+            raise ConnectionLost("the stream ended before the answer did")
+        if "error" in self._reasons.values():
+            raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
+        usage = self._usage
+        input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted, 0
+        if usage is not None:
+            input_tokens = usage.prompt_tokens
+            if usage.completion_tokens is not None:
+                output_tokens = usage.completion_tokens
+            if usage.prompt_tokens_details is not None:
+                cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+        rest = Delta("", output_tokens - self._counted) if output_tokens > self._counted else None
+        first, *others = [_REASONS.get(self._reasons[index], FinishReason.STOP) for index in range(n)]
+        first, wait_s = self._of_sluice(first)
+        completion = Completion(
+            first, Usage(input_tokens, output_tokens, cached_tokens), wait_s, tuple(others)
+        )
+        return rest, completion
+
+    def _of_sluice(self, first: FinishReason) -> tuple[FinishReason, float]:
+        """What another Sluice says beside the contract: the true end, and that a fallback answered."""
+        told = self._sluice
+        if told is None:
+            return first, self._queue_wait_s
+        wait_s = (told.timings.queue_wait_ms or 0.0) / 1000 if told.timings is not None else 0.0
+        if told.fallback != _NULL:
+            return FinishReason.DEGRADED, wait_s
+        try:
+            return FinishReason(told.finish_reason or ""), wait_s
+        except ValueError:
+            return first, wait_s
+
+
+def _plain_text(chunk: _Chunk) -> str | None:
+    """The text of a chunk that has one text of the first choice and nothing else; ``None`` for any other."""
+    choices = chunk.choices
+    if not choices or len(choices) > 1 or chunk.usage is not None or chunk.sluice is not None:
+        return None
+    choice = choices[0]
+    if choice.index or choice.finish_reason is not None or choice.logprobs != _NULL:
+        return None
+    return (choice.delta.content if choice.delta is not None else choice.text) or None

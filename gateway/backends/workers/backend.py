@@ -1,0 +1,248 @@
+"""The pool of workers as one backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from admission.values import Load
+from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.workers.answer import AnswerReader
+from gateway.backends.workers.choice import NO_WISH, Choice, Wish
+from gateway.backends.workers.client import whole_body
+from gateway.backends.workers.connection import Connection
+from gateway.backends.workers.dialect import RequestWriter, honoured
+from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
+from gateway.backends.workers.load import pool_load
+from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.backends.workers.worker import Worker
+from gateway.prompts.fingerprint import chain_of, salt_number
+from observability.workers import WorkerStatus
+from resilience.failures import BackendFailure, FailureKind
+
+# Longest error answer that is read, bytes.
+MAX_ERROR_BYTES = 64 * 1024
+EVENT_STREAM = "text/event-stream"
+
+# What says something about the worker rather than about the request.
+_WORKERS_FAULT = frozenset(
+    {
+        FailureKind.BACKEND_UNAVAILABLE,
+        FailureKind.STREAM_BROKEN,
+        FailureKind.TIMEOUT,
+        FailureKind.INTERNAL,
+        FailureKind.ENGINE_DEAD,
+    }
+)
+
+
+class WorkersBackend:
+    """Generates on one of several workers, and on another one when that fails before its first token.
+
+    Args:
+        name: its name in the configuration.
+        model: the base model's public id.
+        workers: all of them.
+        writer: writes requests in the workers' dialect.
+        choice: picks a worker.
+        features: what the workers can honour.
+        token_bytes: what a token id stands for.
+        block_tokens: tokens of a block of the fingerprint.
+        max_attempts: most workers that one request is tried on.
+        max_running: most sequences of one worker's batch; 0 when unknown.
+        clock: seconds, monotonic.
+    """
+
+    kind = "openai"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: str,
+        workers: Sequence[Worker],
+        writer: RequestWriter,
+        choice: Choice,
+        features: frozenset[Feature],
+        token_bytes: Callable[[int], bytes],
+        block_tokens: int,
+        max_attempts: int,
+        max_running: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.features = features
+        self._workers = {worker.url: worker for worker in workers}
+        self._writer = writer
+        self._choice = choice
+        self._token_bytes = token_bytes
+        self._block_tokens = block_tokens
+        self._max_attempts = max_attempts
+        self._max_running = max_running
+        self._clock = clock
+        self._stopped = False
+        self._log = structlog.get_logger("gateway.workers").bind(backend=name)
+        self._told_no_usage = False
+
+    @property
+    def state(self) -> BackendState:
+        """Ready while a worker is in service; else it waits for one."""
+        if self._stopped:
+            return BackendState.STOPPED
+        for worker in self._workers.values():
+            if worker.health.in_service:
+                return BackendState.READY
+        return BackendState.STARTING
+
+    @property
+    def load(self) -> Load | None:
+        """The workers in service, together; ``None`` while none of them tells its figures."""
+        now = self._clock()
+        serving = [worker.load for worker in self._workers.values() if worker.health.in_service]
+        if len(serving) <= 1:
+            return serving[0].told(now) if serving else None
+        return pool_load(
+            [load.told(now) for load in serving], [load.in_flight for load in serving], self._max_running
+        )
+
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """Each worker, in the order of the configuration."""
+        now = self._clock()
+        return tuple([worker.status(now) for worker in self._workers.values()])
+
+    async def run(self) -> None:
+        """Probe and scrape every worker until cancelled; closes every connection then."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                for worker in self._workers.values():
+                    loops.create_task(worker.run(), name=f"worker {worker.url}")
+        finally:
+            self._stopped = True
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate; leaving early, in whatever way, closes the connection, which ends it on the worker.
+
+        Until a first token has come, a worker that fails is replaced by another, never the same one twice.
+        """
+        if not honoured(self._writer.dialect, work.response_format.type):
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT,
+                f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
+                param="response_format",
+            )
+        body, path = self._writer.body(work), self._writer.path(work)
+        wish = self._wish(work)
+        tried: set[str] = set()
+        failure: BackendFailure | None = None
+        while len(tried) < self._max_attempts:
+            worker = self._pick(wish, tried)
+            if worker is None:
+                break
+            tried.add(worker.url)
+            attempt = _Attempt(out)
+            ticket = worker.load.sent(len(work.token_ids))
+            self._choice.sent(worker.url, wish)
+            try:
+                completion = await self._ask(worker, path, body, work, attempt)
+                worker.succeeded()
+                return completion
+            except TransportError as error:
+                failure = failure_of_transport(error, delivered=attempt.delivered)
+                if not isinstance(error, ConnectionsInUse):
+                    worker.failed(last=self._is_last(worker))
+            except BackendFailure as error:
+                failure = error
+                if error.kind in _WORKERS_FAULT:
+                    worker.failed(last=self._is_last(worker))
+            finally:
+                worker.load.ended(ticket)
+            if attempt.delivered or not failure.policy.other_backend:
+                raise failure
+            self._log.info("tried another worker", worker=worker.url, failure=failure.kind.value)
+        raise failure or self._none_in_service()
+
+    async def _ask(self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt) -> Completion:
+        async with worker.client.post(path, body) as connection:
+            if connection.status != 200:
+                raise failure_of(
+                    connection.status,
+                    await whole_body(connection, MAX_ERROR_BYTES),
+                    connection.retry_after,
+                    model=self._writer.adapter_name(work) or self._writer.model,
+                )
+            if not connection.content_type.startswith(EVENT_STREAM):
+                raise BadHttp(f"it answered {_shown(connection.content_type)} instead of {EVENT_STREAM}")
+            running_counts = self._writer.in_larger_pieces(work)
+            reader = AnswerReader(work, self._token_bytes, running_counts=running_counts)
+            await self._stream(connection, reader, attempt)
+            rest, completion = reader.finish()
+            if rest is not None:
+                await attempt.push(rest)
+        if not reader.told_usage and not self._told_no_usage:
+            self._told_no_usage = True
+            self._log.warning("no usage told; tokens are counted from the chunks", worker=worker.url)
+        return completion
+
+    async def _stream(self, connection: Connection, reader: AnswerReader, attempt: _Attempt) -> None:
+        while data := await connection.read():
+            deltas = reader.feed(data)
+            if reader.begun:
+                connection.flowing()
+            for delta in deltas:
+                await attempt.push(delta)
+            reader.check()
+            if reader.done:
+                connection.linger()
+                return
+
+    def _wish(self, work: Work) -> Wish:
+        if len(self._workers) == 1:
+            return NO_WISH
+        adapter = self._writer.adapter_name(work)
+        chain = chain_of(work.token_ids, self._block_tokens, salt_number(work.cache_salt, adapter))
+        return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
+
+    def _pick(self, wish: Wish, tried: set[str]) -> Worker | None:
+        serving = [
+            worker for url, worker in self._workers.items() if worker.health.in_service and url not in tried
+        ]
+        if len(serving) <= 1:
+            return serving[0] if serving else None
+        now = self._clock()
+        name = self._choice.choose(wish, [worker.view(now) for worker in serving])
+        return self._workers[name] if name is not None else None
+
+    def _is_last(self, worker: Worker) -> bool:
+        return not any(other.health.in_service for other in self._workers.values() if other is not worker)
+
+    def _none_in_service(self) -> BackendFailure:
+        now = self._clock()
+        returns_in_s = min(worker.health.returns_in(now) for worker in self._workers.values())
+        return BackendFailure(
+            FailureKind.BACKEND_UNAVAILABLE,
+            f"no worker of {self.name} is in service",
+            retry_after_s=max(1.0, returns_in_s),
+        )
+
+
+class _Attempt:
+    """Passes pieces on, and knows whether there was one."""
+
+    __slots__ = ("_out", "delivered")
+
+    def __init__(self, out: DeltaSink) -> None:
+        self._out = out
+        self.delivered = False
+
+    async def push(self, delta: Delta) -> None:
+        self.delivered = True
+        await self._out(delta)
+
+
+def _shown(content_type: str) -> str:
+    """A content type that is safe to print."""
+    bare = content_type.split(";")[0].strip()
+    return bare if bare.isprintable() and 0 < len(bare) <= 64 else "something"

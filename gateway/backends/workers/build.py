@@ -1,0 +1,125 @@
+"""A pool of workers out of its section of the configuration."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.choice import Choice
+from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter
+from gateway.backends.workers.health import HealthRules
+from gateway.backends.workers.worker import WatchRules, Worker
+from gateway.config_backends import OpenAIBackend
+
+# A Sluice as worker must not answer with a fallback: this gateway has its own chain and its own books.
+NO_FALLBACK = ("prefer", "sluice-no-fallback")
+# What tells that a worker can answer, not only that it lives. Servers without it are asked for their models.
+PROBE_PATHS: Mapping[Dialect, str] = MappingProxyType(
+    {Dialect.VLLM: "/health", Dialect.SLUICE: "/ready", Dialect.OPENAI: "/health"}
+)
+
+
+class WorkerKeyMissing(Exception):
+    """The variable that ``api_key_env`` names is not set, or holds what cannot be sent."""
+
+
+def make_workers(
+    name: str,
+    section: OpenAIBackend,
+    *,
+    token_bytes: Callable[[int], bytes],
+    clock: Callable[[], float],
+    environ: Mapping[str, str],
+) -> WorkersBackend:
+    """Construct the pool; nothing connects yet.
+
+    Raises:
+        WorkerKeyMissing: the key is not there; names the variable.
+    """
+    dialect = Dialect(section.dialect)
+    urls = [url.rstrip("/") for url in section.base_urls]
+    key = _key(name, section.api_key_env, environ)
+    context = ssl.create_default_context() if any(url.startswith("https:") for url in urls) else None
+    headers = (NO_FALLBACK,) if dialect is Dialect.SLUICE else ()
+
+    def make_client(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
+        return WorkerClient(
+            url,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            bearer=key,
+            headers=headers,
+            context=context,
+        )
+
+    choice = Choice(
+        urls,
+        factor=section.affinity_load_factor,
+        index_blocks=section.affinity_index_blocks,
+        affinity=section.affinity,
+    )
+    workers = [
+        Worker(
+            url,
+            make_client=make_client,
+            timeouts=Timeouts(
+                connect_s=section.connect_timeout_seconds,
+                first_token_s=section.first_token_timeout_seconds,
+                idle_s=section.idle_timeout_seconds,
+                total_s=section.total_timeout_seconds,
+                keepalive_s=section.keepalive_seconds,
+            ),
+            max_connections=section.max_connections,
+            rules=HealthRules(
+                eject_after=section.eject_after_failures,
+                error_share=section.eject_error_share,
+                eject_s=section.eject_seconds,
+                eject_max_s=section.eject_max_seconds,
+                slow_start_s=section.slow_start_seconds,
+            ),
+            watch=WatchRules(
+                probe_path=section.probe_path or PROBE_PATHS[dialect],
+                probe_interval_s=section.probe_interval_seconds,
+                probe_timeout_s=section.probe_timeout_seconds,
+                metrics_path=section.metrics_path,
+                metrics_interval_s=section.metrics_interval_seconds,
+            ),
+            max_running=section.max_running,
+            clock=clock,
+            on_return=choice.forget,
+        )
+        for url in urls
+    ]
+    return WorkersBackend(
+        name,
+        model=section.model,
+        workers=workers,
+        writer=RequestWriter(
+            model=section.model,
+            dialect=dialect,
+            token_ids=section.prompt == "token_ids",
+            send_priority=section.send_priority,
+            adapters=MappingProxyType(dict(section.adapters)),
+        ),
+        choice=choice,
+        features=FEATURES[dialect] if section.features is None else frozenset(section.features),
+        token_bytes=token_bytes,
+        block_tokens=section.affinity_block_tokens,
+        max_attempts=section.max_attempts,
+        max_running=section.max_running,
+        clock=clock,
+    )
+
+
+def _key(name: str, variable: str | None, environ: Mapping[str, str]) -> str | None:
+    if variable is None:
+        return None
+    key, place = environ.get(variable, ""), f"backends.{name}.api_key_env"
+    if not key:
+        raise WorkerKeyMissing(f"{place}: the variable {variable} is not set; set it, or leave the key out")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise WorkerKeyMissing(f"{place}: {variable} holds characters that no header may have")
+    return key

@@ -1,0 +1,222 @@
+"""Which worker gets a request: where its prompt's beginning is cached, unless too much is there; sans-I/O.
+
+In this order, among the workers in service that are not over the bound:
+
+1. the one that was sent the longest beginning of this prompt; of several the one with the least load;
+2. else the first on the ring from the place of the prompt's stable prefix, those that hold the adapter first;
+3. without affinity, or for a prompt too short to have a fingerprint: the one with the least load.
+
+The bound (consistent hashing with bounded loads): no worker takes a request when it has ``factor`` times
+its share of all requests, this one included. Some worker is always under it, so a favourite prefix spreads
+over as many workers as its traffic needs and stays together below that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Places of one worker on the ring: with 16 workers their shares then differ by some tenth.
+PLACES = 128
+# What loading an adapter costs, in requests of load: it delays the first token by about one answer's time.
+ADAPTER_COST = 2.0
+# Adapters that a worker is believed to hold, as many as the engines here do by default.
+ADAPTERS_HELD = 8
+# KV usage above which the cache of a worker is about to be of no use: each percent counts as a request.
+KV_FULL = 0.9
+
+
+class WorkerView(NamedTuple):
+    """A worker at the moment of a choice. A tuple, as one is made for each worker and request.
+
+    Args:
+        name: its base URL.
+        requests: on it, ours and others', as far as can be told.
+        kv_usage: share of its KV blocks in use, 0 to 1.
+        weight: its share of the load against a worker in full service, above 0 to 1.
+        adapters: LoRA adapters it was seen with, by the workers' names.
+    """
+
+    name: str
+    requests: float = 0.0
+    kv_usage: float = 0.0
+    weight: float = 1.0
+    adapters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request would like.
+
+    Args:
+        chain: fingerprint of its prompt, a number a block; empty when it has none.
+        stable_blocks: how many of them are the stable prefix.
+        adapter: the workers' name of its adapter.
+    """
+
+    chain: Sequence[int] = ()
+    stable_blocks: int = 0
+    adapter: str | None = None
+
+
+# Of a request that has no choice.
+NO_WISH = Wish()
+
+
+class Ring:
+    """A consistent hash ring: adding or removing one of ``n`` names moves about one key in ``n``."""
+
+    __slots__ = ("_names", "_places")
+
+    def __init__(self, names: Sequence[str], places: int = PLACES) -> None:
+        points = sorted((_place(f"{name}\x1f{number}"), name) for name in names for number in range(places))
+        self._places = [place for place, _ in points]
+        self._names = [name for _, name in points]
+
+    def walk(self, key: int) -> list[str]:
+        """Every name once, from the key's place on."""
+        start = bisect_right(self._places, _spread(key))
+        return list(dict.fromkeys(self._names[start:] + self._names[:start]))
+
+    def first(self, key: int, allowed: frozenset[str] | set[str]) -> str | None:
+        """The first allowed name from the key's place on."""
+        names, size = self._names, len(self._names)
+        start = bisect_right(self._places, _spread(key))
+        for step in range(size):
+            name = names[(start + step) % size]
+            if name in allowed:
+                return name
+        return None
+
+
+class SentIndex:
+    """What one worker was sent, newest last: its prefix cache is believed to hold that."""
+
+    __slots__ = ("_blocks", "_most")
+
+    def __init__(self, most_blocks: int) -> None:
+        self._most = most_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def match(self, chain: Sequence[int]) -> int:
+        """How many leading blocks it was sent. A chain is all or nothing up to a point: halving finds it."""
+        blocks = self._blocks
+        if not chain or chain[0] not in blocks:
+            return 0
+        low, high = 1, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if chain[middle - 1] in blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def add(self, chain: Sequence[int]) -> None:
+        """It is sent this; last block first, so that a chain is forgotten from its end."""
+        blocks = self._blocks
+        for link in reversed(chain):
+            blocks[link] = None
+            blocks.move_to_end(link)
+        while len(blocks) > self._most:
+            blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        """It has lost its cache."""
+        self._blocks.clear()
+
+
+class Choice:
+    """Chooses among a fixed set of workers.
+
+    Args:
+        names: all workers, in service or not.
+        factor: of the bound on load, at least 1.
+        index_blocks: blocks remembered of each worker.
+        affinity: off, load alone decides.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, factor: float = 1.25, index_blocks: int = 32_768, affinity: bool = True
+    ) -> None:
+        self._ring = Ring(names)
+        self._index = {name: SentIndex(index_blocks) for name in names}
+        self._factor = factor
+        self._affinity = affinity
+        # Equals take turns: the one whose last turn is longest ago comes first.
+        self._turns = {name: number - len(names) for number, name in enumerate(names)}
+        self._turn = 0
+        # Adapters that each worker was sent, last used last: it likely holds them still.
+        self._adapters: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in names}
+
+    def choose(self, wish: Wish, workers: Sequence[WorkerView]) -> str | None:
+        """The worker for a request; ``None`` when there is none.
+
+        Deterministic: the same calls before, wish and workers give the same name.
+        """
+        if not workers:
+            return None
+        under = self.under_bound(workers)
+        if len(under) == 1:
+            return under[0].name
+        if not self._affinity or not wish.chain:
+            return self._least_loaded(under, wish.adapter)
+        matches = [(self._index[worker.name].match(wish.chain), worker) for worker in under]
+        longest = max(match for match, _ in matches)
+        if longest:
+            best = [worker for match, worker in matches if match == longest]
+            return self._least_loaded(best, wish.adapter)
+        holders = {worker.name for worker in under if self._holds(worker, wish.adapter)}
+        key = wish.chain[max(0, min(wish.stable_blocks, len(wish.chain)) - 1)]
+        return self._ring.first(key, holders or {worker.name for worker in under})
+
+    def under_bound(self, workers: Sequence[WorkerView]) -> list[WorkerView]:
+        """The workers that may take one more request."""
+        share = (sum(worker.requests for worker in workers) + 1.0) / sum(worker.weight for worker in workers)
+        # Strictly under the bound: were all at it or over it, they had more requests than there are.
+        return [worker for worker in workers if worker.requests < self._factor * share * worker.weight]
+
+    def _least_loaded(self, workers: Sequence[WorkerView], adapter: str | None) -> str:
+        return min(workers, key=lambda worker: (self._load(worker, adapter), self._turns[worker.name])).name
+
+    def _load(self, worker: WorkerView, adapter: str | None) -> float:
+        load = (worker.requests + 1.0) / worker.weight
+        if adapter is not None and not self._holds(worker, adapter):
+            load += ADAPTER_COST
+        return load + 100.0 * max(0.0, worker.kv_usage - KV_FULL) + worker.kv_usage
+
+    def _holds(self, worker: WorkerView, adapter: str | None) -> bool:
+        return adapter is not None and (adapter in worker.adapters or adapter in self._adapters[worker.name])
+
+    def sent(self, name: str, wish: Wish) -> None:
+        """The worker got a prompt."""
+        self._turn += 1
+        self._turns[name] = self._turn
+        self._index[name].add(wish.chain)
+        if wish.adapter is not None:
+            held = self._adapters[name]
+            held[wish.adapter] = None
+            held.move_to_end(wish.adapter)
+            if len(held) > ADAPTERS_HELD:
+                held.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """The worker came back after it was away: its cache and its adapters may be gone."""
+        self._index[name].clear()
+        self._adapters[name].clear()
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _spread(key: int) -> int:
+    """A key over the whole ring; Python's hashes of small values are close together."""
+    return int.from_bytes(hashlib.blake2b((key % 2**64).to_bytes(8, "big"), digest_size=8).digest(), "big")

@@ -1,0 +1,201 @@
+"""The connections to one worker: kept alive, bounded, each given out to one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gateway.backends.workers.connection import Connection
+from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
+
+# Longest answer that is read whole: an error, a list of models; a worker's metrics are tens of kilobytes.
+MAX_WHOLE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a worker may take, seconds."""
+
+    connect_s: float = 2.0
+    first_token_s: float = 60.0
+    idle_s: float = 30.0
+    total_s: float = 600.0
+    keepalive_s: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An answer that was read whole."""
+
+    status: int
+    body: bytes
+
+
+class WorkerClient:
+    """Speaks HTTP/1.1 with one worker. Lives on one event loop.
+
+    Args:
+        base_url: such as ``http://host:8001/v1``; paths of the contract are appended to it.
+        timeouts: limits of an exchange.
+        max_connections: most connections open at once.
+        bearer: the key, sent as ``Authorization: Bearer``; never logged.
+        headers: sent with every request.
+        context: TLS, for ``https``.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeouts: Timeouts,
+        max_connections: int,
+        bearer: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        self.base_url = base_url
+        self._host = parts.hostname or ""
+        self._tls = context if parts.scheme == "https" else None
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._prefix = parts.path.rstrip("/")
+        self._timeouts = timeouts
+        self._max = max_connections
+        extra = [*headers, ("authorization", f"Bearer {bearer}")] if bearer else list(headers)
+        common = f"host: {parts.netloc}\r\nuser-agent: sluice\r\n"
+        self._common = common.encode() + b"".join(f"{name}: {value}\r\n".encode() for name, value in extra)
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._opening = 0
+
+    @property
+    def in_use(self) -> int:
+        """Connections that serve a request or are being made."""
+        return self._opening + sum(connection.busy for connection in self._open)
+
+    @property
+    def open(self) -> int:
+        """Connections open, idle ones included."""
+        return len(self._open)
+
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes) -> AsyncIterator[Connection]:
+        """Send a request; yields its connection once the head of the answer is there.
+
+        A connection that turns out to have been closed while idle is replaced by a new one, once. Leaving
+        the block before the answer's end closes the connection: that is how a worker is told to stop.
+
+        Raises:
+            TransportError: of any kind.
+        """
+        connection = await self._exchange(
+            self._request(b"POST", self._prefix + path, body),
+            self._timeouts.first_token_s,
+            self._timeouts.idle_s,
+            self._timeouts.total_s,
+        )
+        try:
+            yield connection
+        finally:
+            connection.release()
+
+    async def get(self, path: str, *, timeout_s: float) -> Whole:
+        """Ask for something small; ``path`` is from the server's root. Raises TransportError."""
+        request = self._request(b"GET", path, b"")
+        connection = await self._exchange(request, timeout_s, timeout_s, timeout_s)
+        try:
+            return Whole(connection.status, await whole_body(connection))
+        finally:
+            connection.release()
+
+    async def _exchange(self, request: bytes, first_s: float, idle_s: float, total_s: float) -> Connection:
+        kept = self._take()
+        connection = kept if kept is not None else await self._connect()
+        while True:
+            try:
+                connection.send(request, first_s=first_s, idle_s=idle_s, total_s=total_s)
+                await connection.head()
+                return connection
+            except ConnectionLost as error:
+                connection.close()
+                if connection is not kept or not error.untouched:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+            connection = await self._connect()
+
+    @property
+    def prefix(self) -> str:
+        """The base URL's path."""
+        return self._prefix
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in tuple(self._open):
+            connection.close()
+        self._idle.clear()
+
+    def _request(self, method: bytes, path: str, body: bytes) -> bytes:
+        head = b"%b %b HTTP/1.1\r\n%b" % (method, path.encode(), self._common)
+        if not body:
+            return head + b"\r\n"
+        return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    def _take(self) -> Connection | None:
+        """The idle connection used last; those that were idle for too long are closed."""
+        stale_before = asyncio.get_running_loop().time() - self._timeouts.keepalive_s
+        while self._idle and self._idle[0].idle_since < stale_before:
+            self._idle.popleft().close()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        if len(self._open) + self._opening >= self._max:
+            raise ConnectionsInUse(f"all {self._max} connections are in use")
+        loop = asyncio.get_running_loop()
+        self._opening += 1
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                )
+        except TimeoutError as error:
+            raise ConnectFailed(f"no connection within {self._timeouts.connect_s:g} s") from error
+        except (OSError, ssl.SSLError) as error:
+            raise ConnectFailed(f"no connection: {_why(error)}") from error
+        finally:
+            self._opening -= 1
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> bytes:
+    """The rest of an answer. Raises TransportError; BadHttp when it is longer than ``limit`` bytes."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await connection.read():
+        size += len(piece)
+        if size > limit:
+            raise BadHttp(f"the answer is longer than {limit} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or type(error).__name__

@@ -1,0 +1,353 @@
+"""One HTTP/1.1 connection to a worker: a request at a time, the body in whatever pieces it comes.
+
+The transport's callbacks only append to a buffer and wake the one reader; a reader that wakes takes all
+that has come since, so that a burst of events costs one turn of the loop. One timer serves all timeouts of a
+request: it looks when something last came, and is not touched for each piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, TransportError
+
+# Unread bytes from which the worker is held back: some 2,000 events of a stream.
+HIGH_WATER_BYTES = 512 * 1024
+# Longest head of an answer, and most headers.
+MAX_HEAD_BYTES = 64 * 1024
+# How long a connection may take to end an answer whose last event has come, before it is closed.
+LINGER_S = 1.0
+
+
+class Connection(asyncio.Protocol):
+    """Serves one exchange after another; :meth:`send`, :meth:`head`, :meth:`read`, then :meth:`release`.
+
+    Args:
+        loop: the running loop; its clock times everything.
+        made: told once it is connected.
+        free: told when it can take another request.
+        gone: told once when it has closed.
+    """
+
+    __slots__ = (
+        "_body",
+        "_buffered",
+        "_done",
+        "_error",
+        "_first_by",
+        "_free",
+        "_gone",
+        "_has_length",
+        "_head_bytes",
+        "_head_done",
+        "_idle_s",
+        "_keeps_alive",
+        "_last_at",
+        "_limits",
+        "_lingering",
+        "_loop",
+        "_made",
+        "_parser",
+        "_paused",
+        "_served",
+        "_timer",
+        "_total_by",
+        "_transport",
+        "_waiter",
+        "busy",
+        "content_type",
+        "idle_since",
+        "retry_after",
+        "status",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        made: Callable[[Connection], None],
+        free: Callable[[Connection], None],
+        gone: Callable[[Connection], None],
+    ) -> None:
+        self._loop = loop
+        self._made = made
+        self._free = free
+        self._gone = gone
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: TransportError | None = None
+        self._served = 0
+        self.busy = False
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._buffered = 0
+        self._head_bytes = 0
+        self._head_done = False
+        self._has_length = False
+        self._keeps_alive = False
+        self._done = False
+        self._paused = False
+        self._lingering = False
+        self._limits = (0.0, 0.0, 0.0)
+        self._first_by: float | None = None
+        self._idle_s = 0.0
+        self._total_by = 0.0
+        self._last_at = 0.0
+        self.status = 0
+        self.content_type = ""
+        self.retry_after: str | None = None
+
+    # One exchange, in this order.
+
+    def send(self, request: bytes, *, first_s: float, idle_s: float, total_s: float) -> None:
+        """Send a whole request.
+
+        Args:
+            request: head and body.
+            first_s: longest time until :meth:`flowing` is called.
+            idle_s: longest time without a byte after that.
+            total_s: longest time of the exchange.
+
+        Raises:
+            ConnectionLost: it closed while it was idle.
+        """
+        if self._error is not None or self._transport is None or self._transport.is_closing():
+            raise ConnectionLost("closed while idle", untouched=True)
+        self._reset()
+        self.busy = True
+        now = self._loop.time()
+        self._limits = (first_s, idle_s, total_s)
+        self._first_by, self._idle_s, self._total_by, self._last_at = (
+            now + first_s,
+            idle_s,
+            now + total_s,
+            now,
+        )
+        self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._look)
+        self._transport.write(request)
+
+    async def head(self) -> int:
+        """Wait for the head of the answer; its status. Raises TransportError."""
+        while not self._head_done:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        return self.status
+
+    async def read(self) -> bytes:
+        """All of the body that has come since; empty at its end. Raises TransportError."""
+        while not self._body:
+            if self._done:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        body = self._body
+        data = body[0] if len(body) == 1 else b"".join(body)
+        body.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def flowing(self) -> None:
+        """The first token has come: from here on only silence and the total time count."""
+        if self._first_by is not None:
+            self._first_by = None
+            self._arm(min(self._last_at + self._idle_s, self._total_by))
+
+    def release(self) -> None:
+        """The exchange is over. A connection whose answer is not is closed at once: the worker sees it.
+
+        When only the end of the body is missing after :meth:`linger` it may still come.
+        """
+        if not self.busy:
+            return
+        if self._done and self._error is None:
+            self._become_free()
+        elif not self._lingering or self._error is not None:
+            self.close()
+
+    def linger(self) -> None:
+        """Everything of interest has come; wait in the background for the end of the body."""
+        self._lingering = True
+        self._first_by, self._total_by = None, self._loop.time() + LINGER_S
+        self._arm(self._total_by)
+
+    def close(self) -> None:
+        """Close at once, without sending what is still buffered."""
+        self._disarm()
+        if self._error is None:
+            self._error = ConnectionLost("closed here")
+        self.busy = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it cannot be used again."""
+        return self._error is not None or self._transport is None or self._transport.is_closing()
+
+    def _free_when_over(self) -> None:
+        """The end of the body that :meth:`linger` waited for."""
+        if self._lingering and self._done:
+            self._become_free()
+
+    def _become_free(self) -> None:
+        self._disarm()
+        self.busy = False
+        self._served += 1
+        if not self._keeps_alive:
+            self.close()
+            return
+        self.idle_since = self._loop.time()
+        self._free(self)
+
+    # The transport's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        if not self.busy or self._done:
+            # A byte that nobody asked for: the two sides disagree on where an answer ends.
+            self._fail(BadHttp("bytes outside of an answer"))
+            return
+        self._last_at = self._loop.time()
+        if not self._head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(BadHttp("it wants to change the protocol"))
+        except httptools.HttpParserError:
+            self._fail(BadHttp("what came is not HTTP"))
+        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
+            self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
+        transport = self._transport
+        if self._buffered > HIGH_WATER_BYTES and not self._paused and transport is not None:
+            self._paused = True
+            transport.pause_reading()
+        self._wake()
+        self._free_when_over()
+
+    def eof_received(self) -> bool:
+        """Called by the loop; the transport closes."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the loop."""
+        if self._head_done and not self._has_length and error is None and self._error is None:
+            # An answer without a length ends where the connection does.
+            self._done = True
+        if self._error is None:
+            how = f" ({type(error).__name__})" if error is not None else ""
+            self._error = ConnectionLost(
+                f"the connection closed before the answer's end{how}",
+                untouched=self._served > 0 and self._head_bytes == 0,
+            )
+        self._transport = None
+        self._disarm()
+        self._wake()
+        self._gone(self)
+
+    # The parser's callbacks.
+
+    def on_status(self, status: bytes) -> None:
+        """Called by the parser."""
+        self.status = self._parser.get_status_code()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        lower = name.lower()
+        if lower == b"content-type":
+            self.content_type = value.decode("latin-1").lower()
+        elif lower == b"retry-after":
+            self.retry_after = value.decode("latin-1")
+        elif lower == b"content-length" or lower == b"transfer-encoding":
+            self._has_length = True
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self.status = self._parser.get_status_code()
+        self._head_done = self.status >= 200
+        # Asked here: once the answer is complete the parser is at the next one.
+        self._keeps_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._body.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser; an interim answer (1xx) is not the end."""
+        if self._head_done:
+            self._done = True
+
+    # Waiting.
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _fail(self, error: TransportError) -> None:
+        if self._error is None:
+            self._error = error
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    def _look(self) -> None:
+        """Whether a limit has passed; if not, look again when the next one could."""
+        now = self._loop.time()
+        first_s, idle_s, total_s = self._limits
+        if self._lingering:
+            if now >= self._total_by:
+                self.close()
+            else:
+                self._arm(self._total_by)
+            return
+        if now >= self._total_by:
+            self._fail(TimedOut("total", total_s))
+        elif self._first_by is not None:
+            if now >= self._first_by:
+                self._fail(TimedOut("first token", first_s))
+            else:
+                self._arm(min(self._first_by, self._total_by))
+        elif self._paused or self._body or self._done:
+            # It is our side that is slow.
+            self._arm(min(now + idle_s, self._total_by))
+        elif now >= self._last_at + idle_s:
+            self._fail(TimedOut("idle stream", idle_s))
+        else:
+            self._arm(min(self._last_at + idle_s, self._total_by))
+
+    def _arm(self, at: float) -> None:
+        self._disarm()
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,171 @@
+"""What servers of each dialect take, and a request's body in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from gateway.backends.port import Feature, Work
+from gateway.contracts.values import FormatType
+
+# Tokens a chunk after the first one, for a caller who does not stream: a chunk costs both sides the same
+# whatever it holds, and an answer that a deadline cuts short loses at most so many tokens.
+STREAM_INTERVAL = 16
+CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
+
+
+class Dialect(StrEnum):
+    """Whose extensions of OpenAI's contract the workers know."""
+
+    VLLM = "vllm"
+    SLUICE = "sluice"
+    OPENAI = "openai"
+
+
+_PLAIN = frozenset(
+    {
+        Feature.TEMPERATURE,
+        Feature.TEMPERATURE_ABOVE_1,
+        Feature.TOP_P,
+        Feature.SEED,
+        Feature.STOP,
+        Feature.N,
+        Feature.PRESENCE_PENALTY,
+        Feature.FREQUENCY_PENALTY,
+        Feature.LOGIT_BIAS,
+        Feature.LOGPROBS,
+        Feature.RESPONSE_FORMAT,
+        Feature.RAW_PROMPT,
+    }
+)
+FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
+    {Dialect.VLLM: frozenset(Feature), Dialect.SLUICE: frozenset(Feature), Dialect.OPENAI: _PLAIN}
+)
+
+# Formats that OpenAI has; a server of another kind takes the others in vLLM's field.
+_OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWriter:
+    """Writes the work of one backend as request bodies.
+
+    Args:
+        model: the base model's name at the workers.
+        dialect: whose extensions may be used.
+        token_ids: send prompts as token ids to ``/completions`` instead of messages.
+        send_priority: vLLM refuses a priority unless its scheduler is told to follow them.
+        adapters: an adapter's name at the workers, where it is not its id.
+    """
+
+    model: str
+    dialect: Dialect = Dialect.VLLM
+    token_ids: bool = False
+    send_priority: bool = False
+    adapters: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+
+    def adapter_name(self, work: Work) -> str | None:
+        """What the workers call the adapter."""
+        if work.adapter is None:
+            return None
+        return self.adapters.get(work.adapter.adapter_id, work.adapter.adapter_id)
+
+    def path(self, work: Work) -> str:
+        """Where the work goes. A raw prompt has no messages."""
+        return TEXT_PATH if self.token_ids or not work.messages else CHAT_PATH
+
+    def in_larger_pieces(self, work: Work) -> bool:
+        """Whether chunks of several tokens are asked for, each with a running count."""
+        return self.dialect is Dialect.VLLM and not work.stream
+
+    def body(self, work: Work) -> bytes:
+        """The request. Always a stream, so that a cancellation and the first token are seen at once."""
+        sampling = work.sampling
+        chat = self.path(work) == CHAT_PATH
+        plain = self.dialect is Dialect.OPENAI
+        body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
+        if chat:
+            body["messages"] = [{"role": m.role.value, "content": m.content} for m in work.messages]
+        else:
+            body["prompt"] = work.token_ids
+        body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+        given: dict[str, float | None] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+        }
+        if self.dialect is Dialect.VLLM and sampling.n > 1 and sampling.temperature == 0:
+            # vLLM refuses several greedy texts; the likeliest token alone to choose from is the same.
+            given |= {"temperature": 1.0, "top_k": 1, "top_p": None, "min_p": None}
+        body |= {name: value for name, value in given.items() if value is not None}
+        if sampling.stop:
+            body["stop"] = sampling.stop
+        if sampling.n != 1:
+            body["n"] = sampling.n
+        if sampling.presence_penalty:
+            body["presence_penalty"] = sampling.presence_penalty
+        if sampling.frequency_penalty:
+            body["frequency_penalty"] = sampling.frequency_penalty
+        if sampling.repetition_penalty != 1.0:
+            body["repetition_penalty"] = sampling.repetition_penalty
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+        if sampling.logprobs is not None:
+            self._ask_logprobs(body, sampling.logprobs, chat)
+        if work.response_format.type is not FormatType.TEXT:
+            self._ask_shape(body, work)
+        if self.dialect is Dialect.VLLM:
+            if work.cache_salt is not None:
+                body["cache_salt"] = salt_of(work.cache_salt)
+            if self.in_larger_pieces(work):
+                # A chunk is no token then: each says how many tokens there have been.
+                body["stream_interval"] = STREAM_INTERVAL
+                body["stream_options"]["continuous_usage_stats"] = True
+        if self.send_priority and work.priority:
+            # vLLM serves lower numbers first, Sluice higher ones.
+            body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
+        return orjson.dumps(body)
+
+    def _ask_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
+        if not chat:
+            body["logprobs"] = count
+        else:
+            body["logprobs"] = True
+            if count:
+                body["top_logprobs"] = count
+        if self.dialect is Dialect.VLLM:
+            # Its texts and bytes cannot tell the parts of a character apart; ids can.
+            body["return_tokens_as_token_ids"] = True
+
+    def _ask_shape(self, body: dict[str, Any], work: Work) -> None:
+        shape = work.response_format
+        if shape.type is FormatType.JSON_OBJECT:
+            body["response_format"] = {"type": "json_object"}
+        elif shape.type is FormatType.JSON_SCHEMA:
+            schema = {"name": "answer", "schema": orjson.Fragment(shape.spec)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif shape.type is FormatType.CHOICE:
+            body["structured_outputs"] = {"choice": orjson.Fragment(shape.spec)}
+        else:
+            body["structured_outputs"] = {shape.type.value: shape.spec}
+
+
+def honoured(dialect: Dialect, shape: FormatType) -> bool:
+    """Whether servers of the dialect can be asked for such a shape."""
+    return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
+
+
+def salt_of(tenant: str) -> str:
+    """The tenant's salt: vLLM takes neither every character nor every length, and need not know the name."""
+    return hashlib.blake2b(tenant.encode(), digest_size=16, person=b"sluice-salt").hexdigest()

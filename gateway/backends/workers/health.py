@@ -1,0 +1,169 @@
+"""Whether a worker may be given requests: from its probes and from what requests met there; sans-I/O.
+
+::
+
+    new ──probe ok──▶ in service ──failures──▶ ejected ──probe failed once the time is up──▶ ejected, longer
+                          ▲                       │
+                          └──── probe ok once the time is up, slow start
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Outcomes within this time count towards the error share, seconds; and at least so many of them decide.
+WINDOW_S = 30.0
+WINDOW_OUTCOMES = 10
+MAX_OUTCOMES = 1000
+# Probes in a row that must fail.
+PROBE_FAILURES = 2
+# Ejections are forgotten, one at a time, after so long in service, seconds.
+FORGIVE_S = 300.0
+# Share of its place in the choice that a worker starts with after an ejection.
+FIRST_WEIGHT = 0.1
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands."""
+
+    NEW = "new"
+    IN_SERVICE = "in_service"
+    EJECTED = "ejected"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When a worker is taken out, and how it comes back.
+
+    Args:
+        eject_after: failures in a row.
+        error_share: share of failures among the last outcomes.
+        eject_s: how long the first time, seconds; doubles each time.
+        eject_max_s: the longest, seconds.
+        slow_start_s: how long a worker that came back takes to have its whole share, seconds.
+    """
+
+    eject_after: int = 3
+    error_share: float = 0.5
+    eject_s: float = 2.0
+    eject_max_s: float = 60.0
+    slow_start_s: float = 10.0
+
+
+class WorkerHealth:
+    """One worker's health. ``now`` is any monotonic clock, the same in all calls."""
+
+    __slots__ = (
+        "_failures",
+        "_outcomes",
+        "_probe_failures",
+        "_returned_at",
+        "_rules",
+        "_since",
+        "_until",
+        "ejections",
+        "state",
+        "strikes",
+    )
+
+    def __init__(self, rules: HealthRules) -> None:
+        self._rules = rules
+        self.state = WorkerState.NEW
+        self.ejections = 0
+        self.strikes = 0
+        self._failures = 0
+        self._probe_failures = 0
+        self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)
+        self._since = 0.0
+        self._until = 0.0
+        self._returned_at: float | None = None
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it may be given requests."""
+        return self.state is WorkerState.IN_SERVICE
+
+    def weight(self, now: float) -> float:
+        """Its share of the load against a worker in full service: 0 to 1."""
+        if self.state is not WorkerState.IN_SERVICE:
+            return 0.0
+        if self._returned_at is None or self._rules.slow_start_s <= 0:
+            return 1.0
+        share = (now - self._returned_at) / self._rules.slow_start_s
+        if share >= 1.0:
+            self._returned_at = None
+            return 1.0
+        return max(FIRST_WEIGHT, share)
+
+    def returns_in(self, now: float) -> float:
+        """Seconds until an ejected worker is tried again; 0 for any other."""
+        return max(0.0, self._until - now) if self.state is WorkerState.EJECTED else 0.0
+
+    def succeeded(self, now: float) -> None:
+        """A request got its answer."""
+        self._failures = 0
+        self._outcomes.append((now, True))
+        if self.strikes and self.in_service and now - self._since >= FORGIVE_S:
+            self.strikes -= 1
+            self._since = now
+
+    def failed(self, now: float, *, last: bool = False) -> bool:
+        """A request met a failure of the worker; whether that ejects it.
+
+        Args:
+            last: it is the last one in service. Such a one stays while its probes answer: a request that
+                may fail is better than one that surely does.
+        """
+        self._failures += 1
+        self._outcomes.append((now, False))
+        if not self.in_service or (last and not self._probe_failures):
+            return False
+        if self._failures >= self._rules.eject_after or self._share_is_high(now):
+            self._eject(now)
+            return True
+        return False
+
+    def probe_succeeded(self, now: float) -> bool:
+        """A probe was answered; whether that puts it in service."""
+        self._probe_failures = 0
+        if self.state is WorkerState.EJECTED and now < self._until:
+            return False
+        if self.in_service:
+            return False
+        if self.state is not WorkerState.NEW:
+            self._returned_at = now
+        self.state = WorkerState.IN_SERVICE
+        self._since = now
+        self._failures = 0
+        self._outcomes.clear()
+        return True
+
+    def probe_failed(self, now: float) -> bool:
+        """A probe was not answered; whether that ejects it."""
+        self._probe_failures += 1
+        if self.state is WorkerState.EJECTED and now >= self._until:
+            self._eject(now)
+            return True
+        if self.in_service and self._probe_failures >= PROBE_FAILURES:
+            self._eject(now)
+            return True
+        return False
+
+    def _share_is_high(self, now: float) -> bool:
+        while self._outcomes and self._outcomes[0][0] < now - WINDOW_S:
+            self._outcomes.popleft()
+        if len(self._outcomes) < WINDOW_OUTCOMES:
+            return False
+        failures = sum(not good for _, good in self._outcomes)
+        return failures >= self._rules.error_share * len(self._outcomes)
+
+    def _eject(self, now: float) -> None:
+        doubled = self._rules.eject_s * 2.0 ** min(self.strikes, 30)
+        self._until = now + min(doubled, self._rules.eject_max_s)
+        self.strikes += 1
+        self.ejections += 1
+        self.state = WorkerState.EJECTED
+        self._returned_at = None
+        self._outcomes.clear()

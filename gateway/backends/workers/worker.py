@@ -1,0 +1,167 @@
+"""One worker: its connections, its health, its load, and the loops that ask after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from gateway.backends.workers.choice import WorkerView
+from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.scrape import read_figures
+from observability.workers import WorkerStatus
+
+# Paths that tell whether a server of OpenAI's contract lives, when it has none for health.
+MODELS_PATH = "/models"
+# Connections of the probe and the scrape; they must not have to wait for requests to end.
+WATCH_CONNECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRules:
+    """How a worker is asked after.
+
+    Args:
+        probe_path: from the server's root; where it is 404, the models are asked for instead.
+        probe_interval_s: time between two probes, seconds.
+        probe_timeout_s: longest time for one, and for a scrape, seconds.
+        metrics_path: from the server's root; ``None``: no scrapes.
+        metrics_interval_s: time between two scrapes, seconds.
+    """
+
+    probe_path: str = "/health"
+    probe_interval_s: float = 2.0
+    probe_timeout_s: float = 2.0
+    metrics_path: str | None = "/metrics"
+    metrics_interval_s: float = 1.0
+
+
+class Worker:
+    """Everything that is known of one worker.
+
+    Args:
+        make_client: makes a client with these timeouts and at most so many connections.
+        timeouts: limits of a request's exchange.
+        max_connections: most connections for requests.
+        rules: when it is taken out of service.
+        watch: how it is asked after.
+        max_running: most sequences of its batch; 0 when unknown.
+        clock: seconds, monotonic.
+        on_return: told when it is in service anew: what it had cached may be gone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        make_client: Callable[[str, Timeouts, int], WorkerClient],
+        timeouts: Timeouts,
+        max_connections: int,
+        rules: HealthRules,
+        watch: WatchRules,
+        max_running: int,
+        clock: Callable[[], float],
+        on_return: Callable[[str], None],
+    ) -> None:
+        self.url = url
+        self.client = make_client(url, timeouts, max_connections)
+        self.health = WorkerHealth(rules)
+        self.load = WorkerLoad(interval_s=watch.metrics_interval_s, max_running=max_running)
+        self._watcher = make_client(
+            url,
+            replace(timeouts, connect_s=min(timeouts.connect_s, watch.probe_timeout_s)),
+            WATCH_CONNECTIONS,
+        )
+        self._watch = watch
+        self._clock = clock
+        self._on_return = on_return
+        self._probe_path = watch.probe_path
+        self._log = structlog.get_logger("gateway.workers").bind(worker=url)
+
+    def view(self, now: float) -> WorkerView:
+        """How the choice sees it."""
+        requests, kv_usage = self.load.seen(now)
+        return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.load.adapters)
+
+    def status(self, now: float) -> WorkerStatus:
+        """How an operator sees it."""
+        told = self.load.told(now)
+        return WorkerStatus(
+            url=self.url,
+            state=self.health.state.value,
+            weight=round(self.health.weight(now), 3),
+            in_flight=self.load.in_flight,
+            connections=self.client.open,
+            ejections=self.health.ejections,
+            retry_in_s=self.health.returns_in(now),
+            running=told.running if told else None,
+            waiting=told.waiting if told else None,
+            kv_usage=told.kv_usage if told else None,
+        )
+
+    def failed(self, *, last: bool) -> None:
+        """A request met a failure that is this worker's."""
+        if self.health.failed(self._clock(), last=last):
+            self._log.warning("worker ejected", reason="requests failed", ejections=self.health.ejections)
+
+    def succeeded(self) -> None:
+        """A request got its answer."""
+        self.health.succeeded(self._clock())
+
+    async def run(self) -> None:
+        """Probe and scrape until cancelled; closes every connection then."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._probe_forever(), name=f"probe {self.url}")
+                if self._watch.metrics_path is not None:
+                    loops.create_task(
+                        self._scrape_forever(self._watch.metrics_path), name=f"scrape {self.url}"
+                    )
+        finally:
+            self.client.close()
+            self._watcher.close()
+
+    async def _probe_forever(self) -> None:
+        while True:
+            good = await self._probe()
+            now = self._clock()
+            if good and self.health.probe_succeeded(now):
+                self._log.info("worker in service")
+                self._on_return(self.url)
+            elif not good and self.health.probe_failed(now):
+                self._log.warning("worker ejected", reason="probes failed", ejections=self.health.ejections)
+            wait_s = self._watch.probe_interval_s
+            back_s = self.health.returns_in(now)
+            await asyncio.sleep(min(wait_s, back_s) if back_s > 0.0 else wait_s)
+
+    async def _probe(self) -> bool:
+        timeout_s = self._watch.probe_timeout_s
+        try:
+            answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
+            if answer.status == 404 and self._probe_path == self._watch.probe_path:
+                self._probe_path = self.client.prefix + MODELS_PATH
+                answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
+        except TransportError:
+            return False
+        # A server that asks the prober for a key lives; requests will tell whether theirs is taken.
+        return answer.status < 400 or answer.status in (401, 403)
+
+    async def _scrape_forever(self, path: str) -> None:
+        while True:
+            await self._scrape(path)
+            await asyncio.sleep(self._watch.metrics_interval_s)
+
+    async def _scrape(self, path: str) -> None:
+        try:
+            answer = await self._watcher.get(path, timeout_s=self._watch.probe_timeout_s)
+        except TransportError:
+            return
+        if answer.status == 200:
+            figures = read_figures(answer.body.decode(errors="replace"))
+            if figures is not None:
+                self.load.scraped(figures, self._clock())

@@ -1,0 +1,97 @@
+"""Bedrock, played by the stand-in, which counts the prompt as the demo model does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from budgeting.values import Message, Role
+from engine.build import build_engine
+from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams
+from gateway.backends.bedrock.build import make_bedrock
+from gateway.config_backends import BedrockSection
+from tests.bedrock.conftest import CREDENTIALS, HAIKU
+from tests.bedrock.stand_in import Behaviour, stand_in
+from tests.conformance.harness import DEMO_MODEL, MAX_MODEL_LEN, Specimen, demo_tokenizer
+from tests.engine.support import run_to_end
+
+
+class DemoModel:
+    """The demo model as Bedrock would serve it: from messages to pieces, counted by its own tokenizer."""
+
+    def __init__(self) -> None:
+        self.tokenizer = demo_tokenizer()
+        self._one_at_a_time = threading.Lock()
+        self._engine = build_engine(
+            EngineConfig(str(DEMO_MODEL), max_model_len=MAX_MODEL_LEN, num_threads=1, num_blocks=128, seed=0)
+        )
+
+    def ids(self, request: dict[str, Any]) -> tuple[int, ...]:
+        """The prompt."""
+        turns = [Message(Role.SYSTEM, block["text"]) for block in request.get("system", [])]
+        turns += [Message(Role(one["role"]), one["content"][0]["text"]) for one in request["messages"]]
+        return self.tokenizer.encode_chat(turns)
+
+    def answer(self, request: dict[str, Any]) -> Behaviour:
+        """What to say."""
+        ids, config = self.ids(request), request["inferenceConfig"]
+        if len(ids) >= MAX_MODEL_LEN:
+            return Behaviour(
+                status=400, error="ValidationException", message="Input is too long for requested model."
+            )
+        sampling = SamplingParams(
+            max_tokens=config["maxTokens"],
+            temperature=config.get("temperature", 1.0),
+            top_p=config.get("topP", 1.0),
+            stop=tuple(config.get("stopSequences", ())),
+        )
+        with self._one_at_a_time:
+            answer = run_to_end(self._engine, [GenerationRequest("one", ids, sampling)])["one"]
+        ended = "max_tokens" if answer.finish_reason is FinishReason.LENGTH else "end_turn"
+        return Behaviour(
+            pieces=tuple(filter(None, answer.deltas)),
+            tokens=len(answer.token_ids),
+            stop_reason=ended,
+            delay_s=0.005,
+        )
+
+
+@asynccontextmanager
+async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
+    """The backend with the real boto3."""
+    model = await asyncio.to_thread(DemoModel)
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        stand_in(lambda request: len(model.ids(request))) as server,
+    ):
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        server.model = model.answer
+        section = BedrockSection(kind="bedrock", model_id=HAIKU, region="us-east-1", endpoint_url=server.url)
+        backend = make_bedrock("bedrock", section, clock=time.monotonic)
+
+        async def idle() -> bool:
+            load = backend.load
+            return not (load.running or load.waiting or server.active)
+
+        try:
+            yield Specimen(
+                backend,
+                idle,
+                tokenizer=model.tokenizer,
+                counts_cached=False,
+                exact_ids=False,
+                tells_blocks=False,
+            )
+        finally:
+            backend.stop()

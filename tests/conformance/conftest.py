@@ -1,0 +1,116 @@
+"""One specimen of each backend for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from budgeting.values import Message, Role
+from engine.build import build_engine
+from engine.values import EngineConfig
+from gateway.backends.port import Feature
+from tests.conformance.bedrock import bedrock
+from tests.conformance.harness import DEMO_MODEL, Specimen, demo_tokenizer, in_one_task
+from tests.conformance.specimens import HAS_VLLM, embedded, scripted, sluice_worker, vllm_serve, vllm_worker
+from tests.engine.support import greedy, reference_greedy, run_prompts
+
+# Starting vLLM takes half a minute on a quiet machine.
+SLOW = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (its CPU build needs Linux on x86-64)"),
+]
+PARAMS = [
+    pytest.param("scripted", marks=pytest.mark.xdist_group("conformance-scripted")),
+    pytest.param("embedded", marks=pytest.mark.xdist_group("conformance-embedded")),
+    pytest.param("bedrock", marks=pytest.mark.xdist_group("conformance-bedrock")),
+    pytest.param("sluice-worker", marks=pytest.mark.xdist_group("conformance-sluice")),
+    pytest.param("vllm-worker-messages", marks=[pytest.mark.xdist_group("conformance-vllm-worker"), *SLOW]),
+    pytest.param("vllm-worker-token-ids", marks=[pytest.mark.xdist_group("conformance-vllm-worker"), *SLOW]),
+    pytest.param("vllm-in-process", marks=[pytest.mark.xdist_group("vllm"), *SLOW]),
+]
+
+QUESTIONS = (
+    "Which volume comes next?",
+    "How long does shipping take?",
+    "Tell me about a manga with a dragon.",
+)
+END_TOKEN = 2
+LONG_QUESTION = "Tell me about a manga with a dragon, at length."
+PENALTIES = {
+    Feature.PRESENCE_PENALTY: 2.0,
+    Feature.FREQUENCY_PENALTY: 2.0,
+    Feature.REPETITION_PENALTY: 2.0,
+}
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where specimens keep their files."""
+    return tmp_path_factory.mktemp("conformance")
+
+
+@pytest.fixture(scope="session")
+def vllm_server(workshop: Path) -> Iterator[str]:
+    """One `vllm serve`, however prompts are sent to it."""
+    with vllm_serve(workshop) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=PARAMS)
+async def specimen(request: pytest.FixtureRequest, workshop: Path) -> AsyncIterator[Specimen]:
+    """Every backend, one after the other."""
+    async with in_one_task(_specimen(request, workshop)) as running:
+        yield running
+
+
+def _specimen(request: pytest.FixtureRequest, folder: Path) -> AbstractAsyncContextManager[Specimen]:
+    match request.param:
+        case "scripted":
+            return scripted(folder)
+        case "embedded":
+            return embedded(folder)
+        case "bedrock":
+            return bedrock(folder)
+        case "sluice-worker":
+            return sluice_worker(folder)
+        case "vllm-in-process":
+            from tests.conformance.vllm_in_process import vllm_in_process
+
+            return vllm_in_process(folder)
+    prompt = "token_ids" if request.param.endswith("token-ids") else "messages"
+    return vllm_worker(folder, request.getfixturevalue("vllm_server"), prompt)
+
+
+@pytest.fixture(scope="session")
+def reference() -> dict[str, str]:
+    """What the model says to each question, greedy, 24 tokens, as Transformers computes it in float32."""
+    answers = reference_greedy(DEMO_MODEL, [chat(question) for question in QUESTIONS], 24)
+    return {question: said(answer) for question, answer in zip(QUESTIONS, answers, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def penalized() -> dict[str, str]:
+    """What it says under each penalty, by its name, as the embedded engine's own tests prove it."""
+    engine = build_engine(EngineConfig(str(DEMO_MODEL), num_threads=1, num_blocks=128, seed=0))
+    asked = {"none": {}, **{feature.value: {feature.value: value} for feature, value in PENALTIES.items()}}
+    return {
+        name: said(
+            run_prompts(
+                engine, [chat(LONG_QUESTION)], greedy(40, logit_bias=((END_TOKEN, -100.0),), **options)
+            )[0]
+        )
+        for name, options in asked.items()
+    }
+
+
+def chat(question: str) -> tuple[int, ...]:
+    return demo_tokenizer().encode_chat([Message(Role.USER, question)])
+
+
+def said(token_ids: Sequence[int]) -> str:
+    """The text, without the token that ends it."""
+    return demo_tokenizer().decode([token for token in token_ids if token > END_TOKEN])

@@ -1,0 +1,177 @@
+"""What the conformance suite needs of a backend under test, and the text side that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from adapters.values import Adapter
+from budgeting.counting import ChatTokenizer
+from budgeting.values import Message, Role
+from gateway.backends.port import Backend, Completion, Delta, Work
+from gateway.contracts.values import FormatType, ResponseFormat, Sampling, TokenLogprob
+from tests.engine.adapters import write_adapter
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO_MODEL = REPOSITORY / "models" / "demo"
+# Ids of the adapters that every specimen with LoRA is given; a worker serves them under the same names.
+ADAPTERS = ("conform_a", "conform_b")
+MAX_LORA_RANK = 8
+MAX_MODEL_LEN = 1024
+BLOCK_SIZE = 32  # vLLM's CPU attention takes no smaller one
+IDLE_TIMEOUT_S, IDLE_POLL_S = 20.0, 0.02
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A running backend of the demo model, and what a test may ask of it.
+
+    Args:
+        backend: the port, ready. Adapters of ``adapters`` can be used at once.
+        idle: whether nothing is left on the backend: no sequence running or waiting, no KV block held by a
+            request, no connection in use, no task of a call. Asked repeatedly until true.
+        adapters: what ``Work.adapter`` may be, by id; empty when the backend has no LoRA.
+        tokenizer: of the demo model; what the prompts are made with.
+        computes: whether a model answers; a scripted backend says the same whatever it is asked.
+        max_model_len: longest sequence that it takes, prompt and answer together, in tokens.
+        block_size: tokens of a block of its prefix cache; nothing shorter can be found there.
+        counts_cached: whether ``usage.cached_tokens`` is real.
+        exact_ids: whether it sees ``Work.token_ids`` themselves, not a text that it tokenizes again.
+        salted: whether prompts of different ``cache_salt`` never share a prefix.
+        priority: whether it takes a priority other than 0.
+        tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
+    """
+
+    backend: Backend
+    idle: Callable[[], Awaitable[bool]]
+    adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+    tokenizer: ChatTokenizer = field(default_factory=lambda: demo_tokenizer())
+    computes: bool = True
+    max_model_len: int = MAX_MODEL_LEN
+    block_size: int = BLOCK_SIZE
+    counts_cached: bool = True
+    exact_ids: bool = True
+    salted: bool = True
+    priority: bool = True
+    tells_blocks: bool = True
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is left on the backend; fail when something stays."""
+        for _ in range(round(IDLE_TIMEOUT_S / IDLE_POLL_S)):
+            if await self.idle():
+                return
+            await asyncio.sleep(IDLE_POLL_S)
+        raise AssertionError(f"something is left on {self.backend.name} after {IDLE_TIMEOUT_S:g} s")
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A raw text's ids."""
+        return self.tokenizer.encode(text)
+
+    def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a conversation, ready to be answered."""
+        return self.tokenizer.encode_chat(messages)
+
+    def work(self, text: str, *, raw: bool = False, system: str | None = None, **changes: Any) -> Work:
+        """What the journey would hand over for one user turn (or a raw prompt), greedy unless told otherwise.
+
+        Fields of ``Sampling`` and of ``Work`` are given by their names.
+        """
+        turns = [Message(Role.USER, text)]
+        messages = tuple([Message(Role.SYSTEM, system), *turns] if system is not None else turns)
+        asked = {name: changes.pop(name) for name in tuple(changes) if name in Sampling.__dataclass_fields__}
+        work = Work(
+            generation_id=f"gen_{next(_numbers)}",
+            token_ids=self.encode(text) if raw else self.chat(messages),
+            messages=() if raw else messages,
+            sampling=Sampling(**{"max_tokens": 16, "temperature": 0.0, **asked}),
+            cache_salt="acme",
+        )
+        return replace(work, **changes)
+
+
+@dataclass
+class Heard:
+    """An answer as the port gave it: every delta, and how it ended."""
+
+    deltas: list[Delta]
+    completion: Completion
+
+    @property
+    def text(self) -> str:
+        return self.of(0)
+
+    def of(self, index: int) -> str:
+        """One of the texts."""
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+    @property
+    def tokens(self) -> int:
+        """What the deltas count."""
+        return sum(delta.tokens for delta in self.deltas)
+
+    def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
+        return tuple(entry for delta in self.deltas if delta.index == index for entry in delta.logprobs)
+
+
+async def hear(backend: Backend, work: Work) -> Heard:
+    """Generate to the end."""
+    deltas: list[Delta] = []
+
+    async def out(delta: Delta) -> None:
+        deltas.append(delta)
+
+    completion = await backend.generate(work, out)
+    return Heard(deltas, completion)
+
+
+def shaped(kind: FormatType, spec: str = "") -> ResponseFormat:
+    """A structured answer."""
+    return ResponseFormat(kind, spec)
+
+
+def demo_tokenizer() -> ChatTokenizer:
+    """The demo model's."""
+    return ChatTokenizer.from_folder(DEMO_MODEL)
+
+
+def make_adapters(folder: Path) -> Mapping[str, Adapter]:
+    """Writes the adapters of ``ADAPTERS`` under ``folder``, as every specimen with LoRA has them."""
+    made = {}
+    for number, name in enumerate(ADAPTERS, start=1):
+        path = folder / name
+        if not path.is_dir():
+            write_adapter(path, DEMO_MODEL, seed=number, rank=MAX_LORA_RANK)
+        made[name] = Adapter(name, number, "demo", str(path))
+    return MappingProxyType(made)
+
+
+@asynccontextmanager
+async def in_one_task(specimen: AbstractAsyncContextManager[Specimen]) -> AsyncIterator[Specimen]:
+    """The specimen, entered and left in one task: a test framework's set-up and tear-down are two."""
+    ready: asyncio.Future[Specimen] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def stage() -> None:
+        try:
+            async with specimen as running:
+                ready.set_result(running)
+                await over.wait()
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage(), name="stage")
+        try:
+            yield await ready
+        finally:
+            over.set()

@@ -1,0 +1,221 @@
+"""The backends under test, each made ready as an operator would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from adapters.values import Adapter
+from engine.values import EngineConfig
+from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.build import make_workers
+from gateway.backends.workers.scrape import read_figures
+from gateway.config_backends import OpenAIBackend
+from gateway.model_text import sampling_defaults
+from tests.conformance.harness import (
+    ADAPTERS,
+    BLOCK_SIZE,
+    DEMO_MODEL,
+    MAX_LORA_RANK,
+    MAX_MODEL_LEN,
+    Specimen,
+    demo_tokenizer,
+    make_adapters,
+)
+from tests.integration.live import ADMIN_KEY, gateway
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+START_TIMEOUT_S = 400.0
+MakeSpecimen = Callable[[Path], AbstractAsyncContextManager[Specimen]]
+
+
+@asynccontextmanager
+async def scripted(folder: Path) -> AsyncIterator[Specimen]:
+    """The fake of the port."""
+    backend = ScriptedBackend(scripts=[Script(delay_s=0.005)], features=ScriptedBackend().features)
+
+    async def idle() -> bool:
+        return backend.active == 0
+
+    yield Specimen(backend, idle, computes=False, counts_cached=False)
+
+
+@asynccontextmanager
+async def embedded(folder: Path) -> AsyncIterator[Specimen]:
+    """The embedded engine in a process of its own."""
+    tokenizer = demo_tokenizer()
+    host = EmbeddedHost(
+        EngineConfig(
+            str(DEMO_MODEL),
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            num_blocks=512,
+            num_threads=1,
+            max_loras=2,
+            seed=0,
+        ),
+        model="demo",
+        defaults=sampling_defaults(DEMO_MODEL),
+        token_bytes=tokenizer.token_bytes,
+        share_prefixes=False,
+        on_step=lambda preemptions: None,
+        on_death=lambda error: None,
+    )
+    await host.start()
+    try:
+
+        async def idle() -> bool:
+            figures = host.figures()
+            return figures is not None and not (figures.running or figures.waiting or figures.kv_usage)
+
+        yield Specimen(host.backend("local"), idle, make_adapters(folder), tokenizer)
+    finally:
+        await host.stop(5.0)
+
+
+@asynccontextmanager
+async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
+    """Another Sluice with the embedded engine, behind a pool."""
+    adapters = make_adapters(folder)
+    listed = [{"id": a.adapter_id, "base_model": "demo", "path": a.path} for a in adapters.values()]
+    (folder / "adapters.yaml").write_text(yaml.safe_dump({"adapters": listed}))
+    env = {
+        "SLUICE_ADAPTERS__FILE": str(folder / "adapters.yaml"),
+        "SLUICE_ENGINE__MAX_MODEL_LEN": str(MAX_MODEL_LEN),
+        "SLUICE_ENGINE__BLOCK_SIZE": str(BLOCK_SIZE),
+        "SLUICE_ENGINE__MAX_LORAS": "2",
+        "SLUICE_ADMISSION__MAX_WAIT_MS": "60000",
+    }
+    with contextlib.ExitStack() as stack:
+        live = await asyncio.to_thread(stack.enter_context, gateway(folder, **env))
+        async with remote(live.url, "sluice", adapters, model="demo") as specimen:
+            yield replace(specimen, salted=False)  # the worker sees one tenant: this gateway's key
+
+
+@asynccontextmanager
+async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Specimen]:
+    """A real ``vllm serve`` behind a pool."""
+    async with remote(url, "vllm", make_adapters(folder), model="base", prompt=prompt) as specimen:
+        yield replace(specimen, exact_ids=prompt == "token_ids")
+
+
+@asynccontextmanager
+async def remote(
+    url: str, dialect: str, adapters: Mapping[str, Adapter], *, model: str, **options: Any
+) -> AsyncIterator[Specimen]:
+    """A pool of one worker, running."""
+    tokenizer = demo_tokenizer()
+    section = OpenAIBackend.model_validate(
+        {
+            "kind": "openai",
+            "base_urls": [f"{url}/v1"],
+            "model": model,
+            "dialect": dialect,
+            "api_key_env": "WORKER_KEY",
+            "send_priority": True,
+            "metrics_interval_seconds": 0.2,
+            "probe_timeout_seconds": 10,
+            **options,
+        }
+    )
+    backend = make_workers(
+        "worker",
+        section,
+        token_bytes=tokenizer.token_bytes,
+        clock=time.monotonic,
+        environ={"WORKER_KEY": ADMIN_KEY},
+    )
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=30) as client:
+
+        async def idle() -> bool:
+            answer = await client.get(f"{url}/metrics")
+            figures = read_figures(answer.text)
+            assert figures is not None
+            here = any(one.in_flight for one in backend.status()) or connections_in_use(backend)
+            return not (here or figures.running or figures.waiting or figures.kv_usage)
+
+        loops = group.create_task(backend.run())
+        for _ in range(600):
+            if backend.state is BackendState.READY:
+                break
+            await asyncio.sleep(0.05)
+        assert backend.state is BackendState.READY
+        yield Specimen(backend, idle, adapters, tokenizer)
+        loops.cancel()
+
+
+def connections_in_use(backend: WorkersBackend) -> int:
+    """Connections of a pool that serve a request."""
+    return sum(worker.client.in_use for worker in backend._workers.values())
+
+
+@contextlib.contextmanager
+def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
+    """A real ``vllm serve`` of the demo model on a free port; its URL without the path."""
+    adapters = make_adapters(folder)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    flags = {
+        "--model": str(DEMO_MODEL),
+        "--served-model-name": "base",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--api-key": ADMIN_KEY,
+        "--dtype": "float32",
+        "--max-model-len": str(MAX_MODEL_LEN),
+        "--block-size": str(BLOCK_SIZE),
+        "--max-num-seqs": "16",
+        "--max-lora-rank": str(MAX_LORA_RANK),
+        "--scheduling-policy": "priority",
+        **options,
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [part for pair in flags.items() for part in pair]
+    command += ["--enable-prompt-tokens-details", "--enforce-eager", "--enable-lora", "--lora-modules"]
+    command += [f"{name}={adapters[name].path}" for name in ADAPTERS]
+    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    log = folder / f"vllm-{port}.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            time.sleep(0.2)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its engine, should it have stayed

@@ -1,0 +1,425 @@
+"""What every backend does alike: the port's invariants, and each feature that it says it has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from adapters.values import Adapter
+from gateway.backends.port import BackendState, Delta, Feature
+from gateway.contracts.values import FinishReason, FormatType
+from resilience.failures import BackendFailure, FailureKind
+from tests.conformance.conftest import END_TOKEN, LONG_QUESTION, PENALTIES, QUESTIONS
+from tests.conformance.harness import Specimen, hear, shaped
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def needs(specimen: Specimen, feature: Feature | None = None) -> None:
+    """Skips what a script cannot show, and what the backend has declared that it cannot do."""
+    if not specimen.computes:
+        pytest.skip("a script computes nothing")
+    if feature is not None and feature not in specimen.backend.features:
+        pytest.skip(f"{specimen.backend.kind} declares that it has no {feature.value}")
+
+
+async def test_it_is_ready_and_says_what_it_is(specimen: Specimen) -> None:
+    backend = specimen.backend
+    assert backend.state is BackendState.READY
+    assert backend.kind in ("embedded", "vllm", "openai", "bedrock")
+    assert backend.name and backend.model
+    assert backend.features <= frozenset(Feature)
+
+
+async def test_deltas_join_up_and_add_up_to_the_usage(specimen: Specimen) -> None:
+    work = specimen.work(LONG_QUESTION, max_tokens=20)
+    heard = await hear(specimen.backend, work)
+    assert heard.text
+    assert {delta.index for delta in heard.deltas} == {0}
+    assert heard.tokens == heard.completion.usage.output_tokens
+    assert 0 < heard.tokens <= 20
+    assert heard.completion.usage.input_tokens == len(work.token_ids)
+    assert 0 <= heard.completion.usage.cached_tokens <= len(work.token_ids)
+    assert heard.completion.queue_wait_s >= 0
+    await specimen.at_rest()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+async def test_greedy_answers_are_the_models_own(
+    specimen: Specimen, question: str, reference: dict[str, str]
+) -> None:
+    needs(specimen)
+    heard = await hear(specimen.backend, specimen.work(question, max_tokens=24))
+    assert heard.text == reference[question]
+
+
+async def test_an_answer_in_larger_pieces_is_the_same_answer(
+    specimen: Specimen, reference: dict[str, str]
+) -> None:
+    needs(specimen)
+    heard = await hear(specimen.backend, specimen.work(QUESTIONS[0], max_tokens=24, stream=False))
+    assert heard.text == reference[QUESTIONS[0]]
+    assert heard.tokens == heard.completion.usage.output_tokens
+
+
+async def test_answers_do_not_depend_on_what_runs_beside_them(
+    specimen: Specimen, reference: dict[str, str]
+) -> None:
+    needs(specimen)
+    async with asyncio.TaskGroup() as group:
+        calls = [
+            (question, group.create_task(hear(specimen.backend, specimen.work(question, max_tokens=24))))
+            for question in QUESTIONS * 3
+        ]
+    assert [call.result().text for _, call in calls] == [reference[question] for question, _ in calls]
+    await specimen.at_rest()
+
+
+async def test_a_raw_prompt_is_continued_as_it_is(specimen: Specimen) -> None:
+    needs(specimen, Feature.RAW_PROMPT)
+    work = specimen.work("The reader asked which volume", raw=True, max_tokens=8)
+    heard = await hear(specimen.backend, work)
+    assert heard.completion.usage.input_tokens == len(work.token_ids)
+    assert heard.text
+
+
+async def test_max_tokens_ends_an_answer_with_length(specimen: Specimen) -> None:
+    needs(specimen)
+    heard = await hear(specimen.backend, specimen.work(LONG_QUESTION, max_tokens=3))
+    assert heard.completion.finish_reason is FinishReason.LENGTH
+    assert heard.completion.usage.output_tokens == 3
+
+
+async def test_the_models_own_end_is_stop(specimen: Specimen) -> None:
+    needs(specimen)
+    heard = await hear(specimen.backend, specimen.work(QUESTIONS[1], max_tokens=400))
+    assert heard.completion.finish_reason is FinishReason.STOP
+    assert heard.tokens == heard.completion.usage.output_tokens < 400
+
+
+async def test_a_stop_string_ends_the_answer_before_it(specimen: Specimen, reference: dict[str, str]) -> None:
+    needs(specimen, Feature.STOP)
+    whole = reference[QUESTIONS[0]]
+    word = whole.split()[3]
+    heard = await hear(specimen.backend, specimen.work(QUESTIONS[0], max_tokens=24, stop=(word,)))
+    assert heard.text == whole[: whole.index(word)]
+    assert heard.completion.finish_reason is FinishReason.STOP
+    assert heard.tokens == heard.completion.usage.output_tokens
+    await specimen.at_rest()
+
+
+async def test_a_seed_repeats_an_answer_and_another_one_does_not(specimen: Specimen) -> None:
+    needs(specimen, Feature.SEED)
+
+    async def said(seed: int) -> str:
+        work = specimen.work(LONG_QUESTION, temperature=1.0, seed=seed, max_tokens=24)
+        return (await hear(specimen.backend, work)).text
+
+    assert await said(7) == await said(7)
+    assert len({await said(seed) for seed in range(4)}) > 1
+
+
+async def test_n_texts_are_told_apart_by_their_index(specimen: Specimen, reference: dict[str, str]) -> None:
+    needs(specimen, Feature.N)
+    work = specimen.work(QUESTIONS[0], n=3, max_tokens=24)
+    heard = await hear(specimen.backend, work)
+    assert [heard.of(index) for index in range(3)] == [reference[QUESTIONS[0]]] * 3
+    assert len(heard.completion.others) == 2
+    assert heard.tokens == heard.completion.usage.output_tokens
+    assert heard.completion.usage.input_tokens == len(work.token_ids)
+    await specimen.at_rest()
+
+
+async def test_n_texts_with_a_seed_differ_from_each_other(specimen: Specimen) -> None:
+    needs(specimen, Feature.N)
+    heard = await hear(
+        specimen.backend, specimen.work(LONG_QUESTION, n=4, temperature=1.0, max_tokens=24, seed=3)
+    )
+    assert len({heard.of(index) for index in range(4)}) > 1
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["chat", "raw"])
+@pytest.mark.parametrize("count", [0, 2])
+async def test_logprobs_have_an_entry_a_token_and_the_likely_ones_in_order(
+    specimen: Specimen, count: int, raw: bool
+) -> None:
+    needs(specimen, Feature.LOGPROBS)
+    work = specimen.work("Tell me about a dragon", raw=raw, max_tokens=5, logprobs=count)
+    heard = await hear(specimen.backend, work)
+    entries = heard.logprobs()
+    assert len(entries) == heard.tokens == 5
+    assert b"".join(entry.data for entry in entries).decode() == heard.text
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top) == count
+        if count:
+            assert entry.top[0].data == entry.data, "greedy takes the likeliest"
+            assert entry.top[0].logprob >= entry.top[1].logprob
+            assert entry.top[0].logprob == pytest.approx(entry.logprob, abs=1e-3)
+
+
+async def test_the_bytes_of_a_character_spread_over_tokens_are_told_apart(specimen: Specimen) -> None:
+    needs(specimen, Feature.LOGPROBS)
+    spread = "髙"  # in no vocabulary as a whole
+    first, *_ = ids = specimen.tokenizer.encode(spread, add_special_tokens=False)
+    assert len(ids) > 1
+    work = specimen.work("Hello", max_tokens=2, logprobs=1, logit_bias={first: 100.0})
+    heard = await hear(specimen.backend, work)
+    assert [entry.data for entry in heard.logprobs()] == [specimen.tokenizer.token_bytes(first)] * 2
+
+
+async def test_logit_bias_forces_and_forbids_a_token(specimen: Specimen) -> None:
+    needs(specimen, Feature.LOGIT_BIAS)
+    [token] = specimen.tokenizer.encode(" the")[-1:]
+    forced = await hear(
+        specimen.backend, specimen.work(QUESTIONS[0], max_tokens=3, logit_bias={token: 100.0})
+    )
+    assert forced.text.strip() == "the the the"
+    plain = await hear(specimen.backend, specimen.work(QUESTIONS[0], max_tokens=1))
+    first = specimen.tokenizer.encode(plain.text)[-1]
+    barred = await hear(
+        specimen.backend, specimen.work(QUESTIONS[0], max_tokens=1, logit_bias={first: -100.0})
+    )
+    assert barred.text != plain.text
+
+
+@pytest.mark.parametrize("feature", PENALTIES)
+async def test_a_penalty_changes_an_answer_as_its_formula_says(
+    specimen: Specimen, feature: Feature, penalized: dict[str, str]
+) -> None:
+    needs(specimen, feature)
+    # The model may not end: it would before it repeats itself.
+    asked = {feature.value: PENALTIES[feature], "logit_bias": {END_TOKEN: -100.0}}
+    heard = await hear(specimen.backend, specimen.work(LONG_QUESTION, max_tokens=40, **asked))
+    assert heard.text == penalized[feature]
+    assert penalized[feature] != penalized["none"]
+
+
+@pytest.mark.parametrize(
+    ("feature", "asked"),
+    [
+        (Feature.TOP_K, {"top_k": 1}),
+        (Feature.TOP_P, {"top_p": 0.0001}),
+        (Feature.MIN_P, {"min_p": 1.0}),
+    ],
+)
+async def test_the_narrowest_choice_of_tokens_is_the_greedy_one(
+    specimen: Specimen, feature: Feature, asked: dict[str, float], reference: dict[str, str]
+) -> None:
+    needs(specimen, feature)
+    work = specimen.work(QUESTIONS[0], temperature=1.5, max_tokens=24, **asked)
+    assert (await hear(specimen.backend, work)).text == reference[QUESTIONS[0]]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (FormatType.CHOICE, json.dumps(["yes", "no"])),
+        (FormatType.REGEX, "[0-9]{3}-[0-9]{2}"),
+        (FormatType.JSON_SCHEMA, json.dumps(SCHEMA)),
+        (FormatType.GRAMMAR, 'start: "yes" | "no"'),
+    ],
+)
+async def test_a_shaped_answer_has_its_shape(specimen: Specimen, kind: FormatType, spec: str) -> None:
+    needs(specimen, Feature.RESPONSE_FORMAT)
+    work = specimen.work("Is it in stock?", max_tokens=64, response_format=shaped(kind, spec))
+    heard = await hear(specimen.backend, work)
+    text = heard.text
+    if heard.completion.finish_reason is FinishReason.LENGTH:
+        # Some grammars let a model put as much white space into JSON as it likes; this one likes a lot.
+        assert kind is FormatType.JSON_SCHEMA and text.split() in (["{"], ["{", '"answer"'])
+    elif kind is FormatType.JSON_SCHEMA:
+        assert json.loads(text)["answer"] in ("yes", "no")
+    elif kind is FormatType.REGEX:
+        assert re.fullmatch(spec, text)
+    else:
+        assert text in ("yes", "no")
+
+
+async def test_any_json_object_begins_as_one(specimen: Specimen) -> None:
+    needs(specimen, Feature.RESPONSE_FORMAT)
+    work = specimen.work("As JSON please", max_tokens=8, response_format=shaped(FormatType.JSON_OBJECT))
+    assert (await hear(specimen.backend, work)).text.lstrip().startswith("{")
+
+
+async def test_an_impossible_shape_is_bad_input(specimen: Specimen) -> None:
+    needs(specimen, Feature.RESPONSE_FORMAT)
+    work = specimen.work("Hello", response_format=shaped(FormatType.REGEX, "(unclosed"))
+    with pytest.raises(BackendFailure) as caught:
+        await hear(specimen.backend, work)
+    assert caught.value.kind is FailureKind.INVALID_INPUT
+    await specimen.at_rest()
+
+
+async def test_adapters_answer_in_their_own_ways(specimen: Specimen) -> None:
+    if not specimen.adapters:
+        assert not specimen.computes or Feature.LORA not in specimen.backend.features
+        return
+    needs(specimen, Feature.LORA)
+    texts = {}
+    for adapter in (None, *specimen.adapters.values()):
+        heard = await hear(specimen.backend, specimen.work(LONG_QUESTION, adapter=adapter, max_tokens=12))
+        texts[adapter.adapter_id if adapter else ""] = heard.text
+        assert heard.tokens == heard.completion.usage.output_tokens
+    assert len(set(texts.values())) == 3
+    again = specimen.work(LONG_QUESTION, adapter=specimen.adapters["conform_a"], max_tokens=12)
+    assert (await hear(specimen.backend, again)).text == texts["conform_a"]
+    await specimen.at_rest()
+
+
+async def test_an_adapter_that_is_not_there_is_a_model_not_found(specimen: Specimen) -> None:
+    needs(specimen, Feature.LORA)
+    ghost = Adapter("ghost", 99, "demo", "/nowhere/ghost")
+    with pytest.raises(BackendFailure) as caught:
+        await hear(specimen.backend, specimen.work("Hello", adapter=ghost))
+    assert caught.value.kind is FailureKind.MODEL_NOT_FOUND
+    await specimen.at_rest()
+
+
+def long_text(specimen: Specimen, blocks: int, word: str) -> str:
+    """A text of at least so many blocks of tokens."""
+    text = word
+    while len(specimen.encode(text)) < blocks * specimen.block_size:
+        text += " " + word
+    return text
+
+
+async def test_a_repeated_prompt_is_found_in_the_cache_and_a_tenant_finds_only_its_own(
+    specimen: Specimen,
+) -> None:
+    needs(specimen)
+    if not specimen.counts_cached:
+        pytest.skip("it does not count cached tokens")
+    text, run = long_text(specimen, 5, "volume"), uuid.uuid4().hex
+
+    async def cached(tenant: str) -> int:
+        heard = await hear(specimen.backend, specimen.work(text, max_tokens=2, cache_salt=tenant + run))
+        return heard.completion.usage.cached_tokens
+
+    assert await cached("acme") == 0
+    assert await cached("acme") >= 4 * specimen.block_size
+    if specimen.salted:
+        assert await cached("umbra") == 0
+        assert await cached("umbra") > 0
+
+
+async def test_an_adapter_does_not_find_the_base_models_cache(specimen: Specimen) -> None:
+    needs(specimen, Feature.LORA)
+    if not specimen.counts_cached or not specimen.adapters:
+        pytest.skip("it does not count cached tokens, or has no adapters")
+    text = long_text(specimen, 5, "chapter")
+    base = specimen.work(text, max_tokens=2, cache_salt=uuid.uuid4().hex)
+    await hear(specimen.backend, base)
+    styled = replace(base, adapter=specimen.adapters["conform_a"])
+    assert (await hear(specimen.backend, styled)).completion.usage.cached_tokens == 0
+
+
+async def test_a_prompt_longer_than_the_model_takes_is_refused_and_leaves_nothing(specimen: Specimen) -> None:
+    needs(specimen)
+    text = "volume " * (specimen.max_model_len + 50)
+    with pytest.raises(BackendFailure) as caught:
+        await hear(specimen.backend, specimen.work(text))
+    assert caught.value.kind in (FailureKind.TOKEN_LIMIT_EXCEEDED, FailureKind.INVALID_INPUT)
+    await specimen.at_rest()
+
+
+async def test_every_priority_is_taken(specimen: Specimen) -> None:
+    for priority in (-1, 1) if specimen.priority else ():
+        assert (await hear(specimen.backend, specimen.work("Hello", priority=priority, max_tokens=2))).deltas
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("after", [0, 1, 3])
+async def test_cancelling_at_any_stage_leaves_nothing_on_the_backend(
+    specimen: Specimen, after: int, n: int
+) -> None:
+    if n > 1 and Feature.N not in specimen.backend.features:
+        pytest.skip("it gives one text")
+    seen: list[Delta] = []
+    there = asyncio.Event()
+
+    async def out(delta: Delta) -> None:
+        seen.append(delta)
+        if len(seen) >= after:
+            there.set()
+
+    work = specimen.work(LONG_QUESTION, max_tokens=400, n=n, logit_bias={END_TOKEN: -100.0})
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(specimen.backend.generate(work, out))
+        if after:
+            waiting = group.create_task(there.wait())
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            there.set()
+        else:
+            await asyncio.sleep(0.01)
+        call.cancel()
+    told = len(seen)
+    await specimen.at_rest()
+    assert len(seen) == told, "no delta after the end"
+    assert (await hear(specimen.backend, specimen.work("Hello", max_tokens=2))).deltas
+
+
+async def test_many_cancelled_at_once_leave_nothing(specimen: Specimen) -> None:
+    async def ignore(delta: Delta) -> None:
+        return
+
+    async with asyncio.TaskGroup() as group:
+        calls = [
+            group.create_task(
+                specimen.backend.generate(specimen.work(f"{LONG_QUESTION} {number}", max_tokens=200), ignore)
+            )
+            for number in range(12)
+        ]
+        await asyncio.sleep(0.3)
+        for call in calls:
+            call.cancel()
+    await specimen.at_rest()
+
+
+async def test_a_sink_that_fails_ends_the_generation(specimen: Specimen) -> None:
+    class Gone(Exception):
+        pass
+
+    async def out(delta: Delta) -> None:
+        raise Gone
+
+    with pytest.raises(Gone):
+        await specimen.backend.generate(specimen.work(LONG_QUESTION, max_tokens=300), out)
+    await specimen.at_rest()
+
+
+async def test_the_load_is_told_without_waiting_and_falls_back_to_nothing(specimen: Specimen) -> None:
+    needs(specimen)
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            work = specimen.work(f"{LONG_QUESTION} {number}", max_tokens=60, logit_bias={END_TOKEN: -100.0})
+            group.create_task(hear(specimen.backend, work))
+        busiest = 0
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            load = specimen.backend.load
+            busiest = max(busiest, load.running + load.waiting if load else 0)
+    assert busiest >= 1
+    await specimen.at_rest()
+    for _ in range(100):
+        load = specimen.backend.load
+        if load is not None and load.running == load.waiting == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert load is not None and load.running == load.waiting == 0
+    if specimen.tells_blocks:
+        assert load.total_blocks > 0 and load.block_size == specimen.block_size
+    assert 0 <= load.kv_usage <= 1

@@ -1,0 +1,264 @@
+"""A worker on a raw socket that does exactly what a test tells it, down to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from budgeting.values import Message, Role
+from gateway.backends.port import Work
+from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.build import make_workers
+from gateway.config_backends import OpenAIBackend
+from gateway.contracts.values import Sampling
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+END = b"0\r\n\r\n"
+
+
+@dataclass
+class Request:
+    """What came, and where to answer."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    async def whole(self, status: int, body: bytes, *headers: str, kind: str = "application/json") -> None:
+        lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", f"content-length: {len(body)}", *headers]
+        await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+Behaviour = Callable[[Request], Awaitable[None]]
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(body: object) -> bytes:
+    """A server-sent event."""
+    return b"data: " + (body if isinstance(body, bytes) else json.dumps(body).encode()) + b"\n\n"
+
+
+def piece(text: str, index: int = 0, **fields: object) -> bytes:
+    """A chat chunk with text."""
+    return event({"choices": [{"index": index, "delta": {"content": text}, "finish_reason": None, **fields}]})
+
+
+def ending(reason: str = "stop", index: int = 0) -> bytes:
+    """A chat chunk with a finish reason."""
+    return event({"choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
+
+
+def usage(prompt: int, completion: int, cached: int | None = None) -> bytes:
+    """The chunk with the usage."""
+    details = None if cached is None else {"cached_tokens": cached}
+    told = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
+    return event({"choices": [], "usage": told})
+
+
+DONE = event(b"[DONE]")
+
+
+def answers(*texts: str, delay_s: float = 0.0, prompt: int = 5, cached: int | None = None) -> Behaviour:
+    """A good answer, a piece a chunk."""
+
+    async def behave(request: Request) -> None:
+        await request.send(STREAM_HEAD)
+        for text in texts:
+            await asyncio.sleep(delay_s)
+            await request.send(chunk(piece(text)))
+        await request.send(chunk(ending() + usage(prompt, len(texts), cached) + DONE), END)
+
+    return behave
+
+
+def refuses(status: int, body: object = None, *headers: str) -> Behaviour:
+    """An error."""
+
+    async def behave(request: Request) -> None:
+        await request.whole(status, json.dumps(body).encode(), *headers)
+
+    return behave
+
+
+def sends(*pieces: bytes, then: str = "close") -> Behaviour:
+    """Exactly these bytes; then it closes, resets, or holds the connection open."""
+
+    async def behave(request: Request) -> None:
+        await request.send(*pieces)
+        if then == "hold":
+            await request.reader.read()
+        elif then == "reset":
+            request.reset()
+        else:
+            request.close()
+
+    return behave
+
+
+@dataclass
+class RawWorker:
+    """Answers each POST with the next of its behaviours; the last one is repeated."""
+
+    behaviours: list[Behaviour]
+    healthy: bool = True
+    metrics: str = ""
+    requests: list[Request] = field(default_factory=list)
+    gone: int = 0
+    probes: int = 0
+    port: int = 0
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def connections(self) -> int:
+        return len(self._writers)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        """Like a process that is killed: every connection is reset, new ones are refused."""
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        self._server = None
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self.gone += 1
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode().strip().split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        request = Request(method, path, headers, json.loads(body) if body else None, writer, reader)
+        if method == "GET":
+            self.probes += path == "/health"
+            known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
+            await request.whole(
+                (200 if self.healthy else 500) if path in known else 404,
+                known.get(path, b""),
+                kind="text/plain",
+            )
+            return True
+        self.requests.append(request)
+        behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
+        await behaviour(request)
+        return not writer.is_closing()
+
+
+QUICK: dict[str, Any] = {
+    "connect_timeout_seconds": 2,
+    "first_token_timeout_seconds": 0.8,
+    "idle_timeout_seconds": 0.6,
+    "total_timeout_seconds": 5,
+    "probe_interval_seconds": 0.05,
+    "probe_timeout_seconds": 2,
+    "metrics_interval_seconds": 0.05,
+    "eject_seconds": 0.1,
+    "slow_start_seconds": 0,
+}
+
+
+@asynccontextmanager
+async def pool(*workers: RawWorker, started: bool = True, **changes: Any) -> AsyncIterator[WorkersBackend]:
+    """The workers behind a running pool; at the end nothing of it may be left."""
+    for worker in workers:
+        if started:
+            await worker.start()
+    backend = make(*[worker.url for worker in workers], **changes)
+    others = asyncio.all_tasks()
+    try:
+        async with asyncio.TaskGroup() as group:
+            loops = group.create_task(backend.run())
+            if started:
+                await until(lambda: all(one.state == "in_service" for one in backend.status()))
+            yield backend
+            assert [one.in_flight for one in backend.status()] == [0] * len(workers)
+            await until(lambda: in_use(backend) == 0)
+            loops.cancel()
+        await until(lambda: sum(one.connections for one in backend.status()) == 0)
+    finally:
+        for worker in workers:
+            await worker.die()
+    await until(lambda: asyncio.all_tasks() <= others)
+
+
+def make(*urls: str, environ: dict[str, str] | None = None, **changes: Any) -> WorkersBackend:
+    section = OpenAIBackend.model_validate(
+        {"kind": "openai", "base_urls": list(urls), "model": "base", **QUICK, **changes}
+    )
+    clock = asyncio.get_running_loop().time
+    return make_workers("worker", section, token_bytes=token_bytes, clock=clock, environ=environ or {})
+
+
+def token_bytes(token: int) -> bytes:
+    """Token ids that are bytes."""
+    return bytes([token]) if token < 256 else b""
+
+
+def in_use(backend: WorkersBackend) -> int:
+    """Connections that serve a request."""
+    return sum(worker.client.in_use for worker in backend._workers.values())
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait until something holds."""
+    for _ in range(int(timeout_s / 0.01)):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come true")
+
+
+def work(text: str = "Hello", *, ids: Sequence[int] | None = None, **changes: Any) -> Work:
+    """A request."""
+    sampling = Sampling(**{"max_tokens": 16, **changes.pop("sampling", {})})
+    made = {
+        "generation_id": "gen_1",
+        "token_ids": tuple(ids if ids is not None else text.encode()),
+        "messages": (Message(Role.USER, text),),
+        "sampling": sampling,
+        "cache_salt": "acme",
+    }
+    return Work(**{**made, **changes})

@@ -1,0 +1,209 @@
+"""One connection, fed byte by byte through a transport that records what is done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.backends.workers.client import whole_body
+from gateway.backends.workers.connection import HIGH_WATER_BYTES, Connection
+from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, TransportError
+
+
+class Transport(asyncio.Transport):
+    """Takes everything, closes at once."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+        self.written = b""
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def abort(self) -> None:
+        if not self.aborted:
+            self.aborted = True
+            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+def connected() -> tuple[Connection, Transport, list[str]]:
+    told: list[str] = []
+    connection = Connection(
+        asyncio.get_running_loop(),
+        made=lambda _: told.append("made"),
+        free=lambda _: told.append("free"),
+        gone=lambda _: told.append("gone"),
+    )
+    transport = Transport(connection)
+    connection.connection_made(transport)
+    return connection, transport, told
+
+
+def send(connection: Connection, first_s: float = 5, idle_s: float = 5, total_s: float = 5) -> None:
+    connection.send(b"POST", first_s=first_s, idle_s=idle_s, total_s=total_s)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+BODIES = {
+    "chunked": HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n there\r\n0\r\n\r\n",
+    "of a length": HEAD + b"content-length: 11\r\n\r\nhello there",
+    "behind an interim answer": b"HTTP/1.1 100 Continue\r\n\r\n"
+    + HEAD
+    + b"content-length: 11\r\n\r\nhello there",
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted(BODIES)), st.lists(st.integers(0, 120), max_size=12))
+def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) -> None:
+    async def scenario() -> None:
+        raw, (connection, _, told) = BODIES[kind], connected()
+        for _ in range(2):
+            send(connection)
+            bounds = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+            for start, end in itertools.pairwise(bounds):
+                if end > start:
+                    connection.data_received(raw[start:end])
+            assert await connection.head() == 200
+            assert connection.content_type == "text/event-stream"
+            assert await whole_body(connection) == b"hello there"
+            connection.release()
+        assert told == ["made", "free", "free"]
+
+    asyncio.run(scenario())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.binary(min_size=1), max_size=6))
+def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
+    async def scenario() -> None:
+        connection, _, told = connected()
+        send(connection)
+        for piece in pieces:
+            connection.data_received(piece)
+        connection.connection_lost(None)
+        try:
+            await connection.head()
+            await whole_body(connection)
+        except TransportError as error:
+            assert str(error)
+        connection.release()
+        assert connection.closed and not connection.busy and told[-1] == "gone"
+
+    asyncio.run(scenario())
+
+
+async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
+    connection, transport, _ = connected()
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert transport.aborted and connection.closed
+    with pytest.raises(ConnectionLost, match="idle"):
+        send(connection)
+
+
+async def test_bytes_behind_the_end_of_an_answer_close_it() -> None:
+    connection, transport, told = connected()
+    send(connection)
+    connection.data_received(BODIES["of a length"])
+    connection.data_received(b"more")
+    assert await connection.head() == 200
+    connection.release()
+    assert transport.aborted and "free" not in told
+
+
+async def test_a_worker_that_says_close_is_not_asked_again() -> None:
+    connection, transport, told = connected()
+    send(connection)
+    connection.data_received(HEAD + b"connection: close\r\ncontent-length: 0\r\n\r\n")
+    connection.release()
+    assert transport.aborted and "free" not in told
+
+
+async def test_leaving_before_the_end_closes_at_once() -> None:
+    connection, transport, _ = connected()
+    send(connection)
+    connection.data_received(HEAD)
+    connection.release()
+    assert transport.aborted and not connection.busy
+
+
+async def test_a_lingering_connection_is_free_when_the_end_comes() -> None:
+    connection, transport, told = connected()
+    send(connection)
+    connection.data_received(HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    assert await connection.read() == b"hello"
+    connection.linger()
+    connection.release()
+    assert connection.busy and not transport.aborted
+    connection.data_received(b"0\r\n\r\n")
+    assert told[-1] == "free" and not connection.busy
+
+
+async def test_unread_bytes_hold_the_worker_back_until_they_are_read() -> None:
+    connection, transport, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 9999999\r\n\r\n")
+    while transport.reading:
+        connection.data_received(b"x" * 65_536)
+    assert len(await connection.read()) <= HIGH_WATER_BYTES + 65_536
+    assert transport.reading
+    connection.release()
+
+
+@pytest.mark.parametrize(
+    ("limits", "flowing", "what"),
+    [
+        ({"first_s": 0.05}, False, "first token"),
+        ({"idle_s": 0.05}, True, "idle stream"),
+        ({"total_s": 0.05}, False, "total"),
+        ({"total_s": 0.05}, True, "total"),
+    ],
+)
+async def test_each_limit_has_its_name(limits: dict[str, float], flowing: bool, what: str) -> None:
+    connection, transport, _ = connected()
+    send(connection, **limits)
+    connection.data_received(HEAD + b"content-length: 9\r\n\r\nx")
+    assert await connection.read() == b"x"
+    if flowing:
+        connection.flowing()
+    with pytest.raises(TimedOut) as caught:
+        await connection.read()
+    assert caught.value.what == what and transport.aborted
+    connection.release()
+
+
+async def test_a_slow_reader_is_no_silent_worker() -> None:
+    connection, transport, _ = connected()
+    send(connection, first_s=5, idle_s=0.05)
+    connection.flowing()
+    connection.data_received(HEAD + b"content-length: 9\r\n\r\nhello")
+    await asyncio.sleep(0.2)
+    assert not transport.aborted
+    assert await connection.read() == b"hello"
+    connection.release()
+
+
+async def test_an_answer_longer_than_allowed_is_not_read_whole() -> None:
+    connection, _, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 100\r\n\r\n" + b"x" * 100)
+    with pytest.raises(BadHttp, match="longer than 10 bytes"):
+        await whole_body(connection, 10)
+    connection.release()

@@ -1,0 +1,420 @@
+"""What is sent to a worker, and how its answer is read: every field, every way to cut the bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.values import Adapter
+from gateway.backends.port import Delta, Feature
+from gateway.backends.workers.answer import AnswerReader
+from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter, salt_of
+from gateway.backends.workers.errors import (
+    BadHttp,
+    ConnectFailed,
+    ConnectionLost,
+    ConnectionsInUse,
+    TimedOut,
+    TransportError,
+)
+from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.backends.workers.sse import MAX_EVENT_BYTES, EventReader
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
+from resilience.failures import BackendFailure, FailureKind
+from tests.workers.raw_worker import DONE, ending, event, piece, token_bytes, usage, work
+
+payloads = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"]))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(payloads, min_size=1, max_size=3), max_size=6),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.booleans(),
+    st.data(),
+)
+def test_events_are_the_same_however_the_bytes_are_cut(
+    events: list[list[str]], newline: str, comments: bool, data: Any
+) -> None:
+    text = ""
+    for lines in events:
+        text += f": a comment{newline}event: message{newline}" if comments else ""
+        text += "".join(f"data: {line}{newline}" for line in lines) + newline
+    raw = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    reader, read = EventReader(), []
+    for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
+        read += reader.feed(raw[start:end])
+    read += reader.feed(b"\n" if newline == "\r" else b"")  # a lone CR at the end waits for what follows
+    assert read == ["\n".join(lines).encode() for lines in events]
+
+
+def test_a_field_without_a_space_and_unknown_fields_are_read_as_the_standard_says() -> None:
+    assert EventReader().feed(b"id: 7\ndata:x\nretry: 3\n\ndata\n\n") == [b"x"]
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
+    reader = EventReader()
+    with pytest.raises(BadHttp, match="longer than"):
+        for _ in range(MAX_EVENT_BYTES // 1000 + 2):
+            reader.feed(b"data: " + b"x" * 1000 + newline)
+
+
+def sent(writer: RequestWriter, **changes: Any) -> dict[str, Any]:
+    return json.loads(writer.body(work(**changes)))  # type: ignore[no-any-return]
+
+
+def test_a_plain_request_asks_for_a_stream_with_usage_and_nothing_that_was_not_asked() -> None:
+    assert sent(RequestWriter("base"), cache_salt=None) == {
+        "model": "base",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 16,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+FULL = Sampling(
+    max_tokens=9,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.1,
+    seed=-3,
+    stop=("END",),
+    n=2,
+    presence_penalty=0.5,
+    frequency_penalty=-0.5,
+    repetition_penalty=1.2,
+    logit_bias=MappingProxyType({17: -100.0}),
+    logprobs=2,
+)
+
+
+def test_every_sampling_field_is_sent_under_its_name() -> None:
+    body = sent(RequestWriter("base"), **{}, sampling={f: getattr(FULL, f) for f in FULL.__slots__})
+    assert {k: body[k] for k in body.keys() - {"messages", "stream", "stream_options", "model"}} == {
+        "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3,
+        "stop": ["END"], "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+        "repetition_penalty": 1.2, "logit_bias": {"17": -100.0}, "logprobs": True, "top_logprobs": 2,
+        "return_tokens_as_token_ids": True, "cache_salt": salt_of("acme"),
+    }  # fmt: skip
+
+
+def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
+    writer = RequestWriter("base", token_ids=True)
+    assert writer.path(work()) == "/completions"
+    assert sent(writer, ids=[1, 2, 3])["prompt"] == [1, 2, 3]
+    raw = work(ids=[4, 5], messages=())
+    assert RequestWriter("base").path(raw) == "/completions"
+    assert json.loads(RequestWriter("base").body(raw))["prompt"] == [4, 5]
+    assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
+
+
+def test_an_adapter_is_the_model_by_its_id_or_its_name_there() -> None:
+    adapter = Adapter("manga_v3", 1, "base", "/a")
+    assert sent(RequestWriter("base"), adapter=adapter)["model"] == "manga_v3"
+    names = MappingProxyType({"manga_v3": "lora-7"})
+    assert sent(RequestWriter("base", adapters=names), adapter=adapter)["model"] == "lora-7"
+
+
+def test_priority_is_sent_only_when_the_workers_take_it_and_in_their_direction() -> None:
+    assert "priority" not in sent(RequestWriter("base"), priority=1)
+    assert sent(RequestWriter("base", send_priority=True), priority=1)["priority"] == -1
+    assert sent(RequestWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
+
+
+def test_the_salt_is_no_tenant_name_and_goes_to_vllm_alone() -> None:
+    salt = sent(RequestWriter("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
+    assert len(salt) == 32 and salt.isalnum()
+    assert salt != sent(RequestWriter("base"), cache_salt="other")["cache_salt"]
+    for dialect in (Dialect.SLUICE, Dialect.OPENAI):
+        assert "cache_salt" not in sent(RequestWriter("base", dialect))
+
+
+def test_plain_openai_has_its_own_name_for_the_length() -> None:
+    assert sent(RequestWriter("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
+
+
+def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm() -> None:
+    body = sent(RequestWriter("base"), stream=False)
+    assert body["stream_interval"] == 16 and body["stream_options"]["continuous_usage_stats"] is True
+    assert "stream_interval" not in sent(RequestWriter("base", Dialect.SLUICE), stream=False)
+
+
+def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:
+    body = sent(RequestWriter("base"), sampling={"n": 2, "temperature": 0.0})
+    assert (body["temperature"], body["top_k"]) == (1.0, 1)
+    assert (
+        sent(RequestWriter("base", Dialect.SLUICE), sampling={"n": 2, "temperature": 0.0})["temperature"] == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (ResponseFormat(FormatType.JSON_OBJECT), {"response_format": {"type": "json_object"}}),
+        (
+            ResponseFormat(FormatType.JSON_SCHEMA, '{"type": "object"}'),
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"type": "object"}},
+                }
+            },
+        ),
+        (ResponseFormat(FormatType.CHOICE, '["a", "b"]'), {"structured_outputs": {"choice": ["a", "b"]}}),
+        (ResponseFormat(FormatType.REGEX, "[a-z]"), {"structured_outputs": {"regex": "[a-z]"}}),
+        (ResponseFormat(FormatType.GRAMMAR, "start: x"), {"structured_outputs": {"grammar": "start: x"}}),
+    ],
+)
+def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
+    shape: ResponseFormat, expected: dict[str, object]
+) -> None:
+    body = sent(RequestWriter("base"), response_format=shape)
+    assert {k: v for k, v in body.items() if k in ("response_format", "structured_outputs")} == expected
+
+
+def test_plain_openai_declares_no_extension() -> None:
+    lacking = {Feature.TOP_K, Feature.MIN_P, Feature.REPETITION_PENALTY, Feature.LORA}
+    assert FEATURES[Dialect.OPENAI] == frozenset(Feature) - lacking
+
+
+def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], AnswerReader]:
+    reader, deltas = AnswerReader(work(**changes), token_bytes), []
+    for one in pieces:
+        deltas += reader.feed(one)
+        reader.check()
+    return deltas, reader
+
+
+def test_the_chunks_of_one_read_are_one_delta() -> None:
+    deltas, reader = read(piece("") + piece("Hel") + piece("lo") + ending("stop") + usage(8, 3, 6) + DONE)
+    assert deltas == [Delta("Hello", 2)]
+    rest, completion = reader.finish()
+    assert rest == Delta("", 1), "a token without text, such as the one that ends it"
+    assert (completion.usage.input_tokens, completion.usage.output_tokens) == (8, 3)
+    assert completion.usage.cached_tokens == 6
+    assert reader.done
+
+
+def test_a_chunk_without_text_is_no_delta_but_a_sign_of_life() -> None:
+    deltas, reader = read(piece(""))
+    assert deltas == [] and reader.begun
+
+
+def test_what_came_before_an_error_in_the_same_read_is_not_lost() -> None:
+    reader = AnswerReader(work(), token_bytes)
+    assert reader.feed(piece("Hel") + piece("lo") + event({"error": {"message": "x"}})) == [Delta("Hello", 2)]
+    with pytest.raises(BackendFailure):
+        reader.check()
+
+
+def test_chunks_of_several_tokens_are_counted_by_the_running_usage() -> None:
+    def chunk(text: str, count: int, index: int = 0) -> bytes:
+        choice = {"index": index, "delta": {"content": text}, "finish_reason": None}
+        return event({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": count}})
+
+    reader = AnswerReader(work(sampling={"n": 2}), token_bytes, running_counts=True)
+    deltas = (
+        reader.feed(chunk("a", 1) + chunk("b", 1, 1))
+        + reader.feed(chunk("bcd", 17))
+        + reader.feed(chunk("e", 2, 1))
+    )
+    assert [(delta.index, delta.tokens) for delta in deltas] == [(0, 1), (1, 1), (0, 16), (1, 1)]
+    reader.feed(ending("stop") + ending("stop", 1) + usage(1, 20))
+    rest, completion = reader.finish()
+    assert rest == Delta("", 1) and completion.usage.output_tokens == 20
+
+
+def test_several_texts_keep_apart_and_their_ends_too() -> None:
+    data = piece("a") + piece("b", 1) + piece("c") + ending("stop", 1) + ending("length") + usage(1, 3)
+    deltas, reader = read(data, sampling={"n": 2})
+    assert deltas == [Delta("ac", 2), Delta("b", 1, index=1)]
+    completion = reader.finish()[1]
+    assert (completion.finish_reason, completion.others) == (FinishReason.LENGTH, (FinishReason.STOP,))
+
+
+def test_an_answer_with_a_text_that_has_not_ended_is_broken() -> None:
+    _, reader = read(piece("a") + ending("stop"), sampling={"n": 2})
+    with pytest.raises(ConnectionLost, match="ended before the answer"):
+        reader.finish()
+
+
+def test_without_usage_the_prompt_and_the_chunks_are_counted() -> None:
+    _, reader = read(piece("a") + piece("b") + ending("stop"), ids=[1, 2, 3])
+    rest, completion = reader.finish()
+    assert rest is None and not reader.told_usage
+    assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
+
+
+def test_a_text_completion_reads_like_a_chat() -> None:
+    data = event({"choices": [{"index": 0, "text": "ab", "finish_reason": None}]})
+    data += event({"choices": [{"index": 0, "text": "c", "finish_reason": "length"}]})
+    deltas, reader = read(data)
+    assert deltas == [Delta("abc", 2)]
+    assert reader.finish()[1].finish_reason is FinishReason.LENGTH
+
+
+def test_chat_logprobs_are_read_with_bytes_and_alternatives() -> None:
+    told = {
+        "content": [
+            {
+                "token": "\ufffd", "logprob": -0.5, "bytes": [233],
+                "top_logprobs": [
+                    {"token": "\ufffd", "logprob": -0.5, "bytes": [233]},
+                    {"token": "x", "logprob": -1.5, "bytes": None},
+                    {"token": "y", "logprob": -2.5},
+                ],
+            }
+        ]
+    }  # fmt: skip
+    [delta], _ = read(piece("", logprobs=told), sampling={"logprobs": 2})
+    [entry] = delta.logprobs
+    assert (delta.tokens, entry.data, entry.logprob) == (1, b"\xe9", -0.5)
+    assert [(one.data, one.logprob) for one in entry.top] == [(b"\xe9", -0.5), (b"x", -1.5)]
+
+
+def test_the_ids_that_vllm_gives_for_tokens_are_turned_into_bytes() -> None:
+    told = {
+        "tokens": ["token_id:233", "b"],
+        "token_logprobs": [-1.0, None],
+        "top_logprobs": [{"token_id:97": -0.1, "token_id:233": -1.0}, None],
+        "text_offset": [0, 1],
+    }
+    data = event({"choices": [{"index": 0, "text": "b", "logprobs": told, "finish_reason": None}]})
+    [delta], _ = read(data, sampling={"logprobs": 1})
+    first, second = delta.logprobs
+    assert (first.data, first.logprob, [one.data for one in first.top]) == (b"\xe9", -1.0, [b"a"])
+    assert (second.data, second.top) == (b"b", ())
+
+
+SLUICE = {"finish_reason": "stop", "fallback": None, "timings": {"queue_wait_ms": 12.0}}
+
+
+def test_another_sluice_tells_its_queue_wait_and_the_true_end() -> None:
+    last = event({"choices": [], "sluice": {**SLUICE, "finish_reason": "deadline"}})
+    completion = read(piece("a") + ending("length") + last)[1].finish()[1]
+    assert completion.finish_reason is FinishReason.DEADLINE
+    assert completion.queue_wait_s == 0.012
+
+
+def test_a_fallbacks_answer_of_another_sluice_shows_as_degraded() -> None:
+    fallback = {"kind": "degraded_response", "reason": "queue_full", "retry_after_ms": 100}
+    last = event({"choices": [], "sluice": {**SLUICE, "fallback": fallback}})
+    completion = read(piece("Sorry") + ending("stop") + last)[1].finish()[1]
+    assert completion.finish_reason is FinishReason.DEGRADED
+
+
+def test_vllms_own_queue_time_is_passed_on() -> None:
+    last = event({"choices": [], "usage": {"prompt_tokens": 1}, "metrics": {"queue_time_ms": 7.0}})
+    assert read(piece("a") + ending("stop") + last)[1].finish()[1].queue_wait_s == 0.007
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ({"message": "x", "code": 400}, FailureKind.INVALID_INPUT),
+        ({"message": "x", "type": "rate_limit_error", "code": "rate_limited"}, FailureKind.THROTTLED),
+        ({"message": "x", "type": "service_unavailable_error"}, FailureKind.BACKEND_UNAVAILABLE),
+        ({"message": "x", "type": "NotFoundError", "code": 404}, FailureKind.MODEL_NOT_FOUND),
+        ({"message": "x"}, FailureKind.INTERNAL),
+        ("just words", FailureKind.INTERNAL),
+    ],
+)
+def test_an_error_in_the_stream_is_told_by_its_kind(told: object, kind: FailureKind) -> None:
+    with pytest.raises(BackendFailure) as caught:
+        read(event({"error": told}))
+    assert caught.value.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "retry_after", "kind", "param", "retry_after_s"),
+    [
+        (400, {"error": {"message": "m", "param": "top_k"}}, None, FailureKind.INVALID_INPUT, "top_k", None),
+        (422, {"message": "m", "param": "a b\n"}, None, FailureKind.INVALID_INPUT, None, None),
+        (
+            400,
+            {"error": {"message": "This model's maximum context length is 1024 tokens"}},
+            None,
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+            None,
+            None,
+        ),
+        (401, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, None),
+        (403, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, None),
+        (404, {}, None, FailureKind.MODEL_NOT_FOUND, None, None),
+        (413, {}, None, FailureKind.TOKEN_LIMIT_EXCEEDED, None, None),
+        (429, {}, "7", FailureKind.THROTTLED, None, 7.0),
+        (429, {}, "Wed, 21 Oct 2026 07:28:00 GMT", FailureKind.THROTTLED, None, 1.0),
+        (429, {}, "99999999", FailureKind.THROTTLED, None, 300.0),
+        (429, {}, "nan", FailureKind.THROTTLED, None, 1.0),
+        (503, {}, "2", FailureKind.THROTTLED, None, 2.0),
+        (503, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, 1.0),
+        (504, {}, None, FailureKind.TIMEOUT, None, None),
+        (502, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, 1.0),
+        (500, {"error": "boom"}, None, FailureKind.INTERNAL, None, None),
+        (418, "words", None, FailureKind.INTERNAL, None, None),
+    ],
+)
+def test_an_error_status_is_told_by_its_kind(
+    status: int,
+    body: object,
+    retry_after: str | None,
+    kind: FailureKind,
+    param: str | None,
+    retry_after_s: float | None,
+) -> None:
+    failure = failure_of(status, json.dumps(body).encode(), retry_after, model="base")
+    assert (failure.kind, failure.param, failure.retry_after_s) == (kind, param, retry_after_s)
+
+
+def test_a_workers_own_words_are_not_passed_on() -> None:
+    body = {"error": {"message": "your prompt 'my secret' is bad", "param": "my secret", "code": "my secret"}}
+    assert "secret" not in str(failure_of(400, json.dumps(body).encode(), None, model="base"))
+
+
+def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
+    assert "api_key_env" in str(failure_of(401, b"", None, model="base"))
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "after"),
+    [
+        (ConnectFailed("refused"), FailureKind.BACKEND_UNAVAILABLE, FailureKind.STREAM_BROKEN),
+        (ConnectionLost("gone"), FailureKind.STREAM_BROKEN, FailureKind.STREAM_BROKEN),
+        (TimedOut("idle stream", 3), FailureKind.TIMEOUT, FailureKind.TIMEOUT),
+        (BadHttp("html"), FailureKind.BACKEND_UNAVAILABLE, FailureKind.STREAM_BROKEN),
+        (ConnectionsInUse("all"), FailureKind.THROTTLED, FailureKind.STREAM_BROKEN),
+    ],
+)
+def test_every_transport_error_has_a_kind(
+    error: TransportError, before: FailureKind, after: FailureKind
+) -> None:
+    assert failure_of_transport(error, delivered=False).kind is before
+    assert failure_of_transport(error, delivered=True).kind is after
+
+
+def test_no_transport_error_is_without_a_row_above() -> None:
+    rows = {ConnectFailed, ConnectionLost, TimedOut, BadHttp, ConnectionsInUse}
+    assert set(TransportError.__subclasses__()) == rows
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_no_bytes_break_the_reading_in_another_way(data: bytes) -> None:
+    reader = AnswerReader(replace(work(), token_ids=(1,)), token_bytes)
+    try:
+        reader.feed(data + b"\n\n")
+        reader.feed(b"data: " + data + b"\n\n")
+        reader.check()
+        reader.finish()
+    except (TransportError, BackendFailure) as expected:
+        assert str(expected)

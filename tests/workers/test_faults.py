@@ -1,0 +1,335 @@
+"""Workers that die, hang, drip or talk nonsense: what the caller sees, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gateway.backends.port import BackendState, Delta
+from resilience.failures import BackendFailure, FailureKind
+from tests.conformance.harness import hear
+from tests.workers.raw_worker import (
+    DONE,
+    END,
+    STREAM_HEAD,
+    RawWorker,
+    answers,
+    chunk,
+    ending,
+    in_use,
+    make,
+    piece,
+    pool,
+    refuses,
+    sends,
+    until,
+    work,
+)
+
+GOOD = answers("Hello", " there")
+HALF = chunk(piece("Hello"))
+HTML = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 5\r\n\r\n<html"
+GARBAGE = b"\x00\xff\x13SSH-2.0-OpenSSH_9.9\r\n" * 3
+LONG_HEAD = b"HTTP/1.1 200 OK\r\n" + b"x-filler: %b\r\n" % (b"y" * 1000) * 600
+WRONG_CHUNK = STREAM_HEAD + b"zz\r\nnot a length\r\n"
+
+BEFORE_A_TOKEN = {
+    "closes before a byte": sends(then="close"),
+    "is reset before a byte": sends(then="reset"),
+    "closes after the head": sends(STREAM_HEAD),
+    "is reset after the head": sends(STREAM_HEAD, then="reset"),
+    "ends a stream without an answer": sends(STREAM_HEAD, END),
+    "is done before it has begun": sends(STREAM_HEAD, chunk(DONE), END),
+    "never answers": sends(then="hold"),
+    "sends a head and then nothing": sends(STREAM_HEAD, then="hold"),
+    "sends comments only": sends(STREAM_HEAD, *[chunk(b": still here\n\n")] * 3, then="hold"),
+    "answers garbage": sends(GARBAGE),
+    "answers half a head": sends(b"HTTP/1.1 200 OK\r\ncontent-ty"),
+    "answers an endless head": sends(LONG_HEAD, then="hold"),
+    "answers HTML": sends(HTML),
+    "answers chunks that are none": sends(WRONG_CHUNK),
+    "streams what is no JSON": sends(STREAM_HEAD, chunk(b"data: hello\n\n"), then="hold"),
+    "streams JSON of another kind": sends(STREAM_HEAD, chunk(b'data: ["a"]\n\n'), then="hold"),
+    "streams an error": sends(STREAM_HEAD, chunk(b'data: {"error": {"message": "x", "code": 500}}\n\n')),
+    "streams a choice that nobody asked for": sends(STREAM_HEAD, chunk(piece("x", 7)), then="hold"),
+    "answers 500": refuses(500, {"error": {"message": "boom"}}),
+    "answers 502 without a body": sends(b"HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n"),
+    "answers 503": refuses(503),
+    "answers 429": refuses(429),
+    "wants another protocol": sends(
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BEFORE_A_TOKEN)
+async def test_until_the_first_token_another_worker_takes_over_unseen(fault: str) -> None:
+    bad, good = RawWorker([BEFORE_A_TOKEN[fault]]), RawWorker([GOOD])
+    async with pool(bad, good, affinity=False) as backend:
+        for _ in range(2):
+            heard = await hear(backend, work())
+            assert heard.text == "Hello there"
+            assert heard.completion.usage.output_tokens == heard.tokens == 2
+        await until(lambda: in_use(backend) == 0)
+    assert len(bad.requests) >= 1 and len(good.requests) == 2
+
+
+@pytest.mark.parametrize("fault", BEFORE_A_TOKEN)
+async def test_with_no_other_worker_the_failure_is_one_of_the_closed_set(fault: str) -> None:
+    bad = RawWorker([BEFORE_A_TOKEN[fault]])
+    async with pool(bad) as backend:
+        with pytest.raises(BackendFailure) as caught:
+            await hear(backend, work())
+        assert caught.value.kind in (
+            FailureKind.BACKEND_UNAVAILABLE,
+            FailureKind.STREAM_BROKEN,
+            FailureKind.TIMEOUT,
+            FailureKind.INTERNAL,
+            FailureKind.THROTTLED,
+        )
+        assert len(bad.requests) == 1
+
+
+AFTER_A_TOKEN = {
+    "closes": (sends(STREAM_HEAD, HALF), FailureKind.STREAM_BROKEN),
+    "is reset": (sends(STREAM_HEAD, HALF, then="reset"), FailureKind.STREAM_BROKEN),
+    "ends the body": (sends(STREAM_HEAD, HALF, END), FailureKind.STREAM_BROKEN),
+    "falls silent": (sends(STREAM_HEAD, HALF, then="hold"), FailureKind.TIMEOUT),
+    "turns to garbage": (sends(STREAM_HEAD, HALF, GARBAGE), FailureKind.STREAM_BROKEN),
+    "streams an error": (
+        sends(STREAM_HEAD, HALF, chunk(b'data: {"error": {"message": "x", "code": 500}}\n\n'), then="hold"),
+        FailureKind.INTERNAL,
+    ),
+    "sends an endless line": (
+        sends(STREAM_HEAD, HALF, *[chunk(b"data: " + b"x" * 300_000)] * 5, then="hold"),
+        FailureKind.STREAM_BROKEN,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", AFTER_A_TOKEN)
+async def test_after_the_first_token_a_broken_answer_is_not_begun_again(fault: str) -> None:
+    behaviour, kind = AFTER_A_TOKEN[fault]
+    bad, good = RawWorker([behaviour]), RawWorker([GOOD])
+    async with pool(bad, good, affinity=False) as backend:
+        heard: list[Delta] = []
+
+        async def out(delta: Delta) -> None:
+            heard.append(delta)
+
+        for _ in range(4):
+            if bad.requests:
+                break
+            heard.clear()
+            try:
+                await backend.generate(work(), out)
+            except BackendFailure as failure:
+                assert failure.kind is kind
+                assert [delta.text for delta in heard] == ["Hello"]
+        assert len(bad.requests) == 1
+        await until(lambda: in_use(backend) == 0)
+
+
+async def test_an_answer_whose_texts_have_all_ended_is_whole_without_done_and_without_usage() -> None:
+    worker = RawWorker([sends(STREAM_HEAD, HALF, chunk(ending("length")), END)])
+    async with pool(worker) as backend:
+        heard = await hear(backend, work("abc"))
+        assert heard.text == "Hello"
+        assert heard.completion.finish_reason == "length"
+        assert heard.completion.usage.input_tokens == 3
+        assert heard.completion.usage.output_tokens == heard.tokens == 1
+
+
+async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    worker = RawWorker([sends(head, piece("Hello") + ending() + DONE)])
+    async with pool(worker) as backend:
+        assert (await hear(backend, work())).text == "Hello"
+
+
+async def test_slow_tokens_are_no_fault() -> None:
+    worker = RawWorker([answers("a", "b", "c", "d", "e", "f", "g", delay_s=0.15)])
+    async with pool(worker) as backend:
+        assert (await hear(backend, work())).text == "abcdefg", "longer than the silence allowed, in all"
+
+
+async def test_a_drip_of_bytes_ends_with_the_total_time() -> None:
+    async def drip(request: object) -> None:
+        await request.send(STREAM_HEAD, HALF)  # type: ignore[attr-defined]
+        while True:
+            await request.send(chunk(b":" * 10))  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+
+    worker = RawWorker([drip])
+    async with pool(worker, total_timeout_seconds=0.6) as backend:
+        began = time.monotonic()
+        with pytest.raises(BackendFailure, match="total timeout") as caught:
+            await hear(backend, work())
+        assert caught.value.kind is FailureKind.TIMEOUT
+        assert time.monotonic() - began < 2.0
+
+
+async def test_a_worker_that_dies_loses_no_request_that_had_not_streamed() -> None:
+    dying, living = RawWorker([answers("x", delay_s=0.2)]), RawWorker([answers("x", delay_s=0.01)])
+    async with pool(dying, living, affinity=False) as backend:
+        async with asyncio.TaskGroup() as group:
+            heard = [group.create_task(hear(backend, work())) for _ in range(20)]
+            await until(lambda: len(dying.requests) >= 5)
+            await dying.die()
+        assert [task.result().text for task in heard] == ["x"] * 20
+        await until(lambda: backend.status()[0].state == "ejected")
+        assert backend.state is BackendState.READY
+
+
+async def test_a_worker_that_comes_back_is_given_requests_again() -> None:
+    first, second = RawWorker([GOOD]), RawWorker([GOOD])
+    async with pool(first, second, affinity=False) as backend:
+        await first.die()
+        await until(lambda: backend.status()[0].state == "ejected")
+        before = len(first.requests)
+        await hear(backend, work())
+        await first.start()
+        await until(lambda: backend.status()[0].state == "in_service")
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(hear(backend, work()))
+        assert len(first.requests) > before
+
+
+async def test_a_pool_without_a_worker_in_service_is_not_ready_and_says_when_to_come_back() -> None:
+    worker = RawWorker([GOOD])
+    async with pool(worker) as backend:
+        await worker.die()
+        await until(lambda: backend.state is not BackendState.READY)
+        assert backend.load is None
+        with pytest.raises(BackendFailure, match="no worker of worker is in service") as caught:
+            await hear(backend, work())
+        assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE
+        assert (caught.value.retry_after_s or 0) >= 1
+        await worker.start()
+        await until(lambda: backend.state is BackendState.READY)
+        assert (await hear(backend, work())).text == "Hello there"
+
+
+async def test_a_pool_whose_workers_were_never_there_is_starting() -> None:
+    gone = RawWorker([GOOD])
+    await gone.start()
+    await gone.die()
+    async with pool(gone, started=False) as backend:
+        await asyncio.sleep(0.15)
+        assert backend.state is BackendState.STARTING
+
+
+async def test_the_last_worker_stays_in_service_while_its_probes_answer() -> None:
+    worker = RawWorker([refuses(500)] * 6 + [GOOD])
+    async with pool(worker) as backend:
+        for _ in range(6):
+            with pytest.raises(BackendFailure):
+                await hear(backend, work())
+        assert backend.state is BackendState.READY
+        assert (await hear(backend, work())).text == "Hello there"
+
+
+async def test_a_worker_that_fails_time_and_again_is_ejected_and_its_peer_serves() -> None:
+    bad, good = RawWorker([refuses(500)]), RawWorker([GOOD])
+    async with pool(bad, good, affinity=False, eject_seconds=60) as backend:
+        for _ in range(12):
+            assert (await hear(backend, work())).text == "Hello there"
+        assert backend.status()[0].state == "ejected"
+        assert len(bad.requests) == 3
+
+
+async def test_a_connection_closed_while_idle_costs_nobody_a_request() -> None:
+    async def once(request: object) -> None:
+        await GOOD(request)  # type: ignore[arg-type]
+        request.close()  # type: ignore[attr-defined]
+
+    worker = RawWorker([once])
+    async with pool(worker) as backend:
+        for _ in range(5):
+            assert (await hear(backend, work())).text == "Hello there"
+        assert backend.status()[0].ejections == 0
+
+
+async def test_a_reset_that_races_the_next_request_is_tried_again_on_a_new_connection() -> None:
+    worker = RawWorker([GOOD, sends(then="reset"), GOOD])
+    async with pool(worker) as backend:
+        await hear(backend, work())
+        assert (await hear(backend, work())).text == "Hello there"
+    assert len(worker.requests) == 3
+
+
+async def test_cancelling_closes_the_connection_at_once() -> None:
+    worker = RawWorker([sends(STREAM_HEAD, HALF, then="hold"), sends(then="hold"), GOOD])
+    async with pool(worker, idle_timeout_seconds=30, first_token_timeout_seconds=30) as backend:
+        for expected in (1, 2):
+            async with asyncio.TaskGroup() as group:
+                call = group.create_task(hear(backend, work()))
+                await until(lambda n=expected: len(worker.requests) == n)  # type: ignore[misc]
+                await asyncio.sleep(0.02)
+                call.cancel()
+            assert in_use(backend) == 0
+        await until(lambda: worker.connections <= 2)  # what is left belongs to probe and scrape
+        assert (await hear(backend, work())).text == "Hello there"
+
+
+async def test_a_sink_that_raises_closes_the_connection() -> None:
+    worker = RawWorker([sends(STREAM_HEAD, HALF, then="hold")])
+
+    class Full(Exception):
+        pass
+
+    async def out(delta: Delta) -> None:
+        raise Full
+
+    async with pool(worker, idle_timeout_seconds=30) as backend:
+        with pytest.raises(Full):
+            await backend.generate(work(), out)
+        assert in_use(backend) == 0
+
+
+async def test_a_slow_reader_holds_the_worker_back_and_loses_nothing() -> None:
+    async def flood(request: object) -> None:
+        await request.send(STREAM_HEAD)  # type: ignore[attr-defined]
+        for _ in range(300):
+            await request.send(chunk(piece("x" * 10_000)))  # type: ignore[attr-defined]
+        await request.send(chunk(ending() + DONE), END)  # type: ignore[attr-defined]
+
+    worker, got = RawWorker([flood]), 0
+
+    async def out(delta: Delta) -> None:
+        nonlocal got
+        got += len(delta.text)
+        await asyncio.sleep(0.02)
+
+    async with pool(worker) as backend:
+        await backend.generate(work(), out)
+        assert got == 3_000_000
+
+
+async def test_no_more_connections_than_allowed_are_opened() -> None:
+    worker = RawWorker([answers("x", delay_s=0.2)])
+    async with pool(worker, max_connections=2) as backend:
+        async with asyncio.TaskGroup() as group:
+            heard = [group.create_task(_outcome(backend)) for _ in range(5)]
+        kinds = [task.result() for task in heard]
+        assert kinds.count("x") == 2 and kinds.count(FailureKind.THROTTLED) == 3
+        assert backend.status()[0].ejections == 0
+
+
+async def _outcome(backend: object) -> object:
+    try:
+        return (await hear(backend, work())).text  # type: ignore[arg-type]
+    except BackendFailure as failure:
+        return failure.kind
+
+
+async def test_refused_connections_are_a_quick_failure() -> None:
+    async with pool(RawWorker([GOOD]), RawWorker([GOOD]), affinity=False) as backend:
+        pass
+    lonely = make(*[one.url for one in backend.status()])
+    with pytest.raises(BackendFailure) as caught:
+        await hear(lonely, work())
+    assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE
