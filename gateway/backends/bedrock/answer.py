@@ -1,0 +1,124 @@
+"""Bedrock's events and answers, read; and a stream of them as the port's pieces and completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gateway.backends.bedrock.values import Event, Piece, Stopped, Told
+from gateway.backends.port import Completion, Delta
+from gateway.contracts.values import FinishReason, Usage
+
+# The tokens of hardly any text have so many bytes on average: a count by it is not too high. It stands in for
+# Bedrock's own count, which comes at the very end, while an answer may still be cut short.
+BYTES_A_TOKEN = 8
+
+# A guardrail's text is the answer that the operator wants in that place; what a filter has cut is a torn one.
+_FINISH: Mapping[str, FinishReason] = MappingProxyType(
+    {
+        "end_turn": FinishReason.STOP,
+        "stop_sequence": FinishReason.STOP,
+        "tool_use": FinishReason.STOP,
+        "guardrail_intervened": FinishReason.STOP,
+        "max_tokens": FinishReason.LENGTH,
+        "model_context_window_exceeded": FinishReason.LENGTH,
+        "content_filtered": FinishReason.ERROR,
+        "malformed_model_output": FinishReason.ERROR,
+        "malformed_tool_use": FinishReason.ERROR,
+    }
+)
+
+
+def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+    """What ``converse_stream`` tells, event by event; thinking and citations are not asked for, nor read."""
+    for told in stream:
+        if "contentBlockDelta" in told:
+            text = told["contentBlockDelta"]["delta"].get("text")
+            if text:
+                yield Piece(text)
+        elif "messageStop" in told:
+            yield Stopped(told["messageStop"]["stopReason"])
+        elif "metadata" in told:
+            yield _told(told["metadata"])
+
+
+def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
+    """What ``converse`` answered, as the same events."""
+    for block in answer["output"]["message"]["content"]:
+        if block.get("text"):
+            yield Piece(block["text"])
+    yield Stopped(answer["stopReason"])
+    yield _told(answer)
+
+
+def _told(metadata: Mapping[str, Any]) -> Told:
+    usage = metadata["usage"]
+    return Told(
+        fresh_tokens=usage["inputTokens"],
+        cache_read_tokens=usage.get("cacheReadInputTokens") or 0,
+        cache_write_tokens=usage.get("cacheWriteInputTokens") or 0,
+        output_tokens=usage["outputTokens"],
+        latency_ms=metadata.get("metrics", {}).get("latencyMs", 0),
+    )
+
+
+class AnswerReader:
+    """Counts an answer's pieces while they come, and closes the count with what Bedrock told.
+
+    Args:
+        queue_wait_s: how long the request waited for a thread.
+        estimated_input: the prompt's tokens, should Bedrock never tell.
+    """
+
+    def __init__(self, queue_wait_s: float, estimated_input: int) -> None:
+        self._queue_wait_s = queue_wait_s
+        self._estimated_input = estimated_input
+        self._bytes = 0
+        self._pieces = 0
+        self._counted = 0
+        self._reason: str | None = None
+        self.told: Told | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the model has come to its end."""
+        return self._reason is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to be told."""
+        return self.stopped and self.told is not None
+
+    def feed(self, events: Iterable[Event]) -> Delta | None:
+        """Take events in; their text as one piece, if they hold any."""
+        texts = []
+        for event in events:
+            match event:
+                case Piece(text):
+                    texts.append(text)
+                case Stopped(reason):
+                    self._reason = reason
+                case Told():
+                    self.told = event
+        if not texts:
+            return None
+        first, text = not self._pieces, "".join(texts)
+        self._pieces += len(texts)
+        self._bytes += len(text.encode("utf-8", "replace"))
+        before, self._counted = self._counted, max(self._pieces, self._bytes // BYTES_A_TOKEN)
+        return Delta(text, self._counted - before, queue_wait_s=self._queue_wait_s if first else None)
+
+    def finish(self) -> tuple[Delta | None, Completion]:
+        """The tokens that were not counted with their pieces, and how the answer ended."""
+        told, reason = self.told, _FINISH.get(self._reason or "", FinishReason.STOP)
+        if told is None:
+            usage = Usage(self._estimated_input, self._counted)
+            return None, Completion(reason, usage, self._queue_wait_s)
+        # Should the count be above what Bedrock told, what has been passed on cannot be taken back.
+        missing = max(0, told.output_tokens - self._counted)
+        usage = Usage(told.input_tokens, self._counted + missing, told.cache_read_tokens)
+        rest = Delta("", missing, cached_tokens=told.cache_read_tokens)
+        return (rest if missing or told.cache_read_tokens else None), Completion(
+            reason, usage, self._queue_wait_s
+        )

@@ -1,0 +1,185 @@
+"""Bedrock as a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import structlog
+
+from admission.values import Load
+from budgeting.estimating import EstimatingCounter
+from gateway.backends.bedrock.answer import AnswerReader
+from gateway.backends.bedrock.call import Call
+from gateway.backends.bedrock.lanes import Lanes
+from gateway.backends.bedrock.request import RequestWriter
+from gateway.backends.bedrock.transport import Transport
+from gateway.backends.port import BackendState, Completion, DeltaSink, Feature, Work
+from resilience.failures import BackendFailure, FailureKind
+
+FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
+
+# How long a call that was cut, or that has told all, may take to leave its thread before it is left alone. It
+# keeps its lane then, and ends by the read timeout.
+LEAVE_WAIT_S = 0.5
+
+
+class BedrockBackend:
+    """Generates on Bedrock, in threads of its own.
+
+    Args:
+        name: its name in the configuration.
+        model: the model's id.
+        writer: writes requests.
+        transport: makes calls.
+        counter: estimates the tokens of prompts, and learns from what Bedrock tells.
+        max_concurrency: calls, and threads, at once.
+        max_input_tokens: longest prompt, as estimated at most.
+        total_timeout_s: longest time of one answer, waiting and region changes included.
+        features: what the model can honour.
+        clock: seconds, monotonic.
+    """
+
+    kind = "bedrock"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model: str,
+        writer: RequestWriter,
+        transport: Transport,
+        counter: EstimatingCounter,
+        max_concurrency: int,
+        max_input_tokens: int,
+        total_timeout_s: float,
+        features: frozenset[Feature],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.features = features
+        self._writer = writer
+        self._transport = transport
+        self._counter = counter
+        self._max_input_tokens = max_input_tokens
+        self._total_timeout_s = total_timeout_s
+        self._clock = clock
+        self._lanes = Lanes(max_concurrency)
+        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"bedrock-{name}")
+        self._calls: set[Call] = set()
+        self._stopped = False
+        self._log = structlog.get_logger("gateway.bedrock").bind(backend=name)
+
+    @property
+    def state(self) -> BackendState:
+        """Ready until it is stopped: whether Bedrock answers shows in each call."""
+        return BackendState.STOPPED if self._stopped else BackendState.READY
+
+    @property
+    def load(self) -> Load:
+        """Its own calls; Bedrock tells nothing of its blocks or queues."""
+        return Load(running=self._lanes.busy, waiting=self._lanes.waiting, max_running=self._lanes.count)
+
+    async def run(self) -> None:
+        """Load boto3 beforehand, then stay until cancelled; ends every call then."""
+        try:
+            loop = asyncio.get_running_loop()
+            with contextlib.suppress(BackendFailure):  # each call will tell it
+                await loop.run_in_executor(self._threads, self._transport.warm)
+            await asyncio.Event().wait()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End every call at once; threads end with their calls."""
+        self._stopped = True
+        for call in self._calls:
+            call.cut()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate; leaving early, in whatever way, cuts the connection, which ends the thread's part.
+
+        Until some text has come, a region that fails is replaced by the next one.
+        """
+        if self._stopped:
+            raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped")
+        request = self._writer.request(work)
+        estimate = self._counter.estimate(self.model, work.messages)
+        if estimate.at_most > self._max_input_tokens:
+            raise BackendFailure(
+                FailureKind.TOKEN_LIMIT_EXCEEDED,
+                f"the prompt may take {estimate.at_most} tokens on {self.model}, which is given at most "
+                f"{self._max_input_tokens} (max_input_tokens)",
+            )
+        begun = self._clock()
+        try:
+            async with asyncio.timeout(self._total_timeout_s) as limit:
+                await self._lanes.enter()
+                call = Call(asyncio.get_running_loop())
+                try:
+                    thread = self._threads.submit(self._transport.ask, request, call)
+                except RuntimeError as error:
+                    self._lanes.leave()
+                    raise BackendFailure(
+                        FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"
+                    ) from error
+                self._calls.add(call)
+                thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
+                reader = AnswerReader(self._clock() - begun, estimate.expected)
+                return await self._relay(call, reader, work, out)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise BackendFailure(
+                FailureKind.TIMEOUT,
+                f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)",
+            ) from error
+
+    async def _relay(self, call: Call, reader: AnswerReader, work: Work, out: DeltaSink) -> Completion:
+        try:
+            over = False
+            while not over and not reader.complete:
+                events, over = await call.take()
+                delta = reader.feed(events)
+                if delta is not None:
+                    await out(delta)
+            if not reader.stopped:
+                raise BackendFailure(
+                    FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
+                )
+            # Its last bytes are on their way; read to the end, the connection can be used again.
+            await call.gone(LEAVE_WAIT_S)
+            rest, completion = reader.finish()
+            if rest is not None:
+                await out(rest)
+        finally:
+            call.cut()
+            await call.gone(LEAVE_WAIT_S)
+        told = reader.told
+        if told is None:
+            self._log.warning("no usage told; tokens are estimated", model=self.model)
+        else:
+            self._counter.learn(self.model, work.messages, told.input_tokens)
+            self._log.debug(
+                "answered",
+                latency_ms=told.latency_ms,
+                cache_read_tokens=told.cache_read_tokens,
+                cache_write_tokens=told.cache_write_tokens,
+            )
+        return completion
+
+    def _ended(self, call: Call, loop: asyncio.AbstractEventLoop, thread: Future[None]) -> None:
+        if thread.cancelled():  # stopped before it began
+            call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+            loop.call_soon_threadsafe(self._left, call)
+
+    def _left(self, call: Call) -> None:
+        self._calls.discard(call)
+        self._lanes.leave()
+        call.left()

@@ -1,0 +1,314 @@
+"""A Bedrock of our own: checks each request as the service would, and answers in its real encoding.
+
+It speaks HTTP with chunks and keeps connections open. What a call does is scripted, by region, which a request
+names in its signature.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+from tests.bedrock.frames import event, exception, frame
+from tests.bedrock.requests import RequestChecker
+
+ANSWER = ("Vinland", " Saga", " and", " Vagabond", " are", " both", " worth", " reading", ".")
+# Longest that a scripted hang lasts, should the other side not hang up.
+LONGEST_HANG_S = 60.0
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What one call does.
+
+    Args:
+        pieces: of the text.
+        delay_s: before each piece.
+        status: of the response; above 200 nothing but the error follows.
+        error: the error's code, or of the exception event in the stream.
+        message: the error's text.
+        retry_after: the header.
+        hang_before: send nothing at all.
+        after: pieces sent before what breaks the stream: ``fault``.
+        fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage``, ``linger``.
+        tokens: of the text as told; by default a piece is one.
+        stop_reason: why it ends; by default by the pieces and ``maxTokens``.
+        cache: tokens read from and written to the cache, out of the prompt's.
+    """
+
+    pieces: tuple[str, ...] = ANSWER
+    delay_s: float = 0.0
+    status: int = 200
+    error: str = ""
+    message: str = "it does not work"
+    retry_after: str | None = None
+    hang_before: bool = False
+    after: int = 2
+    fault: str = ""
+    tokens: int | None = None
+    stop_reason: str | None = None
+    cache: tuple[int, int] = (0, 0)
+
+
+NORMAL = Behaviour()
+
+
+@dataclass
+class StandIn:
+    """The running server. ``model`` answers what nothing is scripted for."""
+
+    url: str
+    count_tokens: Callable[[dict[str, Any]], int]
+    model: Callable[[dict[str, Any]], Behaviour] | None = None
+    scripts: dict[str, deque[Behaviour]] = field(default_factory=dict)
+    always: dict[str, Behaviour] = field(default_factory=dict)
+    seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    checker: RequestChecker = field(default_factory=RequestChecker)
+    open_connections: int = 0
+    connections: int = 0
+    active: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def script(self, *behaviours: Behaviour, region: str = "us-east-1") -> None:
+        """What the next calls in a region do."""
+        self.scripts.setdefault(region, deque()).extend(behaviours)
+
+    def behaviour(self, region: str) -> Behaviour:
+        with self.lock:
+            queue = self.scripts.get(region)
+            return queue.popleft() if queue else self.always.get(region, NORMAL)
+
+    @property
+    def regions(self) -> list[str]:
+        """Where each call went."""
+        return [region for region, _, _ in self.seen]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last request."""
+        return self.seen[-1][2]
+
+
+def words_of(request: dict[str, Any]) -> int:
+    """A count that needs no tokenizer."""
+    blocks = [*request.get("system", []), *(b for m in request["messages"] for b in m["content"])]
+    return sum(len(block["text"].split()) for block in blocks if "text" in block)
+
+
+@contextmanager
+def stand_in(
+    count_tokens: Callable[[dict[str, Any]], int] = words_of, tls: ssl.SSLContext | None = None
+) -> Iterator[StandIn]:
+    """A stand-in on a free port."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    scheme = "http"
+    if tls is not None:
+        scheme, server.socket = "https", tls.wrap_socket(server.socket, server_side=True)
+    state = server.state = StandIn(f"{scheme}://127.0.0.1:{server.server_address[1]}", count_tokens)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.stopping.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+    state: StandIn
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self.server.state.lock:
+            self.server.state.open_connections += 1
+            self.server.state.connections += 1
+
+    def finish(self) -> None:
+        with self.server.state.lock:
+            self.server.state.open_connections -= 1
+        try:
+            super().finish()
+        except OSError:
+            self.close_connection = True  # the other side has gone
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True  # the other side has gone
+
+    def do_POST(self) -> None:
+        state = self.server.state
+        with state.lock:
+            state.active += 1
+        try:
+            self._answer(state)
+        finally:
+            with state.lock:
+                state.active -= 1
+
+    def _answer(self, state: StandIn) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found = re.fullmatch(r"(?:/[^/]+)*?/model/([^/]+)/(converse|converse-stream)", self.path)
+        region = re.search(
+            r"Credential=[^/]+/\d+/([^/]+)/bedrock/aws4_request", self.headers["Authorization"] or ""
+        )
+        if found is None or region is None:
+            return self._refuse(403, "MissingAuthenticationTokenException", "no signature, or no such path")
+        operation = found[2]
+        request = {"modelId": unquote(found[1]), **body}
+        with state.lock:
+            state.seen.append((region[1], operation, request))
+        act = state.behaviour(region[1])
+        if act.hang_before:
+            return self._hang()
+        if act.status > 200:
+            return self._refuse(act.status, act.error, act.message, act.retry_after)
+        faults = state.checker.faults(operation, request)
+        if faults:
+            return self._refuse(400, "ValidationException", "; ".join(faults))
+        if act is NORMAL and state.model is not None:
+            act = state.model(request)
+            if act.status > 200:
+                return self._refuse(act.status, act.error, act.message)
+        told = _Answer(act, request, state.count_tokens(request))
+        if operation == "converse":
+            return self._send(200, told.whole())
+        self._stream(act, told)
+
+    def _stream(self, act: Behaviour, told: _Answer) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._chunk(event("messageStart", {"role": "assistant"}))
+        for number, piece in enumerate(told.pieces):
+            if number == act.after and act.fault not in ("", "no_usage", "linger"):
+                return self._break(act)
+            if act.delay_s and self.server.state.stopping.wait(act.delay_s):
+                return
+            self._chunk(event("contentBlockDelta", {"delta": {"text": piece}, "contentBlockIndex": 0}))
+        self._chunk(event("contentBlockStop", {"contentBlockIndex": 0}))
+        last = event("messageStop", {"stopReason": told.stop_reason})
+        if act.fault != "no_usage":
+            last += event("metadata", {"usage": told.usage, "metrics": {"latencyMs": 7}})
+        self._chunk(last)
+        if act.fault == "linger":
+            return self._hang()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _break(self, act: Behaviour) -> None:
+        piece = {"delta": {"text": "?"}, "contentBlockIndex": 0}
+        match act.fault:
+            case "hang":
+                return self._hang()
+            case "exception":
+                self._chunk(exception(act.error, act.message))
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            case "close":  # a clean end, only too early
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            case "garbage":
+                self._chunk(b"\x00\x00\x01\x00 this is no frame of any kind, however it is read")
+            case "crc":
+                self._chunk(event("contentBlockDelta", piece, crc_off_by=1))
+            case "json":
+                self._chunk(
+                    frame({":event-type": "contentBlockDelta", ":message-type": "event"}, b"{no json")
+                )
+            case "cut":
+                self.wfile.write(b"40\r\n" + event("contentBlockDelta", piece)[:20])
+                self.wfile.flush()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _hang(self) -> None:
+        """Says nothing more until the other side hangs up."""
+        self.close_connection = True
+        self.connection.settimeout(0.05)
+        until = time.monotonic() + LONGEST_HANG_S
+        while time.monotonic() < until and not self.server.state.stopping.is_set():
+            try:
+                if not self.connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _refuse(self, status: int, code: str, message: str, retry_after: str | None = None) -> None:
+        headers = {"x-amzn-ErrorType": f"{code}:http://internal.amazon.com/coral/com.amazon.bedrock/"}
+        if retry_after is not None:
+            headers["Retry-After"] = retry_after
+        self._send(status, {"message": message}, headers)
+
+    def _send(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+class _Answer:
+    """What a script says to a request: cut at ``maxTokens`` and before a stop sequence, a piece being a token."""
+
+    def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
+        config = request.get("inferenceConfig", {})
+        most = config.get("maxTokens", len(act.pieces))
+        self.pieces = act.pieces[:most]
+        self.stop_reason = "max_tokens" if most < len(act.pieces) else "end_turn"
+        for number, piece in enumerate(self.pieces):
+            if any(stop in piece for stop in config.get("stopSequences", ())):
+                self.pieces, self.stop_reason = self.pieces[:number], "stop_sequence"
+                break
+        self.stop_reason = act.stop_reason or self.stop_reason
+        tokens = len(self.pieces) if act.tokens is None else act.tokens
+        read, written = act.cache
+        self.usage = {
+            "inputTokens": prompt_tokens - read - written,
+            "outputTokens": tokens,
+            "totalTokens": prompt_tokens + tokens,
+            "cacheReadInputTokens": read,
+            "cacheWriteInputTokens": written,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of Converse."""
+        return {
+            "output": {"message": {"role": "assistant", "content": [{"text": "".join(self.pieces)}]}},
+            "stopReason": self.stop_reason,
+            "usage": self.usage,
+            "metrics": {"latencyMs": 7},
+        }

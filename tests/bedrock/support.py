@@ -1,0 +1,59 @@
+"""Work for a Bedrock backend, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from budgeting.values import Message, Role
+from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.port import Work
+from gateway.contracts.values import Sampling
+from resilience.failures import BackendFailure
+from tests.bedrock.stand_in import StandIn
+from tests.conformance.harness import hear
+
+_numbers = itertools.count()
+SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
+
+
+def work(*messages: Message, **sampling: Any) -> Work:
+    told = messages or (Message(USER, "Something like Vinland Saga?"),)
+    return Work(f"gen_{next(_numbers)}", (1, 2, 3), tuple(told), Sampling(**{"max_tokens": 64, **sampling}))
+
+
+async def failure_of(backend: BedrockBackend, asked: Work | None = None) -> BackendFailure:
+    with pytest.raises(BackendFailure) as caught:
+        await hear(backend, asked or work())
+    return caught.value
+
+
+async def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it did not come to be"
+        await asyncio.sleep(0.01)
+
+
+async def at_rest(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 5.0) -> None:
+    """Wait until no call is left: neither here nor, when given, a connection at the stand-in."""
+    until = time.monotonic() + within_s
+    while backend.load.running or backend.load.waiting or (bedrock and bedrock.open_connections):
+        assert time.monotonic() < until, f"{backend.load}, {bedrock and bedrock.open_connections} connections"
+        await asyncio.sleep(0.01)
+
+
+def threads_of(backend: BedrockBackend) -> int:
+    prefix = f"bedrock-{backend.name}_"
+    return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
+
+
+def texts(turn: dict[str, Any]) -> Sequence[str]:
+    return [block["text"] for block in turn["content"]]

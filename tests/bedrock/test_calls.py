@@ -1,0 +1,206 @@
+"""Calls that go well, with the real boto3 against the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+from budgeting.values import Message
+from gateway.backends.port import Delta
+from gateway.contracts.values import FinishReason, Usage
+from resilience.failures import FailureKind
+from tests.bedrock.conftest import MakeBackend
+from tests.bedrock.stand_in import ANSWER, Behaviour, StandIn
+from tests.bedrock.support import SYSTEM, USER, at_rest, failure_of, threads_of, until, work
+from tests.conformance.harness import hear
+
+
+async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(Behaviour(delay_s=0.03))
+    heard = await hear(make(), work())
+    assert heard.text == "".join(ANSWER)
+    assert len(heard.deltas) > 3
+    assert heard.completion.finish_reason is FinishReason.STOP
+    assert heard.completion.usage == Usage(4, len(ANSWER), 0)
+    assert heard.tokens == len(ANSWER)
+    assert bedrock.last["messages"] == [
+        {"role": "user", "content": [{"text": "Something like Vinland Saga?"}]}
+    ]
+
+
+async def test_the_first_piece_does_not_wait_for_the_rest(bedrock: StandIn, make: MakeBackend) -> None:
+    backend, came = make(), []
+    await hear(backend, work())
+    bedrock.script(Behaviour(delay_s=0.1))
+
+    async def out(delta: Delta) -> None:
+        came.append(time.monotonic())
+
+    await backend.generate(work(), out)
+    assert came[-1] - came[0] > 0.4
+
+
+async def test_what_is_read_from_and_written_to_the_cache_is_part_of_the_input(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    bedrock.script(Behaviour(cache=(2, 1)))
+    heard = await hear(make(), work())
+    assert heard.completion.usage == Usage(4, len(ANSWER), 2)
+    assert heard.deltas[-1].cached_tokens == 2
+
+
+async def test_pieces_of_many_tokens_are_made_up_for_at_the_end(bedrock: StandIn, make: MakeBackend) -> None:
+    bedrock.script(Behaviour(pieces=("a word of some", " length"), tokens=5, delay_s=0.05))
+    heard = await hear(make(), work())
+    assert [(delta.text, delta.tokens) for delta in heard.deltas] == [
+        ("a word of some", 1),
+        (" length", 1),
+        ("", 3),
+    ]
+    assert heard.completion.usage.output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("told", "meant"),
+    [
+        ("end_turn", FinishReason.STOP),
+        ("stop_sequence", FinishReason.STOP),
+        ("guardrail_intervened", FinishReason.STOP),
+        ("max_tokens", FinishReason.LENGTH),
+        ("model_context_window_exceeded", FinishReason.LENGTH),
+        ("content_filtered", FinishReason.ERROR),
+    ],
+)
+async def test_stop_reasons_are_told_in_our_words(
+    bedrock: StandIn, make: MakeBackend, told: str, meant: FinishReason
+) -> None:
+    bedrock.script(Behaviour(stop_reason=told))
+    assert (await hear(make(), work())).completion.finish_reason is meant
+
+
+async def test_max_tokens_and_stop_sequences_are_honoured(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make()
+    short = await hear(backend, work(max_tokens=2))
+    assert (short.text, short.completion.finish_reason) == ("Vinland Saga", FinishReason.LENGTH)
+    stopped = await hear(backend, work(stop=("Vagabond",)))
+    assert (stopped.text, stopped.completion.finish_reason) == ("Vinland Saga and", FinishReason.STOP)
+
+
+async def test_a_guardrail_goes_with_every_request(bedrock: StandIn, make: MakeBackend) -> None:
+    await hear(make(guardrail={"id": "gr1", "version": "3"}), work())
+    assert bedrock.last["guardrailConfig"] == {"guardrailIdentifier": "gr1", "guardrailVersion": "3"}
+
+
+async def test_where_streaming_is_not_allowed_the_whole_answer_comes_at_once(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(streaming=False)
+    bedrock.script(Behaviour(cache=(1, 0)))
+    heard = await hear(backend, work())
+    assert bedrock.seen[-1][1] == "converse"
+    assert heard.text == "".join(ANSWER)
+    assert heard.completion.usage == Usage(4, len(ANSWER), 1)
+    assert heard.tokens == len(ANSWER)
+
+
+async def test_a_long_stable_prefix_gets_a_cache_point_and_a_short_one_does_not(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(model_id="us.anthropic.claude-3-7-sonnet-20250219-v1:0")
+    long, short = Message(SYSTEM, "You know manga. " * 400), Message(SYSTEM, "You know manga.")
+    await hear(backend, work(long, Message(USER, "Hello")))
+    assert bedrock.last["system"][-1] == {"cachePoint": {"type": "default"}}
+    await hear(backend, work(short, Message(USER, "Hello")))
+    assert bedrock.last["system"] == [{"text": "You know manga."}]
+
+
+async def test_a_prompt_that_may_be_too_long_is_refused_before_it_is_sent(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    failure = await failure_of(make(max_input_tokens=20), work(Message(USER, "word " * 40)))
+    assert failure.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
+    assert "max_input_tokens" in str(failure)
+    assert bedrock.seen == []
+
+
+async def test_estimates_learn_from_what_bedrock_tells(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make(max_input_tokens=100)
+    asked = work(Message(USER, "some " * 50))  # 50 tokens at the stand-in; guessed at 76, at most 99
+    for _ in range(12):
+        await hear(backend, asked)
+    estimate = backend._counter.estimate(backend.model, asked.messages)
+    assert 45 <= estimate.expected <= 55
+
+
+async def test_connections_are_used_again(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make()
+    for _ in range(8):
+        await hear(backend, work())
+    assert bedrock.connections == 1
+
+
+async def test_calls_beyond_the_limit_wait_in_line_and_too_many_are_refused(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(max_concurrency=2)
+    bedrock.always["us-east-1"] = Behaviour(pieces=("yes",), delay_s=0.05)
+    loads = []
+
+    async def watch() -> None:
+        while backend.load.running:
+            loads.append(backend.load)
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(hear(backend, work())) for _ in range(18)]
+        await asyncio.sleep(0.02)
+        group.create_task(watch())
+        refused = await failure_of(backend)
+    assert all(call.result().text == "yes" for call in calls)
+    assert refused.kind is FailureKind.THROTTLED and refused.retry_after_s == 1.0
+    assert max(load.running for load in loads) == 2 and max(load.waiting for load in loads) == 16
+    assert {load.max_running for load in loads} == {2}
+    assert max(call.result().completion.queue_wait_s for call in calls) > 0.2
+    assert threads_of(backend) <= 2
+    await at_rest(backend)
+
+
+async def test_boto3_is_loaded_in_a_thread_and_not_before() -> None:
+    script = (
+        "import sys, time\n"
+        "from gateway.backends.bedrock.build import make_bedrock\n"
+        "import gateway.app, gateway.wiring\n"
+        "from gateway.config_backends import BedrockSection\n"
+        "s = BedrockSection(kind='bedrock', model_id='m', region='r')\n"
+        "b = make_bedrock('b', s, clock=time.monotonic)\n"
+        "assert not {'boto3', 'botocore'} & set(sys.modules), 'loaded at import'\n"
+        "b._transport.warm()\n"
+        "assert 'boto3' in sys.modules\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stderr=subprocess.PIPE)
+    _, told = await process.communicate()
+    assert process.returncode == 0, told.decode()
+
+
+async def test_a_stopped_backend_ends_its_calls_and_takes_no_more(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make()
+    bedrock.script(Behaviour(fault="hang"))
+
+    async def stop() -> None:
+        await until(lambda: len(bedrock.seen) == 1)
+        backend.stop()
+
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(failure_of(backend))
+        group.create_task(stop())
+    assert call.result().kind is FailureKind.STREAM_BROKEN
+    assert (await failure_of(backend)).kind is FailureKind.BACKEND_UNAVAILABLE
+    assert backend.state == "stopped"

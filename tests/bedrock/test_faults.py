@@ -1,0 +1,388 @@
+"""What breaks at Bedrock or on the way: every fault is one of the closed set, in time, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import ipaddress
+import os
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from botocore import exceptions as aws
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.bedrock.errors import failure_of as classified
+from gateway.backends.port import Delta
+from resilience.failures import FailureKind
+from tests.bedrock.conftest import MakeBackend
+from tests.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
+from tests.bedrock.support import at_rest, failure_of, threads_of, until, work
+from tests.conformance.harness import hear
+
+
+def refusal(status: int, code: str, message: str = "no", **more: Any) -> Behaviour:
+    return Behaviour(status=status, error=code, message=message, **more)
+
+
+REFUSALS = [
+    (refusal(429, "ThrottlingException"), FailureKind.THROTTLED),
+    (refusal(400, "ServiceQuotaExceededException"), FailureKind.THROTTLED),
+    (refusal(408, "ModelTimeoutException"), FailureKind.TIMEOUT),
+    (refusal(429, "ModelNotReadyException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(424, "ModelErrorException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(500, "InternalServerException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(503, "ServiceUnavailableException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(502, "SomethingNew"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(429, "SomethingNew"), FailureKind.THROTTLED),
+    (refusal(404, "ResourceNotFoundException"), FailureKind.MODEL_NOT_FOUND),
+    (refusal(403, "AccessDeniedException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(403, "ExpiredTokenException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(400, "ValidationException", "Malformed input"), FailureKind.INVALID_INPUT),
+    (
+        refusal(400, "ValidationException", "Input is too long for requested model."),
+        FailureKind.TOKEN_LIMIT_EXCEEDED,
+    ),
+    (
+        refusal(400, "ValidationException", "prompt is too long: 200049 tokens > 200000 maximum"),
+        FailureKind.TOKEN_LIMIT_EXCEEDED,
+    ),
+    (
+        refusal(400, "ValidationException", "The provided model identifier is invalid."),
+        FailureKind.MODEL_NOT_FOUND,
+    ),
+]
+BREAKS = [
+    (Behaviour(fault="cut"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="close"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="garbage"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="crc"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="json"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="exception", error="modelStreamErrorException"), FailureKind.STREAM_BROKEN),
+    (Behaviour(fault="exception", error="throttlingException"), FailureKind.THROTTLED),
+    (Behaviour(fault="exception", error="internalServerException"), FailureKind.BACKEND_UNAVAILABLE),
+    (Behaviour(fault="exception", error="serviceUnavailableException"), FailureKind.BACKEND_UNAVAILABLE),
+    (
+        Behaviour(fault="exception", error="validationException", message="Input is too long for it"),
+        FailureKind.TOKEN_LIMIT_EXCEEDED,
+    ),
+]
+HANGS = [Behaviour(hang_before=True), Behaviour(fault="hang")]
+
+
+async def test_every_refusal_is_one_of_the_closed_set_and_repeats_nothing_of_its_text(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make()
+    for behaviour, kind in REFUSALS:
+        bedrock.script(behaviour)
+        failure = await failure_of(backend)
+        assert failure.kind is kind, behaviour
+        assert behaviour.message not in str(failure) or behaviour.message == "no"
+        assert isinstance(failure.__cause__, aws.ClientError)
+    assert len(bedrock.seen) == len(REFUSALS), "boto3 does not try again by itself"
+    assert (await hear(backend, work())).text
+    await at_rest(backend)
+
+
+async def test_a_retry_after_is_passed_on(bedrock: StandIn, make: MakeBackend) -> None:
+    bedrock.script(refusal(429, "ThrottlingException", retry_after="7"))
+    assert (await failure_of(make())).retry_after_s == 7.0
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_every_broken_stream_is_one_of_the_closed_set(
+    bedrock: StandIn, make: MakeBackend, after: int
+) -> None:
+    backend = make()
+    for behaviour, kind in BREAKS:
+        bedrock.script(replace(behaviour, after=after))
+        heard: list[Delta] = []
+
+        async def out(delta: Delta, heard: list[Delta] = heard) -> None:
+            heard.append(delta)
+
+        with pytest.raises(Exception) as caught:
+            await backend.generate(work(), out)
+        if after or behaviour.fault != "cut":  # before any text a cut is a connection that failed
+            assert caught.value.kind is kind, behaviour  # type: ignore[attr-defined]
+        assert "".join(delta.text for delta in heard) == "Vinland Saga"[: 12 if after else 0]
+    assert (await hear(backend, work())).text
+    await at_rest(backend)
+
+
+@pytest.mark.parametrize("behaviour", HANGS)
+async def test_a_hang_ends_by_the_read_timeout_and_frees_its_thread(
+    bedrock: StandIn, make: MakeBackend, behaviour: Behaviour
+) -> None:
+    backend = make(read_timeout_seconds=0.3)
+    await hear(backend, work())
+    bedrock.script(behaviour)
+    begun = time.monotonic()
+    failure = await failure_of(backend)
+    assert failure.kind is FailureKind.TIMEOUT and "read_timeout_seconds" in str(failure)
+    assert time.monotonic() - begun < 3.0
+    await at_rest(backend)
+
+
+async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make(total_timeout_seconds=0.5)
+    backend._transport.warm()
+    bedrock.script(Behaviour(pieces=("drop",) * 200, delay_s=0.05))
+    failure = await failure_of(backend)
+    assert failure.kind is FailureKind.TIMEOUT and "total_timeout_seconds" in str(failure)
+    await at_rest(backend, bedrock)
+
+
+async def test_nobody_there_and_no_credentials_are_an_unavailable_backend(
+    make: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = await failure_of(make(endpoint_url="http://127.0.0.1:9"))
+    assert (nobody.kind, "no connection" in str(nobody)) == (FailureKind.BACKEND_UNAVAILABLE, True)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    keyless = await failure_of(make())
+    assert (keyless.kind, "credentials" in str(keyless)) == (FailureKind.BACKEND_UNAVAILABLE, True)
+    profile = await failure_of(make(profile="nowhere"))
+    assert (profile.kind, "credentials" in str(profile)) == (FailureKind.BACKEND_UNAVAILABLE, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (aws.NoCredentialsError(), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.EndpointConnectionError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.ConnectTimeoutError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.SSLError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.ReadTimeoutError(endpoint_url="u", error="e"), FailureKind.TIMEOUT),
+        (aws.ConnectionClosedError(endpoint_url="u", error="e", request="r"), FailureKind.STREAM_BROKEN),
+        (aws.ParamValidationError(report="r"), FailureKind.INTERNAL),
+        (ConnectionResetError(), FailureKind.STREAM_BROKEN),
+        (KeyError("usage"), FailureKind.STREAM_BROKEN),
+    ],
+)
+def test_botocores_own_exceptions_are_classified(error: Exception, kind: FailureKind) -> None:
+    assert classified(error, region="us-east-1", delivered=True).kind is kind
+
+
+async def test_an_answer_without_usage_is_counted_by_estimate(bedrock: StandIn, make: MakeBackend) -> None:
+    bedrock.script(Behaviour(fault="no_usage"))
+    heard = await hear(make(), work())
+    assert heard.completion.usage.output_tokens == heard.tokens == 9
+    assert heard.completion.usage.input_tokens > 4
+
+
+async def test_a_stream_that_never_closes_does_not_keep_a_finished_answer(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make()
+    await hear(backend, work())
+    bedrock.script(Behaviour(fault="linger"))
+    begun = time.monotonic()
+    assert (await hear(backend, work())).completion.usage.output_tokens == 9
+    assert time.monotonic() - begun < 3.0
+    await at_rest(backend, bedrock)
+
+
+@pytest.mark.parametrize("behaviour", [*HANGS, Behaviour(delay_s=0.05)])
+async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
+    bedrock: StandIn, make: MakeBackend, behaviour: Behaviour
+) -> None:
+    backend = make()
+    backend._transport.warm()
+    bedrock.always["us-east-1"] = behaviour
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(hear(backend, work())) for _ in range(8)]
+        await until(lambda: len(bedrock.seen) == 8)
+        await asyncio.sleep(0.1)
+        begun = time.monotonic()
+        for call in calls:
+            call.cancel()
+    await at_rest(backend, bedrock)
+    assert time.monotonic() - begun < 2.0
+
+
+async def test_a_slow_reader_holds_bedrock_back_and_memory_stays_bounded(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend, most = make(), 0
+    bedrock.script(Behaviour(pieces=("piece ",) * 3000))
+    batches: list[str] = []
+
+    async def out(delta: Delta) -> None:
+        nonlocal most
+        batches.append(delta.text)
+        most = max(most, delta.text.count("piece"))
+        await asyncio.sleep(0.005)
+
+    completion = await backend.generate(work(max_tokens=4000), out)
+    assert "".join(batches) == "piece " * 3000
+    assert completion.usage.output_tokens == 3000
+    assert most <= 256
+
+
+async def test_the_loop_is_never_held_while_many_streams_hang(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make(max_concurrency=16)
+    await hear(backend, work())
+    bedrock.always["us-east-1"] = Behaviour(fault="hang")
+
+    async def lags() -> list[float]:
+        found = []
+        for _ in range(100):
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            found.append(time.monotonic() - before - 0.01)
+        return sorted(found)
+
+    quiet = await lags()
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(hear(backend, work())) for _ in range(16)]
+        await until(lambda: len(bedrock.seen) == 17)
+        hanging = await lags()
+        for call in calls:
+            call.cancel()
+    for name, found in (("quiet", quiet), ("16 hang", hanging)):
+        print(
+            f"{name}: median {found[50] * 1e3:.2f} ms, p95 {found[95] * 1e3:.2f}, max {found[-1] * 1e3:.2f}"
+        )
+    # One read that blocked would have held it for the whole second, sixteen times.
+    assert hanging[50] < 0.05 and hanging[-1] < 0.8
+    await at_rest(backend, bedrock)
+
+
+async def test_throttled_and_failing_regions_are_replaced_before_the_first_token(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(regions=["us-west-2", "eu-west-1"], region_cooldown_seconds=30)
+    bedrock.script(refusal(429, "ThrottlingException"))
+    bedrock.script(Behaviour(fault="cut", after=0), region="us-west-2")
+    heard = await hear(backend, work())
+    assert heard.text and bedrock.regions == ["us-east-1", "us-west-2", "eu-west-1"]
+    await hear(backend, work())
+    assert bedrock.regions[3:] == ["eu-west-1"], "the others cool down"
+
+
+async def test_bad_input_is_told_by_the_first_region_alone(bedrock: StandIn, make: MakeBackend) -> None:
+    bedrock.script(refusal(400, "ValidationException"))
+    failure = await failure_of(make(regions=["us-west-2"]))
+    assert failure.kind is FailureKind.INVALID_INPUT and bedrock.regions == ["us-east-1"]
+
+
+async def test_no_region_continues_what_another_has_begun(bedrock: StandIn, make: MakeBackend) -> None:
+    bedrock.script(Behaviour(fault="cut"))
+    assert (await failure_of(make(regions=["us-west-2"]))).kind is FailureKind.STREAM_BROKEN
+    assert bedrock.regions == ["us-east-1"]
+
+
+def test_an_endpoint_may_hold_the_region(make: MakeBackend) -> None:
+    backend = make(endpoint_url="http://{region}.bedrock.test")
+    client = backend._transport._client("eu-west-1")
+    assert client.meta.endpoint_url == "http://eu-west-1.bedrock.test"
+
+
+async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) -> None:
+    """All faults in turn, each call cancelled after a while when it is one that hangs."""
+    behaviours: Sequence[Behaviour] = [one for one, _ in (*REFUSALS, *BREAKS)] + HANGS * 6 + [NORMAL]
+
+    async def one_call() -> None:
+        try:
+            async with asyncio.timeout(0.5):
+                await hear(backend, work())
+        except Exception:
+            return
+
+    async def caller(share: int) -> None:
+        for _ in range(share):
+            await one_call()
+
+    bedrock.script(*[behaviours[number % len(behaviours)] for number in range(count)])
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(caller(count // 8))
+    await at_rest(backend)
+
+
+async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(max_concurrency=8)
+    process = psutil.Process()
+    await faulty_calls(backend, bedrock, int(os.environ.get("BEDROCK_FAULTS", "320")) // 4)
+    gc.collect()
+    files, memory, threads = process.num_fds(), process.memory_info().rss, threads_of(backend)
+    await faulty_calls(backend, bedrock, int(os.environ.get("BEDROCK_FAULTS", "320")))
+    bedrock.seen.clear()
+    gc.collect()
+    print(
+        f"threads {threads} → {threads_of(backend)}, files {files} → {process.num_fds()}, "
+        f"memory {memory / 1e6:.0f} → {process.memory_info().rss / 1e6:.0f} MB"
+    )
+    assert threads <= 8 and threads_of(backend) <= 8
+    assert process.num_fds() <= files + 16, "what is open are the connections of two pools"
+    assert process.memory_info().rss - memory < 30e6
+    assert backend._calls == set() and backend.load.running == 0
+    assert len(asyncio.all_tasks()) == 1
+    assert (await hear(backend, work())).text
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate of 127.0.0.1, signed by itself, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(
+            issuer_name=name,
+            subject_name=name,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(hours=1),
+            not_valid_after=now + datetime.timedelta(hours=1),
+        )
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
+@pytest.mark.parametrize("behaviour", HANGS)
+async def test_a_call_over_tls_is_cut_as_well(
+    make: MakeBackend, certificate: Path, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    with stand_in(tls=context) as secure:
+        backend = make(endpoint_url=secure.url)
+        assert (await hear(backend, work())).text
+        secure.script(behaviour)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(hear(backend, work()))
+            await until(lambda: len(secure.seen) == 2)
+            await asyncio.sleep(0.1)
+            call.cancel()
+        await at_rest(backend, secure)
+        assert (await hear(backend, work())).text
