@@ -1,0 +1,120 @@
+"""The command of the benchmark: ``python -m benchmarks.forwarding --help``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.forwarding.gateways import Name, NotAvailable
+from benchmarks.forwarding.plot import draw
+from benchmarks.forwarding.processes import Broken, Cores
+from benchmarks.forwarding.report import machine, markdown, print_report, summarize
+from benchmarks.forwarding.rounds import LOADS, Plan, run_all
+
+# A smoke run leaves out the gateway that takes a minute to install and half of one to start.
+QUICK = tuple(name for name in Name if name is not Name.LITELLM)
+QUICK_SECONDS, QUICK_WARM_UP_S = 1.0, 0.5
+# Redraws of the bar a second; more would take from the load generator's core.
+REDRAWS_PER_S = 1.0
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def main(
+    only: Annotated[
+        str | None,
+        typer.Option(help=f"Gateways, with commas: {', '.join(Name)}. No gateway is always measured."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each gateway has one turn in each.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each load is measured.")] = 10.0,
+    quick: Annotated[
+        bool, typer.Option(help="A smoke run of a minute: one round, no LiteLLM; figures are rough.")
+    ] = False,
+    realtime: Annotated[
+        bool, typer.Option(help="Go before all else on the machine (chrt, needs root): if it is not quiet.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Also write that JSON object to this file.")] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Also print the table as Markdown.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG (needs matplotlib).")] = None,
+) -> None:
+    """What one request and one streamed token cost in Sluice and in other gateways, in one run.
+
+    One gateway process on one core, in turn; a fake worker and the load generator on another (two cores are
+    needed, Linux, and taskset). Prompts of 8 KB, answers of 140 tokens, every one checked. nginx must be
+    installed (apt-get install nginx); LiteLLM is installed from PyPI into an environment of its own under
+    ~/.cache/sluice-benchmarks when it is first measured.
+
+    Read ratios, on a quiet machine. "Added" is above no gateway under the same load in the same round; no
+    gateway's own row says what it took itself. "Paced": 64 streams, each token a write of its own, 5 ms
+    apart; "unpaced": as fast as the worker writes.
+
+    Example: python -m benchmarks.forwarding --only nginx,sluice --rounds 1
+    """
+    console, errors = Console(width=150 if not Console().is_terminal else None), Console(stderr=True)
+    # So that a kill ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        names = _names(only, QUICK if quick else tuple(Name))
+        plan = Plan(
+            names=names,
+            rounds=1 if quick else rounds,
+            seconds=QUICK_SECONDS if quick else seconds,
+            warm_up_s=QUICK_WARM_UP_S if quick else 2.0,
+        )
+        with Progress(
+            TextColumn("{task.description:<60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=errors, refresh_per_second=REDRAWS_PER_S, transient=True,
+        ) as bar:  # fmt: skip
+            task = bar.add_task("starting", total=plan.rounds * len(names) * len(LOADS))
+            turns = run_all(
+                plan,
+                Cores.here(realtime=realtime),
+                lambda what: bar.update(task, description=what, advance=1),
+            )
+    except (Broken, NotAvailable) as error:
+        errors.print(f"forwarding: {error}", style="red", highlight=False)
+        raise typer.Exit(1) from None
+    rows = summarize(turns)
+    said = f"{machine()}; {plan.rounds} rounds of {plan.seconds:g} s a load, medians"
+    said += ", real-time" if realtime else ""
+    report = {"said": said, "rows": [asdict(row) for row in rows]}
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(console, rows, said)
+    if as_markdown:
+        print(markdown(rows))
+    if plot is not None:
+        draw(plot, rows)
+
+
+def _names(only: str | None, default: tuple[Name, ...]) -> tuple[Name, ...]:
+    if only is None:
+        return default
+    asked = [one.strip() for one in only.split(",")]
+    unknown = [one for one in asked if one not in set(Name)]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are: {', '.join(Name)}", param_hint="--only")
+    # In the table's order; without no gateway nothing could be said to be added.
+    return tuple(name for name in Name if name in asked or name is Name.DIRECT)
+
+
+if __name__ == "__main__":
+    app()

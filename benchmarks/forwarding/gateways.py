@@ -1,0 +1,209 @@
+"""Who is measured: how each gateway is configured and started, all in front of the same worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from shutil import which
+from typing import Final
+
+from benchmarks.forwarding.workload import MODEL, Regime
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+# Not a secret: every gateway here listens on loopback. As long as LiteLLM wants a master key to be.
+KEY: Final = "sk-forwarding-benchmark-0123456789abcdef"
+LITELLM: Final = "litellm[proxy]==1.106.0"
+# Above every benchmark's connections.
+NGINX_CONNECTIONS: Final = 4096
+
+
+class Name(StrEnum):
+    """The gateways, in the order of the table."""
+
+    DIRECT = "direct"
+    NGINX = "nginx"
+    FASTAPI = "fastapi"
+    LITELLM = "litellm"
+    SLUICE = "sluice"
+    SLUICE_UNSEEN = "sluice-unseen"
+
+
+TITLES: Final[Mapping[Name, str]] = {
+    Name.DIRECT: "no gateway",
+    Name.NGINX: "nginx",
+    Name.FASTAPI: "bare FastAPI + aiohttp",
+    Name.LITELLM: "LiteLLM",
+    Name.SLUICE: "Sluice",
+    Name.SLUICE_UNSEEN: "Sluice, text never seen",
+}
+
+
+class NotAvailable(Exception):
+    """A gateway cannot be measured here; says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to start one gateway in a folder of its own.
+
+    Attributes:
+        ready_path: answers 200 once requests are taken.
+    """
+
+    command: tuple[str, ...]
+    ready_path: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def python_module(module: str, *arguments: object) -> tuple[str, ...]:
+    """The command that runs a module with this Python."""
+    return (sys.executable, "-m", module, *map(str, arguments))
+
+
+def regime_of(name: Name) -> Regime:
+    """Only Sluice looks at the text, so only it is asked about text that it has never seen."""
+    return Regime.UNSEEN if name is Name.SLUICE_UNSEEN else Regime.CONVERSATION
+
+
+def recipe(name: Name, *, folder: Path, port: int, worker_port: int) -> Recipe:
+    """Write the gateway's configuration into ``folder``; how it is started.
+
+    Raises:
+        NotAvailable: it is not installed and cannot be.
+    """
+    match name:
+        case Name.NGINX:
+            return _nginx(folder, port, worker_port)
+        case Name.FASTAPI:
+            return Recipe(python_module("benchmarks.forwarding.proxy", port, worker_port), "/v1/models")
+        case Name.LITELLM:
+            return _litellm(folder, port, worker_port)
+        case Name.SLUICE | Name.SLUICE_UNSEEN:
+            return _sluice(folder, port, worker_port)
+        case Name.DIRECT:
+            raise ValueError("nothing is started for direct")
+
+
+def _nginx(folder: Path, port: int, worker_port: int) -> Recipe:
+    program = which("nginx") or which("nginx", path="/usr/sbin")
+    if program is None:
+        raise NotAvailable("nginx is not installed: apt-get install nginx (or leave it out with --only)")
+    (folder / "nginx.conf").write_text(
+        f"""
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections {NGINX_CONNECTIONS}; }}
+http {{
+    access_log off;
+    tcp_nodelay on;
+    keepalive_requests 1000000000;
+    client_body_buffer_size 64k;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    upstream worker {{
+        server 127.0.0.1:{worker_port};
+        keepalive 256;
+        keepalive_requests 1000000000;
+    }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://worker;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+        }}
+    }}
+}}
+"""
+    )
+    return Recipe((program, "-p", str(folder), "-c", str(folder / "nginx.conf")), "/v1/models")
+
+
+def _litellm(folder: Path, port: int, worker_port: int) -> Recipe:
+    python = _litellm_environment()
+    (folder / "litellm.yaml").write_text(
+        f"""
+model_list:
+  - model_name: {MODEL}
+    litellm_params: {{model: openai/{MODEL}, api_base: "http://127.0.0.1:{worker_port}/v1", api_key: none}}
+litellm_settings: {{telemetry: false, num_retries: 0}}
+"""
+    )
+    return Recipe(
+        (
+            str(python.parent / "litellm"), "--config", str(folder / "litellm.yaml"), "--host", "127.0.0.1",
+            "--port", str(port), "--num_workers", "1",
+        ),
+        "/health/liveliness",
+        # Its production guide's settings; and the price list that it brings, or it looks online for one.
+        {
+            "LITELLM_MASTER_KEY": KEY, "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+    )  # fmt: skip
+
+
+def _litellm_environment() -> Path:
+    """Its Python, from an environment of its own, made when missing: its pins are not ours."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice-benchmarks"
+    home = cache / LITELLM.replace("[proxy]==", "-")
+    python, made = home / "bin" / "python", home / "made"
+    if not made.exists():
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", LITELLM], check=True)
+        except subprocess.CalledProcessError as error:
+            raise NotAvailable(
+                f"{LITELLM} could not be installed into {home} (exit code {error.returncode}); "
+                "check pip's access to a package index, or leave it out with --only"
+            ) from None
+        made.touch()
+    return python
+
+
+def _sluice(folder: Path, port: int, worker_port: int) -> Recipe:
+    """All stages on: keys, a prompt version, budgets, admission, fallback, ledger, log lines.
+
+    Admission lets requests wait for minutes: at 64 in flight the core is full on purpose, and what is asked
+    is how much it does, not how soon it would turn callers away.
+    """
+    (folder / "sluice.yaml").write_text(
+        f"""
+server: {{host: 127.0.0.1, port: {port}}}
+auth: {{enabled: true}}
+engine: {{kind: none, model: models/demo, tokenizer: models/demo}}
+backends:
+  worker: {{kind: openai, base_urls: ["http://127.0.0.1:{worker_port}/v1"], model: {MODEL}}}
+state: {{url: "sqlite:///{folder}/sluice.db"}}
+ledger: {{url: "sqlite+aiosqlite:///{folder}/sluice.db"}}
+admission: {{max_wait_ms: 600000}}
+routing: {{file: {folder}/routing.yaml}}
+prompts: {{folder: prompts}}
+"""
+    )
+    (folder / "routing.yaml").write_text(
+        """
+routes:
+  self_hosted_generation:
+    backends: [{name: worker, weight: 100}]
+    fallback: [response_cache, degraded]
+    slo: {ttft_ms: 200, total_ms: 1400}
+    prompt_version: chat-manga-2.1
+"""
+    )
+    return Recipe(
+        python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml"),
+        "/ready",
+        {"SLUICE_ADMIN_KEY": KEY},
+    )

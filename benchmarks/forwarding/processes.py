@@ -1,0 +1,145 @@
+"""Starting and ending the processes of a run, each on its core."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.forwarding.gateways import KEY, REPOSITORY, python_module
+from benchmarks.forwarding.loops import Job, Result
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+POLL_EVERY_S = 0.1
+# Above everything that is not real-time; the kernel still keeps a twentieth of each second for the rest.
+REALTIME_PRIORITY = "5"
+LOG_LINES = 20
+LOG_LINE_CHARACTERS = 400
+
+
+class Broken(Exception):
+    """A process of the run did not do its part; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where: the gateway alone on one core, worker and load generator on what there is besides.
+
+    Each attribute is the beginning of a command that runs there.
+    """
+
+    gateway: tuple[str, ...]
+    worker: tuple[str, ...]
+    load: tuple[str, ...]
+
+    @classmethod
+    def here(cls, *, realtime: bool = False) -> Cores:
+        """Of this machine; with ``realtime`` all of them go before whatever else runs there.
+
+        Raises:
+            Broken: there is only one.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise Broken("two cores are needed: one for the gateway, one for the worker and the load")
+        first = ("chrt", "--fifo", REALTIME_PRIORITY) if realtime else ()
+        gateway, worker, load = (
+            (*first, "taskset", "-c", str(core))
+            for core in (cores[-1], cores[0], cores[1] if len(cores) > 2 else cores[0])
+        )
+        return cls(gateway, worker, load)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, its output in ``log``; ended with its children."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sent)
+            process.wait(STOP_TIMEOUT_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+    """Wait for a 200.
+
+    Raises:
+        Broken: the process ended, or said nothing in :data:`START_TIMEOUT_S`.
+    """
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        if process.poll() is not None:
+            raise Broken(f"ended with exit code {process.returncode} before it was ready:\n{_tail(log)}")
+        try:
+            if ask(port, "GET", path)[0] == 200:
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(POLL_EVERY_S)
+    raise Broken(f"not ready within {START_TIMEOUT_S:g} s:\n{_tail(log)}")
+
+
+def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+    """One small HTTP request: status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def run_load(job: Job, on: Sequence[str]) -> Result:
+    """Run the load generator once, by a command that begins with ``on``.
+
+    Raises:
+        Broken: it failed.
+    """
+    done = subprocess.run(
+        [*on, *python_module("benchmarks.forwarding.load")],
+        cwd=REPOSITORY, input=json.dumps(asdict(job)), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Broken(f"the load generator failed:\n{done.stderr}")
+    return Result(**json.loads(done.stdout))
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(line[:LOG_LINE_CHARACTERS] for line in lines)

@@ -1,0 +1,221 @@
+"""From turns to one row a gateway, and how it is shown: a table, JSON, the bars."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.forwarding.gateways import TITLES, Name
+from benchmarks.forwarding.loops import Result
+from benchmarks.forwarding.rounds import Turn
+from benchmarks.forwarding.workload import ANSWER_TOKENS
+from gateway.replay.statistics import percentile
+
+MIB: Final = 1024**2
+# Below this the gateway's core had time left: what was reached is not the gateway's limit.
+FULL: Final = 0.9
+# Psutil counts CPU in hundredths of a second; a shorter sum than this is not told.
+LEAST_CPU_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One gateway: medians over the rounds; ``None`` where nothing was answered or nothing is to be said.
+
+    Attributes:
+        req_per_s: reached at 64 in flight.
+        busy: share of its core that the gateway took for that.
+        cpu_ms: CPU a request, at 64 in flight.
+        added_slow_ms: p50 and p99 above no gateway at 50 requests a second; ``added_fast_ms`` at 200. In the
+            row of no gateway: its own.
+        paced_per_core: tokens of paced streams a second of CPU; ``flood_per_core`` of unpaced ones.
+        flood_tokens_per_event: how many tokens the gateway joined into one event of an unpaced stream.
+        added_first_ms: p50 and p99 of the time to first token above no gateway at 10 streams a second.
+        rss_mib: resident memory after all loads.
+        overloaded: keys of the loads that it did not keep up with.
+        failed: wrong or missing answers of all rounds; ``faults`` the first few.
+    """
+
+    name: Name
+    req_per_s: float | None
+    busy: float | None
+    cpu_ms: float | None
+    added_slow_ms: tuple[float, float] | None
+    added_fast_ms: tuple[float, float] | None
+    paced_per_core: float | None
+    flood_per_core: float | None
+    flood_tokens_per_event: float | None
+    added_first_ms: tuple[float, float] | None
+    rss_mib: float | None
+    overloaded: tuple[str, ...]
+    failed: int
+    faults: tuple[str, ...]
+
+    @property
+    def req_per_core(self) -> float | None:
+        """Requests a second that one whole core is good for, from the CPU of one."""
+        return 1000 / self.cpu_ms if self.cpu_ms else None
+
+
+def summarize(turns: Sequence[Turn]) -> list[Row]:
+    """One row a gateway, in the order of :class:`Name`; "added" is above no gateway in the same round."""
+    direct = {turn.round: turn.results for turn in turns if turn.name is Name.DIRECT}
+    return [
+        _row(name, mine, direct) for name in Name if (mine := [turn for turn in turns if turn.name is name])
+    ]
+
+
+def _row(name: Name, turns: Sequence[Turn], direct: Mapping[int, Mapping[str, Result]]) -> Row:
+    def median(figure: Callable[[Result], float | None], load: str) -> float | None:
+        values = [value for turn in turns if (value := figure(turn.results[load])) is not None]
+        return statistics.median(values) if values else None
+
+    def added(load: str, times: Callable[[Result], list[float]]) -> tuple[float, float] | None:
+        pairs = [
+            (sorted(times(turn.results[load])), sorted(times(direct[turn.round][load]))) for turn in turns
+        ]
+        if not all(mine and base for mine, base in pairs):
+            return None
+
+        def above(share: float) -> float:
+            base_counts = name is not Name.DIRECT
+            return statistics.median(
+                percentile(mine, share) - base_counts * percentile(base, share) for mine, base in pairs
+            )
+
+        return above(0.50), above(0.99)
+
+    results = [result for turn in turns for result in turn.results.values()]
+    overloaded = {load for turn in turns for load, result in turn.results.items() if result.dropped}
+    return Row(
+        name=name,
+        req_per_s=median(lambda result: result.answers / result.elapsed_s, "closed"),
+        busy=median(_busy, "closed"),
+        cpu_ms=median(_cpu_ms, "closed"),
+        added_slow_ms=None if "slow" in overloaded else added("slow", lambda result: result.latencies_ms),
+        added_fast_ms=None if "fast" in overloaded else added("fast", lambda result: result.latencies_ms),
+        paced_per_core=median(_tokens_per_cpu_s, "paced"),
+        flood_per_core=median(_tokens_per_cpu_s, "flood"),
+        flood_tokens_per_event=median(_tokens_per_event, "flood"),
+        added_first_ms=None if "streams" in overloaded else added("streams", lambda result: result.first_ms),
+        rss_mib=median(lambda result: result.rss_bytes / MIB if result.rss_bytes else None, "flood"),
+        overloaded=tuple(sorted(overloaded)),
+        failed=sum(result.failed for result in results),
+        faults=tuple(dict.fromkeys(fault for result in results for fault in result.faults))[:3],
+    )
+
+
+def _busy(result: Result) -> float | None:
+    return result.cpu_s / result.elapsed_s if result.cpu_s else None
+
+
+def _cpu_ms(result: Result) -> float | None:
+    return result.cpu_s * 1e3 / result.answers if result.answers and result.cpu_s >= LEAST_CPU_S else None
+
+
+def _tokens_per_cpu_s(result: Result) -> float | None:
+    return result.tokens / result.cpu_s if result.tokens and result.cpu_s >= LEAST_CPU_S else None
+
+
+def _tokens_per_event(result: Result) -> float | None:
+    return result.whole * ANSWER_TOKENS / result.whole_events if result.whole_events else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What the whole journey is allowed to cost."""
+
+    title: str
+    limit: float
+    figure: Callable[[Row], float | None]
+    at_least: bool = False
+
+    def told(self, row: Row) -> str:
+        """One line: met, missed, or not measured."""
+        value = self.figure(row)
+        sign = "≥" if self.at_least else "≤"
+        if value is None:
+            return f"{self.title}: not measured (bar {sign} {self.limit:,g})"
+        met = value >= self.limit if self.at_least else value <= self.limit
+        return (
+            f"{self.title}: {figure_text(value)} (bar {sign} {self.limit:,g}): {'met' if met else 'missed'}"
+        )
+
+
+def _part(pair: tuple[float, float] | None, place: int) -> float | None:
+    return None if pair is None else pair[place]
+
+
+BARS: Final = (
+    Bar("requests a second a core", 1_500, lambda row: row.req_per_core, at_least=True),
+    Bar("CPU ms a request", 0.65, lambda row: row.cpu_ms),
+    Bar("added p50 ms at 200 requests/s", 1.0, lambda row: _part(row.added_fast_ms, 0)),
+    Bar("added p99 ms at 200 requests/s", 2.0, lambda row: _part(row.added_fast_ms, 1)),
+    Bar("streamed tokens a second a core", 20_000, lambda row: row.paced_per_core, at_least=True),
+    Bar("added TTFT p99 ms at 10 streams/s", 2.0, lambda row: _part(row.added_first_ms, 1)),
+)
+
+
+def figure_text(value: float | None) -> str:
+    """Three digits of it, or all before the point; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _pair(pair: tuple[float, float] | None, overloaded: bool) -> str:
+    if overloaded:
+        return "overloaded"
+    return "-" if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
+
+
+# Heading and cell, in the table's order; the same for the terminal and for Markdown.
+COLUMNS: Final[Sequence[tuple[str, Callable[[Row], str]]]] = (
+    ("gateway", lambda row: TITLES[row.name]),
+    ("req/s at 64", lambda row: ("≥ " if (row.busy or 0) < FULL else "") + figure_text(row.req_per_s)),
+    ("CPU ms/req", lambda row: figure_text(row.cpu_ms)),
+    ("req/s a core", lambda row: figure_text(row.req_per_core)),
+    ("added p50/p99 ms at 50/s", lambda row: _pair(row.added_slow_ms, "slow" in row.overloaded)),
+    ("at 200/s", lambda row: _pair(row.added_fast_ms, "fast" in row.overloaded)),
+    ("tokens/s a core, paced", lambda row: figure_text(row.paced_per_core)),
+    ("unpaced", lambda row: figure_text(row.flood_per_core)),
+    ("added TTFT p50/p99 ms", lambda row: _pair(row.added_first_ms, "streams" in row.overloaded)),
+    ("RSS MiB", lambda row: figure_text(row.rss_mib)),
+)
+
+
+def print_report(console: Console, rows: Sequence[Row], said: str) -> None:
+    """The table, the bars, and what went wrong."""
+    table = Table(title="forwarding, one gateway process on one core", caption=said)
+    for place, (heading, _) in enumerate(COLUMNS):
+        table.add_column(heading, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in COLUMNS))
+    console.print(table)
+    for row in rows:
+        if row.name in (Name.SLUICE, Name.SLUICE_UNSEEN):
+            console.print(f"\n{TITLES[row.name]}:")
+            for bar in BARS:
+                console.print(f"  {bar.told(row)}")
+        if row.failed:
+            console.print(
+                f"{TITLES[row.name]}: {row.failed} answers failed, e.g. {'; '.join(row.faults)}", style="red"
+            )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table as Markdown."""
+    lines = [[heading for heading, _ in COLUMNS], ["---"] * len(COLUMNS)]
+    lines += [[cell(row) for _, cell in COLUMNS] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def machine() -> str:
+    """What this was run on."""
+    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"

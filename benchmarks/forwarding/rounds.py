@@ -1,0 +1,125 @@
+"""The run: every gateway under every load, round after round, in turn."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.forwarding.gateways import KEY, Name, python_module, recipe, regime_of
+from benchmarks.forwarding.loops import Job, Result, Shape
+from benchmarks.forwarding.processes import Broken, Cores, ask, free_port, run_load, started, wait_until_ready
+from benchmarks.forwarding.workload import ANSWER_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load: what the load generator does, and how fast the worker's streams advance."""
+
+    title: str
+    shape: Shape
+    amount: int
+    stream: bool = False
+    step_ms: float = 0.0
+
+    @property
+    def stagger_s(self) -> float:
+        """Paced streams of a closed loop begin spread over one answer, so that not all end together."""
+        return self.step_ms / 1000 * ANSWER_TOKENS if self.shape is Shape.CLOSED else 0.0
+
+
+# In the order in which they run: the first one also fills the gateway's caches.
+LOADS: Final[Mapping[str, Load]] = {
+    "closed": Load("64 in flight", Shape.CLOSED, 64),
+    "slow": Load("50 requests/s", Shape.OPEN, 50),
+    "fast": Load("200 requests/s", Shape.OPEN, 200),
+    "streams": Load("10 streams/s", Shape.OPEN, 10, stream=True, step_ms=10),
+    "paced": Load("64 streams, a token every 5 ms", Shape.CLOSED, 64, stream=True, step_ms=5),
+    "flood": Load("64 streams, no pause between tokens", Shape.CLOSED, 64, stream=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run."""
+
+    names: Sequence[Name]
+    rounds: int
+    seconds: float
+    warm_up_s: float
+    loads: Mapping[str, Load] = field(default_factory=lambda: LOADS)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One gateway in one round: the result of each load by its key in :data:`LOADS`."""
+
+    name: Name
+    round: int
+    results: Mapping[str, Result]
+
+
+def run_all(plan: Plan, cores: Cores, told: Callable[[str], None]) -> list[Turn]:
+    """Run the plan; ``told`` hears what begins.
+
+    Raises:
+        Broken: the worker, a gateway or the load generator did not do its part.
+        NotAvailable: a gateway is not installed.
+    """
+    return [
+        _turn(name, number, plan, cores, told)
+        for number in range(plan.rounds)
+        # Whoever was first in one round is last in the next, so that a drift of the machine favours no one.
+        for name in plan.names[:: 1 if number % 2 == 0 else -1]
+    ]
+
+
+def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str], None]) -> Turn:
+    """A fresh worker and a fresh gateway, all loads one after the other."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forwarding-") as place,
+        _worker(Path(place), cores) as worker_port,
+    ):
+        with _gateway(name, Path(place), cores, worker_port) as (port, pid):
+            results = {}
+            for key, load in plan.loads.items():
+                told(f"round {number + 1}: {name}, {load.title}")
+                ask(worker_port, "POST", "/control", {"step_ms": load.step_ms})
+                job = Job(
+                    port=port, shape=load.shape, amount=load.amount, seconds=plan.seconds, key=KEY,
+                    # The same arrival times for every gateway in a round.
+                    seed=f"{number}/{key}", warm_up_s=plan.warm_up_s, regime=regime_of(name),
+                    stream=load.stream, stagger_s=load.stagger_s, pid=pid,
+                )  # fmt: skip
+                results[key] = run_load(job, cores.load)
+        trimmed = json.loads(ask(worker_port, "GET", "/control")[1])["trimmed"]
+        if trimmed:
+            raise Broken(f"{name} sent {trimmed} shortened prompts to the worker: its figures mean nothing")
+    return Turn(name, number, results)
+
+
+@contextmanager
+def _worker(folder: Path, cores: Cores) -> Iterator[int]:
+    log = folder / "worker.log"
+    port = free_port()
+    command = (*cores.worker, *python_module("benchmarks.forwarding.worker", port))
+    with started(command, log) as process:
+        wait_until_ready(process, port, "/health", log)
+        yield port
+
+
+@contextmanager
+def _gateway(name: Name, folder: Path, cores: Cores, worker_port: int) -> Iterator[tuple[int, int | None]]:
+    """Its port and process id; the worker's port and none for no gateway."""
+    if name is Name.DIRECT:
+        yield worker_port, None
+        return
+    port, log = free_port(), folder / "gateway.log"
+    how = recipe(name, folder=folder, port=port, worker_port=worker_port)
+    with started((*cores.gateway, *how.command), log, how.environment) as process:
+        wait_until_ready(process, port, how.ready_path, log)
+        yield port, process.pid

@@ -1,0 +1,86 @@
+"""What is asked of every gateway and what its worker answers: OpenAI chat completions, bytes ready to send.
+
+A prompt has about 8 KB, 2,000 tokens of the demo model. The worker's answer has :data:`ANSWER_TOKENS` tokens
+and begins with the ticket that stands in the request's last turn, so that an answer given to the wrong
+caller, kept from before, or cut off is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from gateway.replay.text import WORDS
+
+MODEL = "base"
+ANSWER_TOKENS = 140
+# Enough that no two of 64 callers speak of the same, few enough that all were seen when a warm-up is over.
+CONVERSATIONS = 128
+# A shared system prompt and ten earlier turns; with the last turn 8 KB of JSON.
+SYSTEM_PARAGRAPHS = 6
+PARAGRAPH_WORDS = 50
+EARLIER_TURNS = 10
+TURN_WORDS = 75
+LAST_TURN_WORDS = 30
+TICKET_MARK = b"ticket "
+TICKET_BYTES = 8
+# A worker that sees less of a prompt than this was sent a trimmed one.
+LEAST_PROMPT_BYTES = 7_000
+
+ANSWER_WORDS = tuple(f" {WORDS[place % len(WORDS)]}" for place in range(ANSWER_TOKENS - 1))
+
+
+class Regime(StrEnum):
+    """How much of a prompt's text the gateway has seen before."""
+
+    CONVERSATION = "conversation"
+    UNSEEN = "unseen"
+
+
+def answer_text(ticket: str) -> str:
+    """The whole answer to the request with this ticket."""
+    return ticket + "".join(ANSWER_WORDS)
+
+
+def bodies(regime: Regime, *, stream: bool, seed: str) -> Iterator[tuple[bytes, str]]:
+    """Endless request bodies, each with its ticket.
+
+    ``conversation``: the system prompt and all turns but the last were sent before, the last is new.
+    ``unseen``: every message opens with a word never sent before, so that nothing kept of earlier ones is of
+    use.
+    """
+    fresh = regime is Regime.UNSEEN
+    makers = [_maker(f"{regime} {number}", stream=stream, fresh=fresh) for number in range(CONVERSATIONS)]
+    for number, ticket in enumerate(_tickets(seed)):
+        yield makers[number % CONVERSATIONS](ticket.encode()), ticket
+
+
+def _tickets(seed: str) -> Iterator[str]:
+    rng = random.Random(seed)
+    while True:
+        yield f"{rng.randrange(16**TICKET_BYTES):0{TICKET_BYTES}x}"
+
+
+def _maker(name: str, *, stream: bool, fresh: bool) -> Callable[[bytes], bytes]:
+    """Fills tickets into a body that is otherwise ready: the load generator must be quick."""
+    hole = "\0"
+    opening = f"{hole} " if fresh else ""
+    # Everyone shares the system prompt.
+    system = "\n".join(_words(f"system/{number}", PARAGRAPH_WORDS) for number in range(SYSTEM_PARAGRAPHS))
+    messages = [{"role": "system", "content": opening + system}]
+    for turn in range(EARLIER_TURNS):
+        role = "user" if turn % 2 == 0 else "assistant"
+        messages.append({"role": role, "content": opening + _words(f"{name}/{turn}", TURN_WORDS)})
+    last = f"{opening}{_words(f'{name}/last', LAST_TURN_WORDS)} {TICKET_MARK.decode()}{hole}"
+    messages.append({"role": "user", "content": last})
+    body: dict[str, object] = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    pieces = json.dumps(body, separators=(",", ":")).encode().split(rb"\u0000")
+    return lambda ticket: ticket.join(pieces)
+
+
+def _words(name: str, count: int) -> str:
+    return " ".join(random.Random(name).choices(WORDS, k=count))

@@ -1,0 +1,113 @@
+"""What the forwarding benchmark makes of its results, and how it starts the gateways."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from benchmarks.forwarding.__main__ import app
+from benchmarks.forwarding.gateways import REPOSITORY, Name, NotAvailable, recipe
+from benchmarks.forwarding.loops import Result
+from benchmarks.forwarding.plot import draw
+from benchmarks.forwarding.report import BARS, markdown, print_report, summarize
+from benchmarks.forwarding.rounds import LOADS, Turn
+from benchmarks.forwarding.workload import ANSWER_TOKENS
+from gateway.config import load_settings
+
+
+def result(
+    answers: int, *, cpu_s: float = 0.0, ms: Sequence[float] = (1.0,), dropped: int = 0, failed: int = 0
+) -> Result:
+    return Result(
+        answers=answers, elapsed_s=10.0, cpu_s=cpu_s, rss_bytes=64 * 1024**2, latencies_ms=list(ms),
+        first_ms=list(ms), marks=answers * ANSWER_TOKENS, whole=answers, whole_events=answers * ANSWER_TOKENS,
+        whole_marks=answers * ANSWER_TOKENS, dropped=dropped, failed=failed, faults=["bad"] * bool(failed),
+    )  # fmt: skip
+
+
+def turn(name: Name, number: int, one: Result, **others: Result) -> Turn:
+    return Turn(name, number, {key: others.get(key, one) for key in LOADS})
+
+
+def test_a_gateway_is_compared_with_no_gateway_of_the_same_round() -> None:
+    turns = [
+        turn(Name.DIRECT, 0, result(10, ms=[1.0])),
+        turn(Name.DIRECT, 1, result(10, ms=[5.0])),
+        turn(Name.SLUICE, 0, result(10, ms=[2.0])),
+        turn(Name.SLUICE, 1, result(10, ms=[6.0])),
+    ]
+    direct, sluice = summarize(turns)
+    assert sluice.added_slow_ms == sluice.added_fast_ms == sluice.added_first_ms == (1.0, 1.0)
+    assert direct.added_fast_ms == (3.0, 3.0), "no gateway's own latency, for comparison"
+
+
+def test_cpu_is_told_by_request_and_by_token() -> None:
+    turns = [turn(Name.DIRECT, 0, result(10)), turn(Name.SLUICE, 0, result(1_000, cpu_s=0.5))]
+    _, sluice = summarize(turns)
+    assert (sluice.cpu_ms, sluice.req_per_core, sluice.req_per_s, sluice.busy) == (0.5, 2_000, 100, 0.05)
+    assert sluice.paced_per_core == sluice.flood_per_core == 1_000 * ANSWER_TOKENS / 0.5
+
+
+def test_figures_are_medians_over_the_rounds() -> None:
+    turns = [turn(Name.DIRECT, number, result(10)) for number in range(3)]
+    turns += [
+        turn(Name.NGINX, number, result(100, cpu_s=cpu_s)) for number, cpu_s in enumerate((1.0, 3.0, 2.0))
+    ]
+    assert summarize(turns)[1].cpu_ms == 20.0
+
+
+def test_a_load_that_a_gateway_does_not_keep_up_with_has_no_latency() -> None:
+    slow = turn(Name.LITELLM, 0, result(10, cpu_s=1), fast=result(10, cpu_s=1, dropped=5))
+    row = summarize([turn(Name.DIRECT, 0, result(10)), slow])[1]
+    assert row.overloaded == ("fast",) and row.added_fast_ms is None and row.added_slow_ms is not None
+    assert "overloaded" in markdown([row])
+
+
+def test_too_little_cpu_to_be_told_is_not_told() -> None:
+    row = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(10, cpu_s=0.01))])[1]
+    assert row.cpu_ms is None and row.paced_per_core is None and row.req_per_core is None
+
+
+def test_each_bar_says_whether_it_was_met() -> None:
+    turns = [
+        turn(Name.DIRECT, 0, result(1_000)),
+        turn(Name.SLUICE, 0, result(1_000, cpu_s=0.1, ms=[1.5])),
+        turn(Name.SLUICE_UNSEEN, 0, result(1_000, cpu_s=50.0, ms=[90.0], failed=2)),
+    ]
+    rows = summarize(turns)
+    assert all(bar.told(rows[1]).endswith(": met") for bar in BARS)
+    assert all(bar.told(rows[2]).endswith(": missed") for bar in BARS)
+    shown = io.StringIO()
+    print_report(Console(file=shown, width=200), rows, "here")
+    assert "2 answers failed, e.g. bad" in shown.getvalue()
+
+
+def test_the_plot_is_drawn_even_where_figures_are_missing(tmp_path: Path) -> None:
+    rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(0, ms=()))])
+    draw(tmp_path / "plot.png", rows)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sluice_is_measured_with_a_configuration_that_it_takes(tmp_path: Path) -> None:
+    made = recipe(Name.SLUICE, folder=tmp_path, port=1234, worker_port=4321)
+    settings = load_settings(tmp_path / "sluice.yaml", {})
+    assert settings.auth.enabled and settings.server.port == 1234
+    assert made.environment["SLUICE_ADMIN_KEY"]
+    assert (REPOSITORY / settings.prompts.folder).is_dir()
+
+
+def test_a_gateway_that_cannot_be_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(NotAvailable, match="leave it out with --only"):
+        recipe(Name.LITELLM, folder=tmp_path, port=1, worker_port=2)
+
+
+def test_the_command_refuses_a_gateway_that_it_does_not_know() -> None:
+    refused = CliRunner().invoke(app, ["--only", "ngnix"])
+    assert refused.exit_code == 2 and "ngnix" in refused.output
