@@ -20,7 +20,8 @@ class Outcome(StrEnum):
 class Admitted:
     """A slot was given.
 
-    ``queue_depth`` and ``kv_usage`` are what the decision saw; ``in_flight`` counts the new slot.
+    ``queue_depth`` and ``kv_usage`` are what the decision saw; ``in_flight`` counts the new slot;
+    ``waited_s`` is its time in the line, ``shrunk`` whether a long line has shortened its answer.
     """
 
     backend: str
@@ -30,11 +31,13 @@ class Admitted:
     queue_depth: int
     kv_usage: float
     in_flight: int
+    waited_s: float = 0.0
+    shrunk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """A request was kept from its backend; the figures are what the decision saw."""
+    """A request was kept from its backend, after waiting in line when ``queued``; figures as then seen."""
 
     backend: str
     tenant: str
@@ -45,6 +48,7 @@ class RefusedEvent:
     queue_depth: int
     kv_usage: float
     in_flight: int
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +63,13 @@ class Released:
     in_flight: int
 
 
-AdmissionEvent = Admitted | RefusedEvent | Released
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first piece of an answer is there, ``took_s`` after the offer, which foresaw ``estimated_s``."""
+
+    backend: str
+    estimated_s: float
+    took_s: float
+
+
+AdmissionEvent = Admitted | RefusedEvent | FirstToken | Released

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from admission.ladder import RUNGS, Rung
 
 
 class Reason(StrEnum):
@@ -27,7 +30,8 @@ class Load:
         kv_usage: share of KV blocks in use, 0 to 1.
         total_blocks: KV blocks of the pool; 0 when unknown.
         block_size: tokens a block holds; 0 when unknown.
-        max_running: most sequences that one batch takes; 0 when unknown.
+        max_running: most sequences that run side by side; 0 when unknown.
+        workers: engines behind the name; figures above are of all of them together.
     """
 
     running: int = 0
@@ -36,13 +40,89 @@ class Load:
     total_blocks: int = 0
     block_size: int = 0
     max_running: int = 0
+    workers: int = 1
+
+
+def _nothing_produced() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Thresholds (seeds 000 §8 and 001, with their reasons there).
+
+    Args:
+        max_queue: requests waiting for the backend; beyond it the wait would break the TTFT target.
+        max_queue_tokens: uncached prompt tokens waiting: a queue of long prompts is longer than its count
+            says. A full queue of the longest prompts fits.
+        max_queue_bytes: bytes of requests waiting.
+        max_wait_s: longest wait, estimated or real; beyond it a gentler answer is better.
+        max_input_tokens: longest prompt; leaves 496 tokens for the answer in 4,096.
+        kv_pressure: measured KV usage from which a new sequence would likely cause preemption.
+        priority_factor: room and wait budget of priority above 0, times this.
+        watermarks: predicted KV usage up to which low, normal and high priority are handed on.
+        oom_watermark: measured KV usage from which new requests are refused, not queued.
+        engine_queue: sequences that may wait inside an engine.
+        max_prefill_tokens: while an engine has so many uncached prompt tokens still to compute, no further
+            prompt is handed on; about one step's budget, so that an urgent request waits behind one long
+            prefill at most.
+        max_in_flight: sequences handed on to a backend that does not tell how many it takes.
+        output_share: quantile of the real output lengths that the forecast expects.
+        aging_s: waiting so long raises a request by one class.
+        rungs: what a growing queue does to new requests.
+        tpot_slo_s: time per output token that the adaptive limit keeps to; ``None`` leaves the limit alone.
+        ttft_slo_s: time from hand-over to the first token that it keeps to as well, where there is a
+            ``tpot_slo_s``; ``None``: any.
+        fresh_s: a word of the engine counts as new for so long.
+        stale_s: after so long without a word fewer sequences are handed on.
+        stale_margin: what a silent engine's KV usage is taken to have grown by at ``stale_s``.
+        stale_in_flight: sequences that a silent engine may have in flight.
+    """
+
+    max_queue: int = 100
+    max_queue_tokens: int = 400_000
+    max_queue_bytes: int = 64 << 20
+    max_wait_s: float = 2.0
+    max_input_tokens: int = 3600
+    kv_pressure: float = 0.93
+    priority_factor: float = 1.2
+    watermarks: tuple[float, float, float] = (0.90, 0.95, 0.98)
+    oom_watermark: float = 0.98
+    engine_queue: int = 4
+    max_prefill_tokens: int = 2048
+    max_in_flight: int = 256
+    output_share: float = 0.8
+    aging_s: float = 10.0
+    rungs: tuple[Rung, ...] = RUNGS
+    tpot_slo_s: float | None = None
+    fresh_s: float = 0.5
+    stale_s: float = 5.0
+    stale_margin: float = 0.05
+    stale_in_flight: int = 16
+    ttft_slo_s: float | None = None
+
+    def pressure_of(self, priority: int) -> tuple[float, float]:
+        """Measured and predicted KV usage from which a request of that priority waits."""
+        low, normal, high = self.watermarks
+        if priority > 0:
+            return high, high
+        return self.kv_pressure, low if priority < 0 else normal
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a request asks of its backend.
 
-    ``deadline`` is on the injected clock, in seconds; ``None`` when the caller set none.
+    Args:
+        deadline: on the injected clock, in seconds; ``None`` when the caller set none.
+        first_token_by: when the first token is wanted, on the same clock: what will come later is refused at
+            once rather than begun; ``None``: whenever before the deadline.
+        kind: what its output length and cached share are learned by, e.g. route and intent.
+        cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
+        size_bytes: bytes it keeps in memory while it waits.
+        limits: its route's thresholds; ``None``: the backend's.
+        produced: tokens of its answer so far; read when the forecast is made.
+        sequences: texts that are generated side by side; ``max_output_tokens`` and ``produced`` count all.
     """
 
     backend: str
@@ -52,22 +132,17 @@ class Demand:
     max_output_tokens: int
     arrived_at: float
     deadline: float | None = None
+    kind: Hashable = None
+    cached_tokens: int | None = None
+    size_bytes: int = 0
+    limits: Limits | None = None
+    produced: Callable[[], int] = _nothing_produced
+    first_token_by: float | None = None
+    sequences: int = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Thresholds (seed 000 §8, with their reasons there).
-
-    Args:
-        max_queue: requests waiting for the backend; beyond it the wait would break the TTFT target.
-        max_wait_s: estimated wait beyond which a gentler answer is better.
-        max_input_tokens: longest prompt; leaves 496 tokens for the answer in 4,096.
-        kv_pressure: KV usage from which a new sequence would likely cause preemption.
-        priority_factor: room and wait budget of priority above 0, times this.
-    """
-
-    max_queue: int = 100
-    max_wait_s: float = 2.0
-    max_input_tokens: int = 3600
-    kv_pressure: float = 0.93
-    priority_factor: float = 1.2
+    @property
+    def due(self) -> float | None:
+        """The tighter of ``deadline`` and ``first_token_by``."""
+        if self.deadline is None or self.first_token_by is None:
+            return self.first_token_by if self.deadline is None else self.deadline
+        return min(self.deadline, self.first_token_by)

@@ -6,12 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from adapters.values import SelectionRule
+from admission.values import Limits
+from budgeting.values import Section
+from gateway.prompts.budgets import NO_ROUTE_BUDGETS, RouteBudgets
+from gateway.routing.route_limits import RouteAdmission, route_limits
 
 # Legs of a fallback chain that are not backends.
 RESPONSE_CACHE = "response_cache"
@@ -25,6 +29,9 @@ class RoutingFileError(Exception):
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class WeightedBackend(_Part):
@@ -46,6 +53,16 @@ class Slo(_Part):
 
     ttft_ms: Annotated[float, Field(gt=0)] = 200.0
     total_ms: Annotated[float, Field(gt=0)] = 1400.0
+    tpot_ms: Annotated[float, Field(gt=0)] | None = None
+
+
+class BudgetsConfig(_Part):
+    """Tokens per section; what is missing here is as in the prompt version."""
+
+    system: _Tokens | None = None
+    retrieval: _Tokens | None = None
+    recent_turns: _Tokens | None = None
+    older_summary: _Tokens | None = None
 
 
 class RouteConfig(_Part):
@@ -57,6 +74,10 @@ class RouteConfig(_Part):
     prompt_version: str | None = None
     openai_prompt_version: str | None = None
     adapter_rules: list[AdapterRule] = Field(default_factory=list)
+    budgets: BudgetsConfig = BudgetsConfig()
+    reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    spare: list[Literal["retrieval", "recent_turns"]] | None = None
+    admission: RouteAdmission = RouteAdmission()
     degraded_text: Annotated[str, Field(min_length=1)] = (
         "I'm handling a lot of questions right now. Please try again in a moment."
     )
@@ -83,7 +104,10 @@ class RoutingConfig(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route as the journey uses it. ``weights`` are percent, in file order."""
+    """One route as the journey uses it.
+
+    ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own.
+    """
 
     name: str
     weights: tuple[tuple[str, float], ...]
@@ -94,6 +118,8 @@ class Route:
     degraded_text: str
     ttft_slo_ms: float
     total_slo_ms: float
+    budgets: RouteBudgets = NO_ROUTE_BUDGETS
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +135,12 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Names that a routing configuration may refer to."""
+    """Names that a routing configuration may refer to, and the admission limits that its routes vary."""
 
     backends: Collection[str]
     prompt_versions: Collection[str]
     adapters: Collection[str]
+    limits: Limits | None = None
 
 
 DEFAULT_ROUTE = "self_hosted_generation"
@@ -158,7 +185,7 @@ def make_revision(
         faults.append(f"openai_route: unknown route {openai_route!r}; allowed: {_listed(config.routes)}")
     if faults:
         raise RoutingFileError("\n".join(f"{source}: {fault}" for fault in faults))
-    routes = {name: _freeze(name, route) for name, route in config.routes.items()}
+    routes = {name: _freeze(name, route, known.limits) for name, route in config.routes.items()}
     return Revision(number, MappingProxyType(routes), openai_route, author, comment)
 
 
@@ -188,7 +215,8 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _freeze(name: str, route: RouteConfig) -> Route:
+def _freeze(name: str, route: RouteConfig, base: Limits | None) -> Route:
+    limits = route_limits(base, route.admission, ttft_slo_ms=route.slo.ttft_ms, tpot_slo_ms=route.slo.tpot_ms)
     return Route(
         name=name,
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
@@ -201,4 +229,13 @@ def _freeze(name: str, route: RouteConfig) -> Route:
         degraded_text=route.degraded_text,
         ttft_slo_ms=route.slo.ttft_ms,
         total_slo_ms=route.slo.total_ms,
+        budgets=RouteBudgets(
+            sections=MappingProxyType(
+                {Section(name): tokens for name, tokens in route.budgets if tokens is not None}
+            ),
+            reserve=route.reserve,
+            spare=None if route.spare is None else tuple(map(Section, route.spare)),
+            max_input_tokens=None if limits is None else limits.max_input_tokens,
+        ),
+        limits=limits,
     )

@@ -1,0 +1,86 @@
+"""The circuit of one backend: when too many answers fail, fewer or none are asked of it (seed 001)."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+
+WINDOW_S = 60.0
+HALF_AT = 0.20
+OPEN_AT = 0.50
+HALF_SHARE = 0.10
+OPEN_S = 30.0
+# Fewer outcomes than this in a window are no rate.
+MIN_SAMPLES = 10
+# One bucket a second: memory does not depend on the load.
+BUCKET_S = 1.0
+
+
+class CircuitState(StrEnum):
+    """Closed lets all through, half open a tenth, open none."""
+
+    CLOSED = "closed"
+    HALF_OPEN = "half_open"
+    OPEN = "open"
+
+
+class Circuit:
+    """Counts outcomes of the last minute; sans I/O.
+
+    Above 20 % failures one request in ten is let through, above 50 % none for 30 s; then a tenth again, until
+    the failures have left the window.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[float, int, int]] = deque()  # start, ended, failed
+        self._ended = 0
+        self._failed = 0
+        self._open_until = 0.0
+        self._asked = 0
+
+    def saw(self, failed: bool, now: float) -> None:
+        """An answer has ended."""
+        start = now - now % BUCKET_S
+        if self._buckets and self._buckets[-1][0] == start:
+            _, ended, bad = self._buckets[-1]
+            self._buckets[-1] = (start, ended + 1, bad + failed)
+        else:
+            self._buckets.append((start, 1, int(failed)))
+        self._ended += 1
+        self._failed += failed
+        self._forget(now)
+        if failed and self._rate() > OPEN_AT and now >= self._open_until:
+            self._open_until = now + OPEN_S
+
+    def state(self, now: float) -> CircuitState:
+        """How it stands."""
+        if now < self._open_until:
+            return CircuitState.OPEN
+        self._forget(now)
+        return CircuitState.HALF_OPEN if self._rate() > HALF_AT else CircuitState.CLOSED
+
+    def admits(self, now: float) -> bool:
+        """Whether the next request may pass; in the half-open state every tenth one that asks."""
+        state = self.state(now)
+        if state is CircuitState.HALF_OPEN:
+            self._asked += 1
+            return self._asked % round(1 / HALF_SHARE) == 1
+        return state is CircuitState.CLOSED
+
+    def retry_after_s(self, now: float) -> float:
+        """Seconds until it may be worth trying."""
+        return max(0.0, self._open_until - now)
+
+    def error_rate(self, now: float) -> float:
+        """Share of the last minute's answers that failed; 0 below a few samples."""
+        self._forget(now)
+        return self._rate()
+
+    def _rate(self) -> float:
+        return self._failed / self._ended if self._ended >= MIN_SAMPLES else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and self._buckets[0][0] < now - WINDOW_S:
+            _, ended, failed = self._buckets.popleft()
+            self._ended -= ended
+            self._failed -= failed

@@ -1,0 +1,96 @@
+"""Gentler answers before refusal: what a growing queue does to new requests (seed 001's ladder)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """From ``depth`` waiting requests on: answers of at most ``max_tokens``, or refusals.
+
+    Args:
+        depth: requests in the queue.
+        max_tokens: longest answer that a new request gets; ``None`` leaves it alone.
+        shed_low: refuse priority below 0.
+        shed_all: refuse every new request.
+    """
+
+    depth: int
+    max_tokens: int | None = None
+    shed_low: bool = False
+    shed_all: bool = False
+
+
+# Seed 001: shorten, then shed the low priority, then shed all.
+RUNGS = (
+    Rung(100, max_tokens=2048),
+    Rung(500, max_tokens=512),
+    Rung(800, max_tokens=512, shed_low=True),
+    Rung(1000, max_tokens=512, shed_low=True, shed_all=True),
+)
+LEVEL = Rung(0)
+# A rung is left only when the queue is this much shorter than where it was entered: no flapping.
+HYSTERESIS = 0.8
+
+
+# Ladders of routes that are kept; the one asked for longest ago is forgotten, and with it where it stands.
+MAX_LADDERS = 64
+
+
+class Ladder:
+    """Where on the ladder a queue stands; remembers the rung it is on."""
+
+    __slots__ = ("_at", "_rungs")
+
+    def __init__(self, rungs: Sequence[Rung] = RUNGS) -> None:
+        self._rungs = tuple(sorted(rungs, key=lambda rung: rung.depth))
+        self._at = 0  # rungs climbed
+
+    def at(self, depth: int) -> Rung:
+        """The rung for a queue of ``depth``, after climbing or leaving as far as that says."""
+        while self._at < len(self._rungs) and depth >= self._rungs[self._at].depth:
+            self._at += 1
+        while self._at and depth < self._rungs[self._at - 1].depth * HYSTERESIS:
+            self._at -= 1
+        return self.rung
+
+    @property
+    def rung(self) -> Rung:
+        """The rung it stands on."""
+        return self._rungs[self._at - 1] if self._at else LEVEL
+
+    @property
+    def climbed(self) -> int:
+        """How many rungs up; 0 is level ground."""
+        return self._at
+
+
+class Ladders:
+    """The ladders of one queue: its own, and those that routes bring.
+
+    Args:
+        rungs: of its own ladder.
+    """
+
+    __slots__ = ("_others", "_rungs", "own")
+
+    def __init__(self, rungs: tuple[Rung, ...]) -> None:
+        self._rungs = rungs
+        self.own = Ladder(rungs)
+        self._others: OrderedDict[tuple[Rung, ...], Ladder] = OrderedDict()
+
+    def of(self, rungs: tuple[Rung, ...]) -> Ladder:
+        """The ladder with these rungs."""
+        if rungs is self._rungs or rungs == self._rungs:
+            return self.own
+        ladder = self._others.get(rungs)
+        if ladder is None:
+            ladder = self._others[rungs] = Ladder(rungs)
+            if len(self._others) > MAX_LADDERS:
+                self._others.popitem(last=False)
+        else:
+            self._others.move_to_end(rungs)
+        return ladder

@@ -1,0 +1,104 @@
+"""How long answers really are, learned online for each kind of request.
+
+A request's ``max_tokens`` says what it may produce; what its route and intent do produce is usually a part
+of that. A forecast that reserved the former would leave most of the KV cache idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+
+# Buckets grow by a fourth of an octave: a quantile is at most 19 % too long.
+STEPS_PER_OCTAVE = 4
+BUCKETS = 20 * STEPS_PER_OCTAVE  # up to a million tokens
+# A sample's weight against the next one's: half of the memory is the last 350 answers.
+DECAY = 0.998
+# Kinds of request that are told apart; the one seen longest ago is forgotten.
+MAX_KINDS = 1_000
+# Below this weight of samples the kind alone says too little, and what all requests do counts as well.
+TRUSTED_WEIGHT = 20.0
+
+
+def bucket_of(tokens: int) -> int:
+    """The bucket of a length."""
+    if tokens <= 1:
+        return 0
+    return min(BUCKETS - 1, math.ceil(math.log2(tokens) * STEPS_PER_OCTAVE))
+
+
+def upper_edge(bucket: int) -> int:
+    """The longest length of a bucket, tokens."""
+    return math.floor(2 ** (bucket / STEPS_PER_OCTAVE))
+
+
+class Histogram:
+    """Lengths with exponentially fading weights; learning and asking cost the same however many were seen."""
+
+    __slots__ = ("_counts", "_gain", "weight")
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * BUCKETS
+        self._gain = 1.0
+        self.weight = 0.0
+
+    def learn(self, tokens: int) -> None:
+        """Take one length. New samples weigh more, which is the same as fading the old ones."""
+        self._counts[bucket_of(tokens)] += self._gain
+        self.weight = self.weight * DECAY + 1.0
+        self._gain /= DECAY
+        if self._gain > 1e12:
+            self._counts = [count / self._gain for count in self._counts]
+            self._gain = 1.0
+
+    def quantile(self, share: float, *, beyond: int = 0) -> int | None:
+        """The length that ``share`` of those longer than ``beyond`` do not exceed; ``None`` without any."""
+        first = bucket_of(beyond) + 1 if beyond > 0 else 0
+        tail = self._counts[first:]
+        left = share * sum(tail)
+        if left <= 0.0:
+            return None
+        for offset, count in enumerate(tail):
+            left -= count
+            if left <= 1e-9:
+                return upper_edge(first + offset)
+        return upper_edge(BUCKETS - 1)
+
+
+class OutputLengths:
+    """Expected lengths of answers by kind; a kind is whatever the caller keys by (route and intent).
+
+    Args:
+        share: the quantile that is expected, 0 to 1: more keeps more KV blocks free for answers that turn
+            out long, less keeps the batch fuller.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._kinds: OrderedDict[Hashable, Histogram] = OrderedDict()
+        self._all = Histogram()
+
+    def learn(self, kind: Hashable, tokens: int) -> None:
+        """An answer of that kind had so many tokens."""
+        histogram = self._kinds.get(kind)
+        if histogram is None:
+            histogram = self._kinds[kind] = Histogram()
+            if len(self._kinds) > MAX_KINDS:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(kind)
+        histogram.learn(tokens)
+        self._all.learn(tokens)
+
+    def expect(self, kind: Hashable, cap: int, *, produced: int = 0) -> int:
+        """Tokens the whole answer will likely have, of which ``produced`` are there already.
+
+        At most ``cap`` (its ``max_tokens``), and that is also the answer while nothing is known: the
+        forecast errs on the side of room.
+        """
+        histogram = self._kinds.get(kind)
+        if histogram is None or histogram.weight < TRUSTED_WEIGHT:
+            histogram = self._all if self._all.weight >= TRUSTED_WEIGHT else None
+        found = histogram.quantile(self._share, beyond=produced) if histogram is not None else None
+        return cap if found is None else min(cap, max(found, produced + 1))

@@ -1,0 +1,61 @@
+"""How many sequences a backend should run side by side, learned from how fast it serves them.
+
+More sequences in a batch mean more tokens a second and a longer time between two tokens of each. The limit
+grows while answers keep to the route's SLO and the batch is full, and shrinks when they do not
+(additive increase, multiplicative decrease; algorithm and limiter apart, as in Netflix' concurrency-limits).
+"""
+
+from __future__ import annotations
+
+BACKOFF = 0.9
+# Shrinking waits this long for the last shrink to show; growing needs as many good answers as the limit.
+SETTLE_S = 2.0
+# The limit only grows while it is what holds requests back.
+FULL_SHARE = 0.9
+
+
+class AdaptiveLimit:
+    """AIMD on time per output token and time to first token against their targets.
+
+    Args:
+        most: upper bound, the engine's ``max_num_seqs``.
+        least: lower bound.
+    """
+
+    __slots__ = ("_good", "_least", "_most", "_shrunk_at", "_value")
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self._most = max(least, most)
+        self._least = least
+        self._value = float(self._most)
+        self._good = 0
+        self._shrunk_at = float("-inf")
+
+    @property
+    def value(self) -> int:
+        """Sequences that may be in flight."""
+        return int(self._value)
+
+    def bound(self, most: int) -> None:
+        """The engine's own bound has become known or has changed."""
+        if most == self._most:
+            return
+        was_full = self._value >= self._most
+        self._most = max(self._least, most)
+        self._value = float(self._most) if was_full else min(self._value, float(self._most))
+
+    def saw(self, *, in_slo: bool, in_flight: int, now: float) -> None:
+        """An answer has ended, and whether its pace met the targets."""
+        if not in_slo:
+            self._good = 0
+            if now - self._shrunk_at >= SETTLE_S:
+                self._shrunk_at = now
+                # From where the load really is: a limit far above it would take many steps to matter.
+                self._value = max(float(self._least), min(self._value, float(in_flight)) * BACKOFF)
+            return
+        if in_flight < self._value * FULL_SHARE:
+            return
+        self._good += 1
+        if self._good >= self._value:
+            self._good = 0
+            self._value = min(float(self._most), self._value + 1.0)

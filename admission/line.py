@@ -1,0 +1,286 @@
+"""The queue in front of one backend: priority classes, fair shares among tenants, deadlines, aging.
+
+Order of service:
+
+1. The higher class first; a request that has waited ``aging_s`` moves up a class, so that none starves.
+2. Inside a class fair queuing among tenants, in tokens (start-time fair queuing, Goyal et al. 1996): whoever
+   was served less comes first, so a tenant with long prompts gets fewer of them, not more of the engine, and
+   one that asks seldom does not wait for a round of all the others.
+3. Inside a tenant the earliest deadline first; those without one after those with one, in order of arrival.
+
+Sans I/O: every method takes the time. Removal is lazy (an entry knows whether it still counts), and what is
+dead is swept out before it outweighs what lives, so that memory follows the bound on the living.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+# Tenants without a waiting request whose last turns are remembered; the one seen longest ago is forgotten.
+MAX_AWAY = 1_000
+# Tokens by which a tenant that asked little may be ahead of one that asked much: some twenty-five usual
+# requests. It is served at once, and cannot save up for a burst that would shut the others out for long.
+CREDIT = 50_000
+# Sweep when this many dead entries outnumber the living.
+SWEEP_FROM = 64
+
+NEVER = float("inf")
+
+_Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
+_time_of = itemgetter(0)
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request in the line.
+
+    Args:
+        number: order of arrival; names the request.
+        tenant: whose it is.
+        rank: its class now; grows by aging.
+        cost: tokens of service it stands for (uncached input, output counted twice).
+        tokens: prompt tokens, for the bound on the queue.
+        size_bytes: bytes it keeps in memory, for the bound on the queue.
+        arrived_at: when it joined.
+        leave_at: when it must have been served, or leaves.
+        deadline: the caller's own, for the order among equals.
+    """
+
+    number: int
+    tenant: str
+    rank: int
+    cost: int
+    tokens: int
+    size_bytes: int
+    arrived_at: float
+    leave_at: float
+    deadline: float | None = None
+    place: int = field(default=0, init=False)  # which entry in the heaps counts; 0: in none
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """One tenant's requests of one class, earliest deadline first, and the virtual time of its next turn."""
+
+    turn: _Turn
+    heap: list[tuple[float, int, int, Waiting]] = field(default_factory=list)
+    living: int = 0
+
+    def sweep(self) -> None:
+        """Drop the dead once they outweigh the living."""
+        if len(self.heap) > SWEEP_FROM + 2 * self.living:
+            self.heap = [entry for entry in self.heap if entry[2] == entry[3].place]
+            heapq.heapify(self.heap)
+
+    def head(self) -> Waiting:
+        """The first that still counts; there is one while ``living`` is above 0."""
+        while self.heap[0][2] != self.heap[0][3].place:
+            heapq.heappop(self.heap)
+        return self.heap[0][3]
+
+
+class _Class:
+    """The tenants with requests of one priority, in turn.
+
+    Virtual time counts tokens of service: a tenant's next turn is at the time at which its last one began
+    plus what that cost, and never before the time of the class, which is that of the turn last served. So who
+    was served less comes first, and being idle earns nothing.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, _Tenant] = {}
+        self.living = 0
+        self._turns: list[_Turn] = []  # of the tenants, in order
+        self._time = 0
+        self._entries = 0
+        self._cost = 0  # of all that live
+        # Turns ahead of the class's time of tenants with nothing waiting: what they had is not forgotten.
+        self._away: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, item: Waiting) -> None:
+        tenant = self.tenants.get(item.tenant)
+        if tenant is None:
+            at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
+            tenant = self.tenants[item.tenant] = _Tenant(self._enter(at, item.tenant))
+        deadline = NEVER if item.deadline is None else item.deadline
+        heapq.heappush(tenant.heap, (deadline, item.number, item.place, item))
+        tenant.living += 1
+        self.living += 1
+        self._cost += item.cost
+
+    def gone(self, item: Waiting) -> None:
+        tenant = self.tenants[item.tenant]
+        tenant.living -= 1
+        self.living -= 1
+        self._cost -= item.cost
+        tenant.sweep()
+        if not tenant.living:
+            del self.tenants[item.tenant]
+            self._turns.remove(tenant.turn)
+            if tenant.turn[0] > self._time - CREDIT:
+                self._away[item.tenant] = tenant.turn[0]
+                if len(self._away) > MAX_AWAY:
+                    self._away.popitem(last=False)
+
+    def next(self) -> Waiting:
+        """Whose turn it is; asking again without a change gives the same one."""
+        return self.tenants[self._turns[0][2]].head()
+
+    def served(self, item: Waiting) -> None:
+        """Its tenant's next turn comes later by what it cost."""
+        tenant = self.tenants[item.tenant]
+        at = tenant.turn[0]
+        self._time = max(self._time, at)
+        self._turns.remove(tenant.turn)
+        tenant.turn = self._enter(at + item.cost, item.tenant)
+        self.gone(item)
+
+    def ahead_of(self, name: str) -> int:
+        """About how many would be served before a new request of that tenant."""
+        if not self.living:
+            return 0
+        tenant = self.tenants.get(name)
+        own = tenant.living if tenant is not None else 0
+        at = tenant.turn[0] if tenant is not None else max(self._time - CREDIT, self._away.get(name, 0))
+        at += own * self._cost // self.living
+        before = bisect_right(self._turns, at, key=_time_of) - (tenant is not None)
+        return own + min(self.living - own, (own + 1) * before)
+
+    def _enter(self, at: int, name: str) -> _Turn:
+        self._entries += 1
+        turn = (at, self._entries, name)
+        insort(self._turns, turn)
+        return turn
+
+
+class Line:
+    """All requests that wait for one backend.
+
+    Args:
+        aging_s: waiting so long raises a request by one class; 0 turns aging off.
+        ranks: the classes, lowest first.
+    """
+
+    def __init__(self, *, aging_s: float, ranks: tuple[int, ...] = (-1, 0, 1)) -> None:
+        self._aging_s = aging_s
+        self._top = ranks[-1]
+        self._classes = {rank: _Class() for rank in ranks}
+        self._order = tuple(sorted(ranks, reverse=True))
+        self._leaving: list[tuple[float, int, int, Waiting]] = []
+        self._aging: list[tuple[float, int, int, Waiting]] = []
+        self._places = 0
+        self._living: dict[int, Waiting] = {}
+        self.tokens = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Those who wait, in order of arrival."""
+        return iter(self._living.values())
+
+    def join(self, item: Waiting) -> None:
+        """Add one at its class."""
+        item.rank = min(max(item.rank, self._order[-1]), self._top)
+        self._living[item.number] = item
+        self.tokens += item.tokens
+        self.size_bytes += item.size_bytes
+        self._enter(item, item.arrived_at)
+        self._push(self._leaving, item.leave_at, item)
+
+    def leave(self, item: Waiting) -> None:
+        """Take one out that was not served: cancelled, expired, pushed out."""
+        self._classes[item.rank].gone(item)
+        self._forget(item)
+
+    def peek(self) -> Waiting | None:
+        """The next to be served."""
+        for rank in self._order:
+            line = self._classes[rank]
+            if line.living:
+                return line.next()
+        return None
+
+    def serve(self, item: Waiting) -> None:
+        """Take out the one that :meth:`peek` gave: it is handed on."""
+        self._classes[item.rank].served(item)
+        self._forget(item)
+
+    def age(self, now: float) -> None:
+        """Raise those who have waited long enough."""
+        while self._aging and self._aging[0][0] <= now:
+            _, _, place, item = heapq.heappop(self._aging)
+            if place == item.place and item.rank < self._top:
+                self._classes[item.rank].gone(item)
+                item.rank += 1
+                self._enter(item, now)
+                self._push(self._leaving, item.leave_at, item)
+
+    def expired(self, now: float) -> list[Waiting]:
+        """Take out all whose time has come."""
+        out = []
+        while self._leaving and self._leaving[0][0] <= now:
+            _, _, place, item = heapq.heappop(self._leaving)
+            if place == item.place:
+                self.leave(item)
+                out.append(item)
+        return out
+
+    def next_change(self) -> float | None:
+        """When :meth:`expired` or :meth:`age` will next have something to do."""
+        times = []
+        for heap in (self._leaving, self._aging):
+            while heap and heap[0][2] != heap[0][3].place:
+                heapq.heappop(heap)
+            if heap:
+                times.append(heap[0][0])
+        return min(times, default=None)
+
+    def least(self) -> Waiting | None:
+        """The one that would be missed least: the newest of the lowest class."""
+        for rank in reversed(self._order):
+            if self._classes[rank].living:
+                return next(item for item in reversed(self._living.values()) if item.rank == rank)
+        return None
+
+    def ahead_of(self, tenant: str, rank: int) -> int:
+        """About how many would be served before a new request of that tenant and class: all of the higher
+        classes, and in its own those whose turn comes earlier."""
+        rank = min(max(rank, self._order[-1]), self._top)
+        above = sum(self._classes[other].living for other in self._order if other > rank)
+        return above + self._classes[rank].ahead_of(tenant)
+
+    def counts(self) -> dict[tuple[int, str], int]:
+        """How many wait, by class and tenant."""
+        return {
+            (rank, name): tenant.living
+            for rank, line in self._classes.items()
+            for name, tenant in line.tenants.items()
+        }
+
+    def _enter(self, item: Waiting, now: float) -> None:
+        self._places += 1
+        item.place = self._places
+        self._classes[item.rank].add(item)
+        if self._aging_s > 0 and item.rank < self._top:
+            self._push(self._aging, now + self._aging_s, item)
+
+    def _push(self, heap: list[tuple[float, int, int, Waiting]], at: float, item: Waiting) -> None:
+        if at == NEVER:
+            return
+        heapq.heappush(heap, (at, item.number, item.place, item))
+        if len(heap) > SWEEP_FROM + 2 * len(self._living):
+            heap[:] = [entry for entry in heap if entry[2] == entry[3].place]
+            heapq.heapify(heap)
+
+    def _forget(self, item: Waiting) -> None:
+        item.place = 0
+        del self._living[item.number]
+        self.tokens -= item.tokens
+        self.size_bytes -= item.size_bytes

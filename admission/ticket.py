@@ -1,0 +1,69 @@
+"""A request at the gate, from its offer to its release."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from admission.line import Waiting
+from admission.values import Demand, Reason
+
+
+class Hold(StrEnum):
+    """What keeps the next in line from being handed on."""
+
+    SLOTS = "slots"
+    PREFILL = "prefill"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was sent away, and when trying again makes sense."""
+
+    reason: Reason
+    estimated_wait_s: float
+    retry_after_s: float
+    queued: bool = False
+
+
+class TicketState(StrEnum):
+    """Where a request stands at the gate."""
+
+    WAITING = "waiting"
+    HANDED_ON = "handed_on"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request at the gate.
+
+    ``max_tokens`` is what it may produce after the ladder, all its sequences together; ``expected`` what it
+    likely will; ``uncached`` what must be prefilled for it.
+    """
+
+    demand: Demand
+    waiting: Waiting
+    kind: Hashable
+    uncached: int
+    max_tokens: int
+    expected: int
+    estimated_wait_s: float
+    estimated_first_token_s: float
+    state: TicketState = TicketState.WAITING
+    handed_on_at: float = 0.0
+    first_token_at: float | None = None
+    ahead_at_hand_over: int = 0
+    refusal: Refusal | None = field(default=None)
+
+    @property
+    def number(self) -> int:
+        """Its name at this gate."""
+        return self.waiting.number
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether the ladder shortened its answer."""
+        return self.max_tokens < self.demand.max_output_tokens

@@ -1,0 +1,215 @@
+"""How well the simulator foretells the embedded engine: fit its step times, then replay what it has not seen.
+
+    python -m benchmarks.admission_calibration
+    python -m benchmarks.admission_calibration --rows 400 --json
+
+The real engine runs the demo model in this process, one thread, open loop, rows of Azure's excerpt with
+scaled lengths. Its clock is the CPU time that it used, so that other work on the machine counts little. Some
+rows give steps of known composition, to which the simulator's four coefficients are fitted. Other rows are
+replayed at several rates, on a pool small enough to preempt, by the engine and by the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.values import EngineConfig, GenerationRequest, SamplingParams
+from evaluation.simulator.calibration import Fit, Step, fit
+from evaluation.simulator.measures import percentile
+from evaluation.simulator.policies import Open
+from evaluation.simulator.run import simulate
+from evaluation.simulator.values import Arrival, Fate, Profile
+from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from gateway.replay.trace import read_trace
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
+SCALE = 0.25
+SHAPE = Shape(prompt_scale=SCALE, max_prompt=800, max_output=160)
+# Token ids that text is made of: no special token is among them.
+TOKEN_IDS = range(300, 1000)
+BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 32, 256
+# Room for the fit to run without a preemption, and little enough to preempt in the replays.
+WIDE_BLOCKS, NARROW_BLOCKS = 2048, 400
+RATES = (0.8, 1.2, 2.0)
+# How much faster than the trace the rows to fit on come: from a few sequences at once to a full batch.
+SPEEDS = (6.0, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay came to; seconds and tokens a second."""
+
+    tokens_per_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rate, as a share of what the worker serves at most: the engine's replay and the simulator's."""
+
+    rate: float
+    real: Replay
+    simulated: Replay
+
+
+def engine_of(model: Path, blocks: int) -> Engine:
+    """The real engine, one thread, without a prefix cache: the trace shares nothing."""
+    return build_engine(
+        EngineConfig(
+            str(model),
+            dtype="float32",
+            device="cpu",
+            max_model_len=1024,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            num_blocks=blocks,
+            num_threads=1,
+            seed=1,
+            enable_prefix_caching=False,
+            max_loras=0,
+        )
+    )
+
+
+def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[Fate], list[Step]]:
+    """Run the requests at their times on the clock of the CPU time used; each step with what it did."""
+    draw = random.Random(requests[0].number)
+    fates = [Fate(one) for one in requests]
+    by_id = {f"r{fate.arrival.number}": fate for fate in fates}
+    prompts = [tuple(draw.choices(TOKEN_IDS, k=one.prompt)) for one in requests]
+    answering: dict[str, Fate] = {}
+    steps: list[Step] = []
+    now, following = 0.0, 0
+    while following < len(fates) or engine.has_work:
+        if not engine.has_work:
+            now = max(now, fates[following].arrival.at)
+        begun = time.process_time()
+        while following < len(fates) and fates[following].arrival.at <= now:
+            arrival = fates[following].arrival
+            sampling = SamplingParams(arrival.output, temperature=0.0, ignore_eos=True)
+            engine.add(GenerationRequest(f"r{arrival.number}", prompts[following], sampling))
+            following += 1
+        sequences = len(answering)
+        context = sum(fate.arrival.prompt + fate.produced - 1 for fate in answering.values())
+        preempted = engine.signals.preemptions
+        outputs = engine.step()
+        took_s = time.process_time() - begun
+        now += took_s
+        signals = engine.signals
+        if signals.preemptions == preempted and signals.tokens_scheduled >= sequences:
+            steps.append(Step(signals.tokens_scheduled - sequences, sequences, context, took_s))
+        for output in outputs:
+            fate = by_id[output.request_id]
+            fate.produced = output.output_tokens
+            if fate.first_token_at is None:
+                fate.first_token_at = now
+                answering[output.request_id] = fate
+            if output.finish_reason is not None:
+                fate.finished_at = now
+                answering.pop(output.request_id, None)
+    return fates, steps
+
+
+def summary_of(fates: Sequence[Fate], preemptions: int) -> Replay:
+    """The figures of a replay in which all were answered."""
+    ttft = sorted(fate.ttft_s or 0.0 for fate in fates)
+    tpot = sorted(fate.tpot_s or 0.0 for fate in fates)
+    last = max(fate.finished_at or 0.0 for fate in fates)
+    tokens = sum(fate.produced for fate in fates)
+    return Replay(
+        tokens / last, percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tpot, 0.5), preemptions
+    )
+
+
+def profile_of(found: Fit, blocks: int) -> Profile:
+    """The simulated twin of the engine."""
+    return Profile(
+        "demo-cpu",
+        found.base_s,
+        found.prefill_s,
+        found.sequence_s,
+        found.context_s,
+        blocks,
+        BLOCK_SIZE,
+        MAX_NUM_SEQS,
+        MAX_NUM_BATCHED_TOKENS,
+        unit_tokens=BLOCK_SIZE,
+        reserve_prompt=True,
+    )
+
+
+def calibrate(model: Path, rows: int) -> tuple[Fit, list[Check]]:
+    """Fit on the first rows of the trace, check on those behind them."""
+    requests = requests_of(read_trace(TRACE, limit=2 * rows), SHAPE)
+    seen, unseen = requests[:rows], requests[rows:]
+    wide = engine_of(model, WIDE_BLOCKS)
+    replay(wide, paced(seen[:20], 1e6))  # compiles what is compiled at first use
+    # Half of the fit's rows before the checks and half after them: a machine that others use drifts.
+    steps = [step for speed in SPEEDS for step in replay(wide, paced(seen[: rows // 2], speed))[1]]
+    found = fit(steps)
+    # The most it serves, from a run with everything there at once; rates are shares of that.
+    whole = simulate(paced(unseen, 1e6), profile_of(found, NARROW_BLOCKS), lambda worker: Open())
+    most = len(unseen) / max(fate.finished_at or 0.0 for fate in whole)
+    narrow = engine_of(model, NARROW_BLOCKS)
+    replayed = []
+    for rate in RATES:
+        arrivals = paced(unseen, rate * most / rate_of(unseen))
+        before = narrow.signals.preemptions
+        fates, _ = replay(narrow, arrivals)
+        replayed.append((rate, arrivals, summary_of(fates, narrow.signals.preemptions - before)))
+    for speed in SPEEDS:
+        steps += replay(wide, paced(seen[rows // 2 :], speed))[1]
+    found = fit(steps)
+    checks = []
+    for rate, arrivals, real in replayed:
+        told = simulate(arrivals, profile_of(found, NARROW_BLOCKS), lambda worker: Open())
+        checks.append(Check(rate, real, summary_of(told, sum(fate.preemptions for fate in told))))
+    return found, checks
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="The model's folder.")] = REPOSITORY / "models" / "demo",
+    rows: Annotated[int, typer.Option(min=20, max=1000, help="Rows to fit on; as many to check on.")] = 300,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Fit the simulator to the embedded engine and tell its error."""
+    found, checks = calibrate(model, rows)
+    if as_json:
+        typer.echo(json.dumps({"fit": asdict(found), "checks": [asdict(check) for check in checks]}))
+        return
+    console = Console(width=110)
+    console.print(
+        f"a step: {found.base_s * 1e3:.3f} ms + {found.prefill_s * 1e6:.1f} µs a prompt token + "
+        f"{found.sequence_s * 1e6:.1f} µs a sequence + {found.context_s * 1e9:.1f} ns a token of context; "
+        f"median error of a step {found.median_error:.1%}"
+    )
+    table = Table(title="the engine, the simulator, and the simulator's error")
+    for column in ("rate", "what", "engine", "simulator", "error %"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for check in checks:
+        real, simulated = asdict(check.real), asdict(check.simulated)
+        for name, value in real.items():
+            error = f"{100 * (simulated[name] / value - 1):+.1f}" if value else "-"
+            table.add_row(f"{check.rate:g} ×", name, f"{value:.4g}", f"{simulated[name]:.4g}", error)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

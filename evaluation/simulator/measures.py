@@ -1,0 +1,130 @@
+"""What a run was worth: goodput, latency, preemptions, waste, fairness."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluation.simulator.values import Fate
+
+# Output counts twice in what a tenant is served, as at the gate: a token of it holds the engine for a step.
+OUTPUT_WEIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What an answer must keep to: seconds to the first token from arrival, mean between tokens."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def met_by(self, fate: Fate) -> bool:
+        """Whether the answer came, whole and in time."""
+        ttft_s, tpot_s = fate.ttft_s, fate.tpot_s
+        return ttft_s is not None and tpot_s is not None and ttft_s <= self.ttft_s and tpot_s <= self.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run.
+
+    Args:
+        goodput: requests that met the SLO, per second of the trace.
+        attainment: share of all requests that did; ``by_priority`` the same for each priority.
+        ttft_p50_s, ttft_p99_s: of those who were answered, from arrival.
+        wasted: share of the tokens computed (prompts and answers) for requests that missed the SLO.
+        fairness: Jain's index over tenants of what each was served as a share of its fair share.
+        shrunk: share of the answered whose answer was shortened.
+    """
+
+    requests: int
+    answered: int
+    goodput: float
+    attainment: float
+    by_priority: Mapping[int, float]
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    preemptions: int
+    wasted: float
+    fairness: float
+    shrunk: float
+
+
+def summarize(fates: Sequence[Fate], slo: Slo) -> Summary:
+    """The figures of a run of at least one request."""
+    good = [fate for fate in fates if slo.met_by(fate)]
+    answered = [fate for fate in fates if fate.finished_at is not None]
+    span_s = max(fates[-1].arrival.at - fates[0].arrival.at, 1e-9)
+    ttft = sorted(fate.ttft_s for fate in answered if fate.ttft_s is not None)
+    tpot = sorted(fate.tpot_s for fate in answered if fate.tpot_s is not None)
+    computed = sum(fate.computed for fate in fates)
+    useful = sum(fate.computed for fate in good)
+    asked: defaultdict[int, int] = defaultdict(int)
+    met: defaultdict[int, int] = defaultdict(int)
+    for fate in fates:
+        asked[fate.arrival.priority] += 1
+    for fate in good:
+        met[fate.arrival.priority] += 1
+    return Summary(
+        requests=len(fates),
+        answered=len(answered),
+        goodput=len(good) / span_s,
+        attainment=len(good) / len(fates),
+        by_priority={rank: met[rank] / count for rank, count in sorted(asked.items())},
+        ttft_p50_s=percentile(ttft, 0.5),
+        ttft_p99_s=percentile(ttft, 0.99),
+        tpot_p99_s=percentile(tpot, 0.99),
+        preemptions=sum(fate.preemptions for fate in fates),
+        wasted=1.0 - useful / computed if computed else 0.0,
+        fairness=fairness(fates),
+        shrunk=sum(fate.max_tokens is not None for fate in answered) / max(1, len(answered)),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that ``share`` of them do not exceed; not a number without any."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def fairness(fates: Sequence[Fate]) -> float:
+    """Jain's index of service over fair share among tenants; 1 when each got exactly its fair share.
+
+    Service is prompt tokens plus twice the answer's, of requests that were answered. What a priority class
+    was served in all is shared among its tenants max-min fairly by what each asked of it (nobody gets more
+    than it asked; what is left over goes to the others): the sum over the classes is a tenant's fair share.
+    """
+    asked: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    served: defaultdict[str, int] = defaultdict(int)
+    by_class: defaultdict[int, int] = defaultdict(int)
+    for fate in fates:
+        arrival = fate.arrival
+        asked[arrival.priority][arrival.tenant] += arrival.prompt + OUTPUT_WEIGHT * arrival.output
+        if fate.finished_at is not None:
+            got = arrival.prompt + OUTPUT_WEIGHT * fate.output
+            served[arrival.tenant] += got
+            by_class[arrival.priority] += got
+    fair: defaultdict[str, float] = defaultdict(float)
+    for rank, demands in asked.items():
+        for tenant, share in max_min(demands, by_class[rank]).items():
+            fair[tenant] += share
+    return jain([served[tenant] / share for tenant, share in fair.items() if share > 0])
+
+
+def max_min(demands: Mapping[str, float], amount: float) -> dict[str, float]:
+    """Share ``amount`` so that nobody gets more than it asked and no smaller share could grow."""
+    shares: dict[str, float] = {}
+    left, remaining = float(amount), len(demands)
+    for name, demand in sorted(demands.items(), key=lambda item: item[1]):
+        shares[name] = min(float(demand), left / remaining)
+        left -= shares[name]
+        remaining -= 1
+    return shares
+
+
+def jain(values: Sequence[float]) -> float:
+    """``(sum x)² / (n · sum x²)``: 1 when all are equal, 1/n when one has all; 1 when nobody has anything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

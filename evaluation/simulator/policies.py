@@ -1,0 +1,222 @@
+"""Who may go to a simulated worker: the production gate, and what it is compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from admission.events import Outcome
+from admission.gate import Gate, Refusal, Ticket
+from admission.values import Demand, Limits, Load
+from evaluation.simulator.values import Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What a policy decides at one moment."""
+
+    hand_on: tuple[Fate, ...] = ()
+    refuse: tuple[tuple[Fate, str], ...] = ()
+
+
+NOTHING = Moves()
+
+
+class Policy(Protocol):
+    """One worker's admission. Every method takes the time, in seconds."""
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """A request has arrived; ``load`` is what the worker has last told."""
+
+    def look(self, load: Load, now: float) -> Moves:
+        """The worker has ended a step, or the time of :meth:`next_change` has come."""
+
+    def first_token(self, fate: Fate, now: float) -> None:
+        """Its first token is out."""
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """Its answer is whole."""
+
+    def next_change(self) -> float | None:
+        """When the clock alone changes something."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether it wants to look after every step, even when nothing has ended in it."""
+
+
+class Open:
+    """No admission: all goes to the engine's own queue."""
+
+    watching = False
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """Hand on."""
+        return Moves(hand_on=(fate,))
+
+    def look(self, load: Load, now: float) -> Moves:
+        """Nothing waits here."""
+        return NOTHING
+
+    def first_token(self, fate: Fate, now: float) -> None:
+        """It does not matter."""
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """It does not matter."""
+
+    def next_change(self) -> float | None:
+        """The clock changes nothing."""
+        return None
+
+
+class EngineBounds(Open):
+    """vLLM's own bounds, ``max_num_queued_reqs`` and ``max_num_queued_tokens``, as vLLM 0.32 counts them.
+
+    Args:
+        max_requests: requests that are waiting or running; ``None`` for any number.
+        max_tokens: prompt tokens of requests without a first token, above or at which none is taken; the
+            request's own are not looked at, and cached tokens count. ``None`` for any number.
+    """
+
+    def __init__(self, *, max_requests: int | None = None, max_tokens: int | None = None) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._requests = 0
+        self._tokens = 0
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """Hand on while the engine is within its bounds."""
+        if self._max_requests is not None and self._requests + 1 > self._max_requests:
+            return Moves(refuse=((fate, "max_num_queued_reqs"),))
+        if self._max_tokens is not None and self._tokens >= self._max_tokens:
+            return Moves(refuse=((fate, "max_num_queued_tokens"),))
+        self._requests += 1
+        self._tokens += fate.arrival.prompt
+        return Moves(hand_on=(fate,))
+
+    def first_token(self, fate: Fate, now: float) -> None:
+        """It is no longer in prefill."""
+        self._tokens -= fate.arrival.prompt
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """It is no longer in flight."""
+        self._requests -= 1
+
+
+class StaticThresholds(Open):
+    """Seed 000 §8's ``evaluate``: KV usage, prompt length, queue depth, estimated wait; nothing waits here.
+
+    The seed leaves the estimate to its caller; here it is the waiting requests' turn of the batch: their
+    number times the mean time that one is held, shared by those that run.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._mean_s = 0.0
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """Hand on while every figure is below its threshold."""
+        limits = self._limits
+        factor = limits.priority_factor if fate.arrival.priority > 0 else 1.0
+        wait_s = load.waiting * self._mean_s / max(1, load.running)
+        if load.kv_usage >= limits.kv_pressure:
+            reason = "memory_pressure"
+        elif fate.arrival.prompt > limits.max_input_tokens:
+            reason = "token_budget_exceeded"
+        elif load.waiting >= limits.max_queue * factor:
+            reason = "queue_full"
+        elif wait_s >= limits.max_wait_s * factor:
+            reason = "wait_exceeded"
+        else:
+            return Moves(hand_on=(fate,))
+        return Moves(refuse=((fate, reason),))
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """Learn how long one is held."""
+        held_s = now - (now if fate.handed_on_at is None else fate.handed_on_at)
+        self._mean_s += 0.1 * (held_s - self._mean_s) if self._mean_s else held_s
+
+
+class GatePolicy:
+    """The production gate on the simulator's clock.
+
+    Args:
+        limits: its thresholds.
+        first_token_s: the first token is wanted so long after the arrival; ``None``: whenever.
+        produced: tokens of an answer so far.
+        seed: of the jitter.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        first_token_s: float | None,
+        produced: Callable[[Fate], int],
+        seed: int = 0,
+    ) -> None:
+        self.gate = Gate(limits, random=random.Random(seed))
+        self._first_token_s = first_token_s
+        self._produced = produced
+        self._tickets: dict[int, Ticket] = {}
+        self._fates: dict[Ticket, Fate] = {}
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """Offer it."""
+        arrival, produced = fate.arrival, self._produced
+        self.gate.told(load, now)
+        demand = Demand(
+            "worker",
+            arrival.tenant,
+            arrival.priority,
+            arrival.prompt,
+            arrival.max_tokens,
+            arrived_at=now,
+            first_token_by=None if self._first_token_s is None else now + self._first_token_s,
+            produced=lambda: produced(fate),
+        )
+        offered = self.gate.offer(demand, now)
+        if isinstance(offered, Refusal):
+            return self._moves(now, ((fate, offered.reason.value),))
+        self._tickets[arrival.number] = offered
+        self._fates[offered] = fate
+        if offered.shrunk:
+            fate.max_tokens = offered.max_tokens
+        return self._moves(now)
+
+    def look(self, load: Load, now: float) -> Moves:
+        """Tell the gate and ask it."""
+        self.gate.told(load, now)
+        return self._moves(now) if self.gate.queued else NOTHING
+
+    def first_token(self, fate: Fate, now: float) -> None:
+        """Tell the gate."""
+        self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """Give the slot back."""
+        ticket = self._tickets.pop(fate.arrival.number)
+        del self._fates[ticket]
+        self.gate.release(ticket, Outcome.SUCCEEDED, now, output_tokens=fate.produced)
+
+    def next_change(self) -> float | None:
+        """When the clock alone changes something at the gate."""
+        return self.gate.next_change() if self.gate.queued else None
+
+    @property
+    def watching(self) -> bool:
+        """While somebody waits, each step may make room."""
+        return self.gate.queued > 0
+
+    def _moves(self, now: float, refused: tuple[tuple[Fate, str], ...] = ()) -> Moves:
+        gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
+        handed_on = self.gate.pump(now)
+        gone += self.gate.pushed_out()
+        told = []
+        for ticket in gone:
+            fate = self._fates.pop(ticket)
+            del self._tickets[fate.arrival.number]
+            told.append((fate, ticket.refusal.reason.value if ticket.refusal else "gone"))
+        return Moves(tuple(self._fates[ticket] for ticket in handed_on), (*refused, *told))

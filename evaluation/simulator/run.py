@@ -1,0 +1,125 @@
+"""Runs a trace against simulated workers behind a policy."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from evaluation.simulator.policies import Moves, Policy
+from evaluation.simulator.values import Arrival, Fate, Profile
+from evaluation.simulator.worker import StepEnd, Worker
+
+PolicyMaker = Callable[[Worker], Policy]
+_STEP_END, _TIMER = 0, 1  # kinds of event: steps end before the clock is looked at
+
+
+@dataclass(slots=True)
+class _Station:
+    """A worker, its policy, the end of the step that it is in, and when its policy wants to look."""
+
+    worker: Worker
+    policy: Policy
+    end: StepEnd | None = None
+    timer: float = math.inf
+    inside: int = 0  # arrived, and neither finished nor refused
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    profile: Profile,
+    make_policy: PolicyMaker,
+    *,
+    workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> list[Fate]:
+    """The fate of every request, in order of arrival.
+
+    Args:
+        arrivals: by time.
+        make_policy: makes each worker's own admission.
+        workers: how many; a request goes to the one with the fewest inside.
+        progress: told the number of arrivals dealt with.
+
+    Raises:
+        ValueError: a request does not fit the pool even when it is alone.
+    """
+    stations = []
+    for _ in range(workers):
+        worker = Worker(profile)
+        stations.append(_Station(worker, make_policy(worker)))
+    fates = [Fate(arrival) for arrival in arrivals]
+    for fate in fates:
+        _must_fit(fate, profile)
+    events: list[tuple[float, int, int]] = []  # time, kind, station
+    following, now = 0, 0.0
+    while following < len(fates) or events:
+        arrives_at = fates[following].arrival.at if following < len(fates) else math.inf
+        if events and events[0][0] <= arrives_at:
+            now, kind, index = heapq.heappop(events)
+            station = stations[index]
+            if kind == _STEP_END:
+                _end_step(station, now)
+            elif station.timer != now:
+                continue  # set anew since
+            else:
+                station.timer = math.inf
+            moves = station.policy.look(station.worker.load, now)
+        else:
+            now, fate = arrives_at, fates[following]
+            following += 1
+            if progress is not None:
+                progress(following)
+            index = min(range(workers), key=lambda one: (stations[one].inside, one))
+            station = stations[index]
+            station.inside += 1
+            moves = station.policy.arrive(fate, station.worker.load, now)
+        _act(station, moves, now)
+        coming = fates[following].arrival.at if following < len(fates) else math.inf
+        _schedule(station, index, now, coming, events)
+    return fates
+
+
+def _schedule(
+    station: _Station, index: int, now: float, coming: float, events: list[tuple[float, int, int]]
+) -> None:
+    """Set the policy's timer, and begin the next step when the worker is free."""
+    change = station.policy.next_change()
+    if change is not None and change < station.timer:
+        station.timer = max(change, now)
+        heapq.heappush(events, (station.timer, _TIMER, index))
+    if station.end is None and station.worker.busy:
+        horizon = now if station.policy.watching else min(coming, station.timer)
+        station.end = station.worker.advance(now, horizon)
+        heapq.heappush(events, (station.end.at, _STEP_END, index))
+
+
+def _end_step(station: _Station, now: float) -> None:
+    end, station.end = station.end, None
+    if end is None:
+        raise AssertionError("a step ended that had not begun")
+    station.worker.settle()
+    for fate in end.first:
+        station.policy.first_token(fate, now)
+    for fate in end.finished:
+        station.policy.finished(fate, now)
+    station.inside -= len(end.finished)
+
+
+def _act(station: _Station, moves: Moves, now: float) -> None:
+    for fate, reason in moves.refuse:
+        fate.refused_at, fate.reason = now, reason
+    station.inside -= len(moves.refuse)
+    for fate in moves.hand_on:
+        fate.handed_on_at = now
+        station.worker.submit(fate)
+
+
+def _must_fit(fate: Fate, profile: Profile) -> None:
+    most = fate.arrival.prompt + fate.arrival.output + profile.block_size
+    if most > profile.total_blocks * profile.block_size:
+        raise ValueError(
+            f"request {fate.arrival.number} needs {most} tokens; the pool of {profile.name} holds "
+            f"{profile.total_blocks * profile.block_size}"
+        )

@@ -1,0 +1,190 @@
+"""Admission for operators' eyes: how each gate stands, the limits in force, the last decisions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from admission.controller import AdmissionController
+from admission.events import AdmissionEvent, Admitted, RefusedEvent
+from admission.gate import Gate
+from admission.values import Limits
+from gateway.routing.revision import Revision
+from observability.admission_metrics import GateFigures, class_of
+
+# Decisions that are kept. Refusals apart, so that a busy minute's admissions do not wash them out.
+KEPT_ADMITTED = 50
+KEPT_REFUSED = 100
+
+
+class AdmissionDesk:
+    """Remembers the last decisions, and reads the gates when asked.
+
+    Args:
+        limits: the ``admission`` section's.
+        revision: the routing revision in force.
+        clock: monotonic seconds.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        revision: Callable[[], Revision],
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+    ) -> None:
+        self._limits = limits
+        self._revision = revision
+        self._clock = clock
+        self._unix_time = unix_time
+        self._gates: Callable[[], Mapping[str, Gate]] = dict
+        self._admitted: deque[tuple[float, Admitted]] = deque(maxlen=KEPT_ADMITTED)
+        self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
+
+    def watch(self, controller: AdmissionController) -> None:
+        """Whose gates are shown."""
+        self._gates = lambda: controller.gates
+
+    def saw(self, event: AdmissionEvent) -> None:
+        """Keep a decision."""
+        if isinstance(event, Admitted):
+            self._admitted.append((self._unix_time(), event))
+        elif isinstance(event, RefusedEvent):
+            self._refused.append((self._unix_time(), event))
+
+    def figures(self) -> Iterable[GateFigures]:
+        """How the gates stand, for metrics."""
+        now = self._clock()
+        return [_figures(name, gate, now) for name, gate in self._gates().items()]
+
+    def show(self) -> Mapping[str, object]:
+        """Everything an operator may want to know, as JSON values; tells no prompt."""
+        now = self._clock()
+        routes = {
+            name: _limits(route.limits, self._limits)
+            for name, route in self._revision().routes.items()
+            if route.limits is not None
+        }
+        kept: list[tuple[float, Admitted | RefusedEvent]] = [*self._admitted, *self._refused]
+        kept.sort(key=lambda entry: entry[0], reverse=True)
+        return {
+            "backends": {name: _shown(gate, now) for name, gate in sorted(self._gates().items())},
+            "limits": {"default": _limits(self._limits), "routes": {k: v for k, v in routes.items() if v}},
+            "decisions": [_decision(at, event) for at, event in kept],
+        }
+
+
+def _classes(gate: Gate) -> dict[str, int]:
+    classes = {"high": 0, "normal": 0, "low": 0}
+    for (rank, _), count in gate.queue_counts().items():
+        classes[class_of(rank)] += count
+    return classes
+
+
+def _figures(name: str, gate: Gate, now: float) -> GateFigures:
+    used, peak = gate.usage(now)
+    return GateFigures(
+        name=name,
+        queued=_classes(gate),
+        waiting_tokens=gate.waiting_tokens,
+        in_flight=gate.sequences,
+        limit=gate.capacity(now),
+        rung=gate.ladder.climbed,
+        circuit=gate.circuit.state(now).value,
+        kv_usage=used,
+        kv_forecast=peak,
+        prefill_backlog=gate.prefill_backlog,
+    )
+
+
+def _shown(gate: Gate, now: float) -> dict[str, object]:
+    used, peak = gate.usage(now)
+    load, rates, rung = gate.load, gate.rates, gate.ladder.rung
+    tenants = sorted(gate.queue_counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
+    return {
+        "queue": {
+            "requests": gate.queued,
+            "tokens": gate.waiting_tokens,
+            "bytes": gate.waiting_bytes,
+            "held_by": gate.hold.value if gate.hold else None,
+            "classes": _classes(gate),
+            "tenants": [
+                {"tenant": tenant, "class": class_of(rank), "requests": count}
+                for (rank, tenant), count in tenants
+            ],
+        },
+        "in_flight": {
+            "requests": gate.in_flight,
+            "sequences": gate.sequences,
+            "limit": gate.capacity(now),
+            "adaptive_limit": gate.limit.value,
+            "prefill_tokens": gate.prefill_backlog,
+        },
+        "memory": {"used": round(used, 4), "forecast": round(peak, 4)},
+        "ladder": {
+            "rung": gate.ladder.climbed,
+            "max_tokens": rung.max_tokens,
+            "shed_low": rung.shed_low,
+            "shed_all": rung.shed_all,
+        },
+        "circuit": {
+            "state": gate.circuit.state(now).value,
+            "error_rate": round(gate.circuit.error_rate(now), 4),
+            "retry_after_ms": _ms(gate.circuit.retry_after_s(now)),
+        },
+        "rates": {
+            "prefill_tokens_per_s": round(1 / rates.s_per_token, 1) if rates.s_per_token else None,
+            "step_ms": _ms(rates.step_s),
+            "held_ms": _ms(rates.hold_s.value),
+            "first_token_error_ms": _ms(rates.error_s.value),
+            "ttft_estimate_error_ms": _ms(rates.ttft_error_s.value),
+        },
+        "engine": None
+        if load is None
+        else {
+            "running": load.running,
+            "waiting": load.waiting,
+            "workers": load.workers,
+            "silent_ms": _ms(gate.silent_s(now)),
+        },
+    }
+
+
+def _limits(limits: Limits, base: Limits | None = None) -> dict[str, Any]:
+    """All thresholds, or those that differ from ``base``."""
+    shown = asdict(limits)
+    if base is None:
+        return shown
+    before = asdict(base)
+    return {name: value for name, value in shown.items() if value != before[name]}
+
+
+def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, object]:
+    told: dict[str, object] = {
+        "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+        "backend": event.backend,
+        "tenant": event.tenant,
+        "class": class_of(event.priority),
+        "estimated_wait_ms": _ms(event.estimated_wait_s),
+        "queue_depth": event.queue_depth,
+        "in_flight": event.in_flight,
+        "kv_usage": round(event.kv_usage, 4),
+    }
+    if isinstance(event, Admitted):
+        return {**told, "decision": "admitted", "waited_ms": _ms(event.waited_s), "shrunk": event.shrunk}
+    return {
+        **told,
+        "decision": "refused",
+        "reason": event.reason.value,
+        "retry_after_ms": _ms(event.retry_after_s),
+        "queued": event.queued,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

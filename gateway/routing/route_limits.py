@@ -1,0 +1,74 @@
+"""What a route says about admission: thresholds of its own, laid over the ``admission`` section."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from admission.ladder import Rung
+from admission.values import Limits
+
+
+class RouteRung(BaseModel):
+    """A rung of the route's own ladder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    depth: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    shed_low: bool = False
+    shed_all: bool = False
+
+
+class RouteAdmission(BaseModel):
+    """Thresholds of one route; what is missing here is as in the ``admission`` section.
+
+    Keys as there. What belongs to a backend and not to a request (``max_in_flight``, ``aging_seconds``,
+    ``output_quantile``, ``max_prefill_tokens``) cannot differ by route.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    max_queue_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_queue_bytes: Annotated[int, Field(ge=1)] | None = None
+    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    kv_pressure: Annotated[float, Field(gt=0, le=1)] | None = None
+    watermark_low: Annotated[float, Field(gt=0, le=1)] | None = None
+    watermark_normal: Annotated[float, Field(gt=0, le=1)] | None = None
+    watermark_high: Annotated[float, Field(gt=0, le=1)] | None = None
+    ladder: tuple[RouteRung, ...] | None = None
+
+
+def route_limits(
+    base: Limits | None, route: RouteAdmission, *, ttft_slo_ms: float, tpot_slo_ms: float | None
+) -> Limits | None:
+    """The thresholds of a route's requests; ``None``, the backend's own, when neither says anything.
+
+    Args:
+        base: the ``admission`` section's.
+        route: the route's.
+        ttft_slo_ms: its target for the first token; the adaptive limit keeps to it beside ``tpot_slo_ms``.
+        tpot_slo_ms: its target for the time per output token; ``None``: the section's.
+    """
+    own: dict[str, Any] = {
+        name: value
+        for name in ("max_queue", "max_queue_tokens", "max_queue_bytes", "max_input_tokens", "kv_pressure")
+        if (value := getattr(route, name)) is not None
+    }
+    if route.max_wait_ms is not None:
+        own["max_wait_s"] = route.max_wait_ms / 1000
+    if route.ladder is not None:
+        own["rungs"] = tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in route.ladder)
+    if tpot_slo_ms is not None:
+        own |= {"tpot_slo_s": tpot_slo_ms / 1000, "ttft_slo_s": ttft_slo_ms / 1000}
+    default = base or Limits()
+    marks = (route.watermark_low, route.watermark_normal, route.watermark_high)
+    if any(mark is not None for mark in marks):
+        pairs = zip(marks, default.watermarks, strict=True)
+        own["watermarks"] = tuple(theirs if mine is None else mine for mine, theirs in pairs)
+        own["oom_watermark"] = own["watermarks"][2]
+    return replace(default, **own) if own else base

@@ -1,0 +1,67 @@
+"""A gate with its surroundings in hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from admission.events import Outcome
+from admission.gate import Gate, Refusal, Ticket, TicketState
+from admission.values import Demand, Limits, Load, Reason
+
+IDLE = Load(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=4)
+DEMAND = Demand(
+    backend="local", tenant="acme", priority=0, input_tokens=100, max_output_tokens=50, arrived_at=0.0
+)
+
+
+def ask(**changes: object) -> Demand:
+    """A demand that differs from the usual one."""
+    return replace(DEMAND, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Door:
+    """Offers, looks and releases at a time that the test moves."""
+
+    limits: Limits = field(default_factory=Limits)
+    load: Load | None = IDLE
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.limits, random=random.Random(7))
+        self.tell(self.load)
+
+    def tell(self, load: Load | None) -> None:
+        self.gate.told(load, self.now)
+
+    def offer(self, demand: Demand = DEMAND) -> Ticket | Refusal:
+        return self.gate.offer(demand, self.now)
+
+    def enter(self, demand: Demand = DEMAND) -> Ticket:
+        """Offer and look; it must have been taken into the line."""
+        offered = self.offer(demand)
+        assert isinstance(offered, Ticket), offered
+        self.gate.pump(self.now)
+        return offered
+
+    def reason(self, demand: Demand = DEMAND) -> Reason | None:
+        """Why it is sent away at once, if it is."""
+        offered = self.offer(demand)
+        if isinstance(offered, Refusal):
+            return offered.reason
+        self.gate.release(offered, Outcome.IGNORED, self.now, output_tokens=0)
+        return None
+
+    def end(self, ticket: Ticket, outcome: Outcome = Outcome.SUCCEEDED, *, tokens: int = 50) -> list[Ticket]:
+        """Its work ends; who goes on after it."""
+        self.gate.release(ticket, outcome, self.now, output_tokens=tokens)
+        return self.gate.pump(self.now)
+
+    def serve(self, seconds: float, demand: Demand = DEMAND, *, tokens: int = 50) -> None:
+        """One request from its offer to its end."""
+        ticket = self.enter(demand)
+        assert ticket.state is TicketState.HANDED_ON
+        self.gate.first_token(ticket, self.now, 0)
+        self.now += seconds
+        self.end(ticket, tokens=tokens)

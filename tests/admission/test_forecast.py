@@ -1,0 +1,86 @@
+"""The forecast of KV memory, against a simulation that steps through every token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.forecast import Held, KvForecast, Pool, peak_tokens
+
+ANY = st.lists(st.builds(Held, st.integers(0, 500), st.integers(1, 200), st.integers(0, 200)), max_size=30)
+
+
+def stepped(held: list[Held]) -> int:
+    """The most tokens held at any step, by walking through them: each grows until its end, then is gone."""
+    peak = 0
+    for step in range(1, 202):
+        peak = max(peak, sum(one.now + step for one in held if one.left >= step))
+    return peak
+
+
+def longest_first(held: list[Held]) -> list[Held]:
+    return sorted(held, key=lambda one: -one.left)
+
+
+@given(ANY)
+def test_the_peak_is_what_stepping_through_every_token_finds(held: list[Held]) -> None:
+    assert peak_tokens(longest_first(held)) == stepped(held)
+
+
+@given(ANY, st.builds(Held, st.integers(0, 500), st.integers(1, 200)))
+def test_one_more_sequence_never_lowers_the_peak(held: list[Held], more: Held) -> None:
+    assert peak_tokens(longest_first(held), extra=more) >= peak_tokens(longest_first(held))
+
+
+def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
+    short, long = Held(1000, 10), Held(10, 500)
+    assert peak_tokens([long, short]) < short.now + short.left + long.now + long.left
+
+
+def test_what_the_engine_holds_beyond_our_own_counts_stays_in_the_forecast() -> None:
+    forecast = KvForecast()
+    forecast.add(1, Held(84, 100))
+    pool = Pool(total_blocks=100, block_size=10)
+    assert forecast.usage(pool) == pytest.approx((84 + 5 + 100) / 1000)
+    assert forecast.usage(pool, used=0.5) == pytest.approx((500 + 100) / 1000)
+
+
+@given(ANY, st.builds(Held, st.integers(0, 500), st.integers(1, 200)), st.integers(1, 20_000))
+def test_what_fits_is_what_keeps_the_peak_below_the_share(held: list[Held], more: Held, blocks: int) -> None:
+    forecast, pool = KvForecast(), Pool(blocks, 1)
+    for ticket, one in enumerate(held):
+        forecast.add(ticket, one)
+    assert forecast.fits(pool, 0.9, used=0.0, extra=more) == (stepped([*held, more]) <= 0.9 * pool.tokens)
+
+
+def test_an_unknown_pool_is_never_full() -> None:
+    forecast = KvForecast()
+    forecast.add(1, Held(10_000, 10_000))
+    assert forecast.usage(Pool()) == 0.0
+
+
+def test_a_ticket_that_is_removed_twice_is_a_defect() -> None:
+    forecast = KvForecast()
+    forecast.add(1, Held(1, 1))
+    forecast.remove(1)
+    with pytest.raises(KeyError):
+        forecast.remove(1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.integers(1, 300), st.integers(0, 300), st.integers(0, 400)),
+        max_size=20,
+    )
+)
+def test_the_running_total_is_the_sum_of_what_is_held(steps: list[tuple[int, int, int, int]]) -> None:
+    forecast = KvForecast()
+    for ticket, (prompt, expected, produced, private) in enumerate(steps):
+        forecast.add(ticket, Held(prompt, expected))
+        forecast.produced(ticket, produced, max(expected, produced + 1))
+        forecast.cached(ticket, private)
+        if ticket % 3 == 2:
+            forecast.remove(ticket - 1)
+    kept = [forecast.get(t) for t in range(len(steps)) if not (t % 3 == 1 and t + 1 < len(steps))]
+    assert forecast.now_tokens == sum(one.now for one in kept)

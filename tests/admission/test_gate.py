@@ -1,0 +1,374 @@
+"""The gate: who is handed on, who waits, who is sent away, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from admission.events import Outcome
+from admission.gate import Hold, Refusal, Ticket, TicketState
+from admission.ladder import Rung
+from admission.values import Demand, Limits, Load, Reason
+from tests.admission.gates import DEMAND, IDLE, Door, ask
+
+
+def test_an_idle_backend_takes_a_request_at_once() -> None:
+    assert Door().enter().state is TicketState.HANDED_ON
+
+
+def test_an_idle_backend_takes_even_what_the_forecast_would_hold_back() -> None:
+    door = Door(load=replace(IDLE, total_blocks=10))
+    assert door.enter(ask(input_tokens=150, max_output_tokens=50)).state is TicketState.HANDED_ON
+
+
+def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
+    door = Door()
+    tickets = [door.enter() for _ in range(6)]
+    assert [ticket.state for ticket in tickets] == [TicketState.HANDED_ON] * 4 + [TicketState.WAITING] * 2
+    assert door.gate.hold is Hold.SLOTS
+    assert door.end(tickets[0]) == [tickets[4]]
+
+
+@pytest.mark.parametrize(
+    ("load", "demand", "reason"),
+    [
+        (replace(IDLE, running=1, kv_usage=0.93), DEMAND, Reason.MEMORY_PRESSURE),
+        (IDLE, ask(input_tokens=3601), Reason.TOKEN_BUDGET_EXCEEDED),
+        (replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
+    ],
+)
+def test_what_others_do_to_the_backend_counts_as_well(load: Load, demand: Demand, reason: Reason) -> None:
+    assert Door(load=load).reason(demand) is reason
+
+
+def test_high_priority_has_a_fifth_more_room_in_the_queue() -> None:
+    door = Door(load=replace(IDLE, running=4, waiting=110))
+    assert door.reason() is Reason.QUEUE_FULL
+    assert door.reason(ask(priority=1)) is None
+
+
+def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest() -> None:
+    door = Door(Limits(max_queue=2, priority_factor=1.0))
+    for _ in range(4):
+        door.enter()
+    first, newest = door.enter(ask(priority=-1)), door.enter(ask(priority=-1))
+    urgent = door.enter(ask(priority=1))
+    [gone] = door.gate.pushed_out()
+    assert gone is newest and gone.refusal is not None and gone.refusal.reason is Reason.LOW_PRIORITY_SHED
+    assert gone.refusal.queued
+    assert first.state is urgent.state is TicketState.WAITING
+    assert door.gate.pushed_out() == []
+
+
+def test_the_queue_is_bounded_in_tokens_and_bytes_too() -> None:
+    tokens = Door(Limits(max_queue_tokens=250))
+    sizes = Door(Limits(max_queue_bytes=2_500))
+    for door, demand in ((tokens, DEMAND), (sizes, ask(size_bytes=1_000))):
+        for _ in range(6):
+            door.enter(demand)
+        assert door.reason(demand) is Reason.QUEUE_FULL
+
+
+def test_a_request_leaves_when_its_wait_budget_is_used_up() -> None:
+    door = Door()
+    for _ in range(4):
+        door.enter()
+    waiting = door.enter()
+    door.now = 1.9
+    assert door.gate.expired(door.now) == []
+    assert door.gate.next_change() == pytest.approx(2.0)
+    door.now = 2.0
+    assert door.gate.expired(door.now) == [waiting]
+    assert waiting.refusal is not None and waiting.refusal.reason is Reason.WAIT_EXCEEDED
+    assert door.gate.queued == 0
+
+
+def test_what_waited_for_memory_is_told_so() -> None:
+    door = Door(load=replace(IDLE, total_blocks=20))
+    door.enter(ask(input_tokens=200))
+    waiting = door.enter(ask(input_tokens=200))
+    assert door.gate.hold is Hold.MEMORY
+    door.now = 2.0
+    door.gate.expired(door.now)
+    assert waiting.refusal is not None and waiting.refusal.reason is Reason.MEMORY_PRESSURE
+
+
+def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -> None:
+    door = Door(load=replace(IDLE, total_blocks=20))
+    for _ in range(4):
+        door.serve(10.0)
+    door.enter(ask(input_tokens=200))
+    waiting = door.enter(ask(input_tokens=200))
+    assert door.gate.hold is Hold.MEMORY
+    door.gate.release(waiting, Outcome.IGNORED, door.now, output_tokens=0)
+    assert door.gate.hold is None
+    door.tell(replace(IDLE, total_blocks=200))
+    assert door.enter(ask(input_tokens=200)).state is TicketState.HANDED_ON
+
+
+def test_a_gate_without_a_queue_takes_only_what_goes_on_at_once() -> None:
+    limits = Limits(max_queue=0)
+    assert Door(limits).reason() is None
+    assert Door(limits, load=replace(IDLE, running=4)).reason() is Reason.QUEUE_FULL
+
+
+def test_a_deadline_that_cannot_be_met_any_more_ends_the_wait_at_once() -> None:
+    door = Door()
+    for _ in range(4):
+        door.enter()
+    waiting = door.enter(ask(deadline=0.5))
+    door.now = 0.5
+    assert door.gate.expired(door.now) == [waiting]
+    assert waiting.refusal is not None and waiting.refusal.reason is Reason.WAIT_EXCEEDED
+
+
+def test_a_wait_that_is_expected_to_pass_the_budget_is_refused_at_once_with_its_estimate() -> None:
+    door = Door()
+    for _ in range(4):
+        door.serve(3.0)
+    for _ in range(6):
+        door.enter()
+    offered = door.offer()
+    assert isinstance(offered, Refusal) and offered.reason is Reason.WAIT_EXCEEDED
+    assert offered.estimated_wait_s == pytest.approx(3 * 3.0 / 4)
+    assert offered.estimated_wait_s <= offered.retry_after_s <= offered.estimated_wait_s * 1.25
+    assert not offered.queued
+
+
+def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None:
+    door = Door()
+    for tokens in (100, 1000, 100, 1000):
+        ticket = door.enter(ask(input_tokens=tokens))
+        door.now += 0.1 + tokens * 0.001
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    assert door.gate.rates.first_token_s(500) == pytest.approx(0.6, rel=0.05)
+    assert door.reason(ask(input_tokens=500, deadline=door.now + 0.5)) is Reason.WAIT_EXCEEDED
+    assert door.reason(ask(input_tokens=500, deadline=door.now + 0.7)) is None
+
+
+def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object) -> Door:
+    """A door whose backend has been seen to prefill at that speed."""
+    door = Door(replace(Limits(), **limits))  # type: ignore[arg-type]
+    for tokens in (100, 1000) * 4:
+        ticket = door.enter(ask(input_tokens=tokens))
+        door.now += step_s + tokens * s_per_token
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    return door
+
+
+def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
+    assert ask(deadline=3.0, first_token_by=2.0).due == ask(deadline=2.0, first_token_by=3.0).due == 2.0
+    assert (ask(first_token_by=2.0).due, ask(deadline=3.0).due, ask().due) == (2.0, 3.0, None)
+    door = taught()
+    assert door.reason(ask(input_tokens=500, first_token_by=door.now + 0.5)) is Reason.WAIT_EXCEEDED
+    assert door.reason(ask(input_tokens=500, first_token_by=door.now + 0.7)) is None
+
+
+def test_one_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> None:
+    door = taught(max_prefill_tokens=500)
+    first = door.enter(ask(input_tokens=900))
+    second = door.enter(ask(input_tokens=900, first_token_by=door.now + 2.2))
+    third = door.enter(ask(input_tokens=900, first_token_by=door.now + 9.9))
+    assert (second.state, third.state) == (TicketState.WAITING, TicketState.WAITING)
+    door.now += 1.4  # the engine took longer than it usually does
+    door.gate.first_token(first, door.now, 0)
+    assert door.gate.pump(door.now) == [third]
+    assert door.gate.pushed_out() == [second]
+    assert second.refusal is not None and second.refusal.reason is Reason.WAIT_EXCEEDED
+
+
+def test_the_time_a_prefill_has_been_under_way_counts_in_the_next_ones_estimate() -> None:
+    door = taught()
+    door.enter(ask(input_tokens=1000))
+    wanted = ask(input_tokens=500, first_token_by=door.now + 1.8)
+    door.now += 0.6
+    assert door.reason(replace(wanted, first_token_by=door.now + 0.9)) is Reason.WAIT_EXCEEDED
+    assert door.reason(replace(wanted, first_token_by=door.now + 1.2)) is None
+
+
+def test_a_prefill_that_is_all_but_done_lets_the_next_one_follow_without_a_gap() -> None:
+    door = taught(max_prefill_tokens=200)
+    door.enter(ask(input_tokens=1000))
+    second = door.enter(ask(input_tokens=1000))
+    assert (second.state, door.gate.hold) == (TicketState.WAITING, Hold.PREFILL)
+    door.now += 0.9
+    assert door.gate.pump(door.now) == [second]
+
+
+def test_an_unsteady_backend_must_be_expected_to_be_in_time_by_its_usual_error() -> None:
+    door = taught()
+    for late in (0.5, -0.05) * 10:
+        ticket = door.enter(ask(input_tokens=500))
+        door.now += 0.6 + late
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    expected_s = door.gate.rates.first_token_s(500)
+    error_s = door.gate.rates.error_s.value
+    assert error_s == pytest.approx(0.27, abs=0.1)
+    assert (
+        door.reason(ask(input_tokens=500, first_token_by=door.now + expected_s + 0.1)) is Reason.WAIT_EXCEEDED
+    )
+    assert door.reason(ask(input_tokens=500, first_token_by=door.now + expected_s + error_s + 0.05)) is None
+
+
+def test_estimates_of_a_bad_minute_do_not_keep_deadlines_out_for_good() -> None:
+    door = Door()
+    for _ in range(4):
+        ticket = door.enter()
+        door.now += 3.0
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    assert door.reason(ask(deadline=door.now + 1.0)) is Reason.WAIT_EXCEEDED
+    door.now += 6.0
+    assert door.reason(ask(deadline=door.now)) is Reason.WAIT_EXCEEDED
+    tried = door.enter(ask(deadline=door.now + 1.0))
+    assert tried.state is TicketState.HANDED_ON
+    assert door.reason(ask(deadline=door.now + 1.0)) is Reason.WAIT_EXCEEDED, "one at a time"
+    for _ in range(40):
+        door.now += 0.1
+        door.gate.first_token(tried, door.now, 0)
+        door.end(tried)
+        tried = door.enter(ask(deadline=door.now + 10.0))
+    assert door.reason(ask(deadline=door.now + 1.0)) is None
+
+
+def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() -> None:
+    door = Door(Limits(max_prefill_tokens=500))
+    first, second = door.enter(ask(input_tokens=900)), door.enter(ask(input_tokens=900))
+    assert (second.state, door.gate.hold) == (TicketState.WAITING, Hold.PREFILL)
+    door.gate.first_token(first, door.now, 0)
+    assert door.gate.pump(door.now) == [second]
+
+
+def test_prefill_holds_nobody_back_where_it_is_known_to_cost_nothing() -> None:
+    door = Door(Limits(max_prefill_tokens=1000))
+    for number in range(25):
+        door.serve(0.02 + 0.01 * (number % 3), ask(input_tokens=100 + 90 * (number % 7)))
+    tickets = [door.enter(ask(input_tokens=900)) for _ in range(4)]
+    assert {ticket.state for ticket in tickets} == {TicketState.HANDED_ON}
+
+
+def test_memory_is_reserved_for_what_answers_will_become_not_for_what_they_are() -> None:
+    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))  # 640 tokens
+    for _ in range(5):
+        door.enter(ask(input_tokens=50, max_output_tokens=100))
+    assert door.gate.in_flight == 3  # each peaks at 150 and half a block; a fourth would pass 95 %
+
+
+def test_answers_that_are_really_short_let_more_run_side_by_side() -> None:
+    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))
+    for _ in range(30):
+        door.serve(0.1, ask(input_tokens=50, max_output_tokens=100), tokens=20)
+    for _ in range(9):
+        door.enter(ask(input_tokens=50, max_output_tokens=100))
+    assert door.gate.in_flight == 7
+
+
+def test_low_priority_stops_at_a_lower_watermark_than_high() -> None:
+    def admitted(priority: int) -> int:
+        door = Door(load=replace(IDLE, total_blocks=100, max_running=64))
+        for _ in range(40):
+            door.enter(ask(priority=priority, input_tokens=20, max_output_tokens=20))
+        return door.gate.in_flight
+
+    assert admitted(-1) < admitted(0) < admitted(1)
+
+
+def test_the_prompt_that_the_engine_found_in_its_cache_needs_no_blocks_of_its_own() -> None:
+    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))
+    first = door.enter(ask(input_tokens=400, max_output_tokens=50))
+    second = door.enter(ask(input_tokens=400, max_output_tokens=50))
+    assert second.state is TicketState.WAITING
+    door.gate.first_token(first, door.now, 320)
+    assert door.gate.pump(door.now) == [second]
+
+
+def test_the_ladder_shortens_answers_before_it_sheds_and_steps_back_late() -> None:
+    limits = Limits(
+        max_queue=100,
+        rungs=(Rung(2, max_tokens=30), Rung(4, max_tokens=10, shed_low=True), Rung(6, shed_all=True)),
+    )
+    door = Door(limits)
+    tickets = [door.enter() for _ in range(9)]
+    assert [ticket.max_tokens for ticket in tickets] == [50] * 6 + [30] * 2 + [10]
+    assert door.reason(ask(priority=-1)) is Reason.LOW_PRIORITY_SHED
+    tickets.append(door.enter())
+    assert door.reason(ask(priority=1)) is Reason.QUEUE_FULL
+    door.gate.release(tickets[-1], Outcome.IGNORED, door.now, output_tokens=0)
+    assert door.reason() is Reason.QUEUE_FULL  # 5 are waiting: above 0.8 × 6
+    door.gate.release(tickets[-2], Outcome.IGNORED, door.now, output_tokens=0)
+    assert door.reason() is None
+
+
+def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
+    door = Door(replace(Limits(), max_wait_s=60.0))
+    for number in range(10):
+        ticket = door.enter()
+        door.end(ticket, Outcome.DROPPED if number % 3 == 0 else Outcome.SUCCEEDED)
+    reasons = [door.reason() for _ in range(20)]
+    assert reasons.count(None) == 2 and reasons.count(Reason.CIRCUIT_OPEN) == 18
+    while door.reason() is not None:
+        door.now += 0.001
+    for _ in range(100):
+        offered = door.offer()
+        if isinstance(offered, Ticket):
+            door.gate.pump(door.now)
+            door.end(offered, Outcome.DROPPED)
+    refused = door.offer()
+    assert isinstance(refused, Refusal) and refused.reason is Reason.CIRCUIT_OPEN
+    assert refused.retry_after_s >= 20.0
+    door.now += 100.0
+    assert door.reason() is None
+
+
+def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
+    door = Door(replace(Limits(), stale_in_flight=2), load=replace(IDLE, max_running=8))
+    first = [door.enter() for _ in range(4)]
+    door.now = 6.0
+    assert door.enter().state is TicketState.WAITING
+    for ticket in first[:3]:
+        door.end(ticket)
+    assert door.gate.in_flight == 2
+    door.tell(replace(IDLE, max_running=8))
+    assert door.enter().state is TicketState.HANDED_ON
+
+
+def test_answers_that_are_too_slow_shrink_the_batch_and_good_ones_let_it_grow() -> None:
+    door = Door(replace(Limits(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8))
+    tickets = [door.enter() for _ in range(8)]
+    for ticket in tickets:
+        door.gate.first_token(ticket, door.now, 0)
+    door.now = 10.0
+    door.end(tickets[0], tokens=11)
+    assert door.gate.limit.value == 7
+    for ticket in tickets[1:]:
+        door.end(ticket, Outcome.IGNORED)
+    for _ in range(10):
+        running = [door.enter() for _ in range(7)]
+        for ticket in running:
+            door.gate.first_token(ticket, door.now, 0)
+        door.now += 0.1
+        for ticket in running:
+            door.end(ticket, tokens=11)
+    assert door.gate.limit.value == 8
+
+
+def test_a_ticket_is_released_once_whatever_is_said_about_it() -> None:
+    door = Door()
+    ticket = door.enter()
+    door.end(ticket)
+    door.end(ticket, Outcome.DROPPED)
+    assert (door.gate.in_flight, len(door.gate.forecast)) == (0, 0)
+    assert door.gate.circuit.error_rate(door.now) == 0.0
+
+
+def test_one_that_leaves_the_line_by_itself_is_gone_at_once() -> None:
+    door = Door()
+    for _ in range(4):
+        door.enter()
+    waiting = door.enter()
+    door.gate.release(waiting, Outcome.IGNORED, door.now, output_tokens=0)
+    assert door.gate.queued == 0 and waiting.state is TicketState.GONE

@@ -1,0 +1,191 @@
+"""The line: order of service, fair shares, aging, leaving; and that nothing is lost in any sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from admission.line import CREDIT, MAX_AWAY, SWEEP_FROM, Line, Waiting
+
+
+def waiting(number: int, tenant: str = "a", rank: int = 0, **more: float | None) -> Waiting:
+    given = {"cost": 1000, "tokens": 100, "size_bytes": 10, "arrived_at": 0.0, "leave_at": 100.0, **more}
+    return Waiting(number, tenant, rank, **given)  # type: ignore[arg-type]
+
+
+def line(*items: Waiting, aging_s: float = 0.0) -> Line:
+    made = Line(aging_s=aging_s)
+    for item in items:
+        made.join(item)
+    return made
+
+
+def served(made: Line, count: int = 10_000) -> list[Waiting]:
+    out = []
+    while len(out) < count and (item := made.peek()) is not None:
+        made.serve(item)
+        out.append(item)
+    return out
+
+
+def test_the_higher_class_is_served_first_and_within_it_the_earlier() -> None:
+    made = line(waiting(1, rank=-1), waiting(2), waiting(3, rank=1), waiting(4))
+    assert [item.number for item in served(made)] == [3, 2, 4, 1]
+
+
+def test_among_equals_the_earliest_deadline_goes_first_and_none_goes_last() -> None:
+    made = line(waiting(1), waiting(2, deadline=9.0), waiting(3, deadline=5.0))
+    assert [item.number for item in served(made)] == [3, 2, 1]
+
+
+def test_a_tenant_with_long_prompts_gets_as_many_tokens_as_one_with_short_prompts() -> None:
+    made = line(
+        *(waiting(n, "long", cost=4000) for n in range(100)),
+        *(waiting(100 + n, "short", cost=500) for n in range(1000)),
+    )
+    tokens = Counter[str]()
+    for item in served(made, 450):
+        tokens[item.tenant] += item.cost
+    assert abs(tokens["long"] - tokens["short"]) <= 4000
+
+
+def test_a_flood_of_one_tenant_delays_another_by_no_more_than_a_turn() -> None:
+    made = line(*(waiting(n, "flood") for n in range(1000)), waiting(2000, "quiet"))
+    order = [item.tenant for item in served(made)]
+    assert order.index("quiet") <= 1
+
+
+def test_one_that_asks_seldom_goes_before_one_that_was_served_much_but_cannot_save_up_for_long() -> None:
+    made = line(*(waiting(n, "busy") for n in range(200)))
+    served(made, 100)
+    for number in range(1000, 1060):
+        made.join(waiting(number, "seldom"))
+    order = [item.tenant for item in served(made, 60)]
+    head = order.index("busy")
+    assert head == CREDIT // 1000 + 1
+    assert abs(order[head:].count("busy") - order[head:].count("seldom")) <= 1
+
+
+def test_only_so_many_absent_tenants_are_remembered() -> None:
+    made = line()
+    for number in range(3 * MAX_AWAY):
+        made.join(waiting(number, f"t{number}", cost=10 * CREDIT))
+        served(made)
+    assert len(made._classes[0]._away) <= MAX_AWAY
+
+
+def test_asking_who_is_next_changes_nothing() -> None:
+    made = line(*(waiting(n, tenant) for n, tenant in enumerate("abcabc")))
+    assert made.peek() is made.peek() is made.peek()
+
+
+def test_waiting_raises_a_request_class_by_class_so_that_none_starves() -> None:
+    low = waiting(0, "low", rank=-1)
+    made = line(low, aging_s=10.0)
+    number, now = 0, 0.0
+    while made.peek() is not None and low.place:
+        number += 1
+        now += 1.0
+        made.join(waiting(number, "high", rank=1, arrived_at=now, leave_at=now + 1000))
+        made.age(now)
+        item = made.peek()
+        assert item is not None
+        made.serve(item)
+        assert now < 60.0, "starved"
+    assert low.rank == 1
+
+
+def test_those_whose_time_has_come_leave_and_nobody_else() -> None:
+    made = line(waiting(1, leave_at=1.0), waiting(2, leave_at=3.0), waiting(3, leave_at=2.0))
+    assert made.next_change() == 1.0
+    assert [item.number for item in made.expired(2.0)] == [1, 3]
+    assert (len(made), made.next_change()) == (1, 3.0)
+
+
+def test_the_one_missed_least_is_the_newest_of_the_lowest_class() -> None:
+    made = line(waiting(1, rank=-1), waiting(2, rank=-1), waiting(3), waiting(4, rank=1))
+    least = made.least()
+    assert least is not None and least.number == 2
+
+
+def test_how_many_are_ahead_counts_higher_classes_and_fair_turns() -> None:
+    made = line(
+        *(waiting(n, "flood") for n in range(50)),
+        *(waiting(100 + n, "vip", rank=1) for n in range(3)),
+    )
+    assert made.ahead_of("flood", 0) == 53
+    assert made.ahead_of("quiet", 0) == 3 + 1
+    assert made.ahead_of("quiet", 1) == 1
+
+
+def test_memory_follows_the_living_not_the_dead() -> None:
+    made = line(waiting(0, leave_at=1e9, deadline=0.0), aging_s=10.0)
+    for number in range(1, 20_000):
+        item = waiting(number, leave_at=1e6 + number, deadline=1e6 + number)
+        made.join(item)
+        made.leave(item)
+    kept = len(made._leaving) + len(made._aging) + len(made._classes[0].tenants["a"].heap)
+    assert kept <= 3 * (SWEEP_FROM + 4)
+
+
+class AnySequence(RuleBasedStateMachine):
+    """Join, leave, serve, age and expire in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = Line(aging_s=5.0)
+        self.inside: dict[int, Waiting] = {}
+        self.now = 0.0
+        self.number = 0
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        rank=st.integers(-2, 2),
+        cost=st.integers(1, 20_000),
+        stay=st.floats(0.1, 30.0),
+        deadline=st.none() | st.floats(0.0, 50.0),
+    )
+    def join(self, tenant: str, rank: int, cost: int, stay: float, deadline: float | None) -> None:
+        self.number += 1
+        item = Waiting(self.number, tenant, rank, cost, 7, 3, self.now, self.now + stay, deadline)
+        self.line.join(item)
+        self.inside[item.number] = item
+
+    @rule()
+    def serve(self) -> None:
+        item = self.line.peek()
+        assert (item is None) == (not self.inside), "work is conserved: somebody is next while anybody waits"
+        if item is not None:
+            assert item.rank == max(one.rank for one in self.inside.values())
+            self.line.serve(item)
+            del self.inside[item.number]
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.inside:
+            item = self.inside.pop(data.draw(st.sampled_from(sorted(self.inside))))
+            self.line.leave(item)
+
+    @rule(passed=st.floats(0.0, 20.0))
+    def time_passes(self, passed: float) -> None:
+        self.now += passed
+        gone = {item.number for item in self.line.expired(self.now)}
+        assert gone == {n for n, item in self.inside.items() if item.leave_at <= self.now}
+        for number in gone:
+            del self.inside[number]
+        self.line.age(self.now)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        assert len(self.line) == len(self.inside)
+        assert {item.number for item in self.line} == set(self.inside)
+        assert self.line.tokens == 7 * len(self.inside)
+        assert self.line.size_bytes == 3 * len(self.inside)
+        assert sum(self.line.counts().values()) == len(self.inside)
+
+
+TestAnySequence = AnySequence.TestCase
+TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,245 @@
+"""Whatever is offered, produced, cancelled and told, in whatever order: nothing starves, nothing leaks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from admission.events import Outcome
+from admission.forecast import Pool
+from admission.gate import Gate, Refusal, Ticket, TicketState
+from admission.values import Demand, Limits, Load
+from tests.admission.gates import DEMAND
+
+LIMITS = Limits(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
+POOL = Pool(total_blocks=150, block_size=16)
+MAX_RUNNING = 6
+
+
+class Traffic(RuleBasedStateMachine):
+    """A gate before an engine that is as fast, as slow and as talkative as the rules say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate(LIMITS, random=random.Random(3))
+        self.now = 0.0
+        self.offered = 0
+        self.waiting: dict[int, Ticket] = {}
+        self.running: dict[int, Ticket] = {}
+        self.gone: list[Ticket] = []
+        self.produced: dict[int, int] = {}
+        self.foreign = 0
+        self.others_share = 0.0
+        self.tell()
+
+    # What happens
+
+    @rule(
+        prompt=st.integers(1, 900),
+        answer=st.integers(1, 300),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from("abc"),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        deadline_s=st.none() | st.floats(0.01, 3.0),
+        cached=st.none() | st.integers(0, 900),
+    )
+    def offer(
+        self,
+        prompt: int,
+        answer: int,
+        priority: int,
+        tenant: str,
+        n: int,
+        deadline_s: float | None,
+        cached: int | None,
+    ) -> None:
+        self.offered += 1
+        number = self.offered
+        demand: Demand = replace(
+            DEMAND,
+            tenant=tenant,
+            priority=priority,
+            input_tokens=prompt,
+            max_output_tokens=answer * n,
+            sequences=n,
+            arrived_at=self.now,
+            deadline=None if deadline_s is None else self.now + deadline_s,
+            cached_tokens=None if cached is None else min(cached, prompt),
+            size_bytes=prompt * 64,
+            kind=number,
+            produced=lambda: self.produced.get(number, 0),
+        )
+        found = self.gate.offer(demand, self.now)
+        if isinstance(found, Refusal):
+            assert found.retry_after_s > 0.0 and found.estimated_wait_s >= 0.0 and not found.queued
+        else:
+            self.waiting[found.number] = found
+        self.settle()
+
+    @rule(seconds=st.floats(0.001, 1.5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.settle()
+
+    @precondition(lambda self: self.running)
+    @rule(steps=st.integers(1, 40))
+    def the_engine_steps(self, steps: int) -> None:
+        for ticket in list(self.running.values()):
+            number = ticket.demand.kind
+            assert isinstance(number, int)
+            if ticket.first_token_at is None:
+                self.gate.first_token(ticket, self.now, ticket.demand.cached_tokens)
+            made = self.produced.get(number, 0) + steps * ticket.demand.sequences
+            self.produced[number] = min(ticket.max_tokens, made)
+            if self.produced[number] >= ticket.max_tokens:
+                self.end(ticket, Outcome.SUCCEEDED)
+        self.now += 0.01 * steps
+        self.tell()
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(Outcome)))
+    def one_ends(self, pick: random.Random, outcome: Outcome) -> None:
+        self.end(pick.choice(list(self.running.values())), outcome)
+        self.settle()
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=st.randoms(use_true_random=False))
+    def one_that_waits_leaves(self, pick: random.Random) -> None:
+        ticket = self.waiting.pop(pick.choice(list(self.waiting)))
+        self.gate.release(ticket, Outcome.IGNORED, self.now, output_tokens=0)
+        self.gone.append(ticket)
+        self.settle()
+
+    @precondition(lambda self: self.gone)
+    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(Outcome)))
+    def one_is_released_again(self, pick: random.Random, outcome: Outcome) -> None:
+        before = self.books()
+        ticket = pick.choice(self.gone)
+        self.gate.release(ticket, outcome, self.now, output_tokens=7)
+        self.gate.first_token(ticket, self.now, 0)
+        assert self.books() == before
+
+    @rule(foreign=st.integers(0, 8), share=st.floats(0.0, 1.0))
+    def others_come_and_go(self, foreign: int, share: float) -> None:
+        self.foreign, self.others_share = foreign, share if foreign else 0.0
+        self.tell()
+
+    @rule()
+    def the_engine_says_nothing(self) -> None:
+        self.gate.told(None, self.now)
+        self.settle()
+
+    # What must hold
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        gate = self.gate
+        assert gate.queued == len(gate.waiting) == len(self.waiting)
+        assert gate.in_flight == len(gate.forecast) == len(self.running)
+        assert gate.sequences == sum(ticket.demand.sequences for ticket in self.running.values())
+        assert gate.waiting_tokens == sum(ticket.uncached for ticket in self.waiting.values())
+        assert gate.waiting_bytes == sum(ticket.demand.size_bytes for ticket in self.waiting.values())
+        begun = [ticket for ticket in self.running.values() if ticket.first_token_at is None]
+        assert gate.prefill_backlog == sum(ticket.uncached for ticket in begun)
+        assert sum(gate.queue_counts().values()) == len(self.waiting)
+        if not self.running:
+            assert (gate.forecast.now_tokens, gate.prefill_backlog) == (0, 0)
+
+    @invariant()
+    def nobody_waits_beyond_the_wait_budget(self) -> None:
+        for ticket in self.waiting.values():
+            factor = LIMITS.priority_factor if ticket.demand.priority > 0 else 1.0
+            assert self.now < ticket.waiting.arrived_at + LIMITS.max_wait_s * factor
+
+    @invariant()
+    def somebody_waits_only_for_a_reason(self) -> None:
+        if self.waiting:
+            assert self.gate.hold is not None
+            assert self.running or self.foreign, "an idle engine and somebody waiting"
+            assert self.gate.next_change() is not None
+
+    def teardown(self) -> None:
+        """However it stood: once nobody comes any more, all are served or sent away, and nothing is left."""
+        self.foreign, self.others_share = 0, 0.0
+        for _ in range(1 + len(self.waiting)):
+            for ticket in list(self.running.values()):
+                self.end(ticket, Outcome.SUCCEEDED)
+            self.tell()
+        assert not self.waiting and self.gate.queued == 0
+        for ticket in list(self.running.values()):
+            self.end(ticket, Outcome.SUCCEEDED)
+        self.the_books_balance()
+        assert self.gate.next_change() is None
+
+    # How
+
+    def tell(self) -> None:
+        """The engine tells what it really holds."""
+        held = sum(
+            ticket.uncached + self.produced.get(ticket.demand.kind, 0)  # type: ignore[call-overload]
+            for ticket in self.running.values()
+        )
+        ours = sum(ticket.demand.sequences for ticket in self.running.values())
+        load = Load(
+            running=ours + self.foreign,
+            kv_usage=min(1.0, held / POOL.tokens + self.others_share),
+            total_blocks=POOL.total_blocks,
+            block_size=POOL.block_size,
+            max_running=MAX_RUNNING,
+        )
+        self.gate.told(load, self.now)
+        self.settle()
+
+    def settle(self) -> None:
+        """What the controller does after each word."""
+        self.sent_away(self.gate.pushed_out())
+        self.sent_away(self.gate.expired(self.now))
+        idle = not self.running and not self.foreign
+        handed_on = self.gate.pump(self.now)
+        for ticket in handed_on:
+            assert self.waiting.pop(ticket.number) is ticket and ticket.state is TicketState.HANDED_ON
+            self.running[ticket.number] = ticket
+        self.sent_away(self.gate.pushed_out())
+        if handed_on and not (idle and len(handed_on) == 1):
+            self.never_over_the_limits(handed_on[-1])
+
+    def never_over_the_limits(self, last: Ticket) -> None:
+        """The last one handed on to an engine that is at work was within the limits when it was."""
+        ours = sum(ticket.demand.sequences for ticket in self.running.values())
+        assert ours - last.demand.sequences < MAX_RUNNING
+        load = self.gate.load
+        assert load is not None
+        pressure, watermark = LIMITS.pressure_of(last.demand.priority)
+        assert load.kv_usage < pressure
+        assert self.gate.forecast.usage(POOL, used=load.kv_usage) <= watermark + 1e-9
+
+    def sent_away(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            assert ticket.state is TicketState.GONE and ticket.refusal is not None
+            assert ticket.refusal.queued and ticket.refusal.retry_after_s > 0.0
+            assert self.waiting.pop(ticket.number) is ticket
+            self.gone.append(ticket)
+
+    def end(self, ticket: Ticket, outcome: Outcome) -> None:
+        number = ticket.demand.kind
+        assert isinstance(number, int)
+        self.gate.release(ticket, outcome, self.now, output_tokens=self.produced.get(number, 0))
+        del self.running[ticket.number]
+        self.gone.append(ticket)
+
+    def books(self) -> tuple[object, ...]:
+        gate = self.gate
+        return (
+            gate.queued, gate.in_flight, len(gate.forecast), gate.forecast.now_tokens, gate.prefill_backlog,
+            gate.waiting_tokens, gate.circuit.error_rate(self.now), gate.limit.value, gate.rates.hold_s.samples,
+        )  # fmt: skip
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(
+    max_examples=800, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,47 @@
+"""The comparison of policies runs from the command line and tells what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_quick_comparison_tells_every_policy_at_every_load_and_draws_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.admission_policies", "--quick", "--json"]
+    done = subprocess.run(
+        [*command, "--plot", str(tmp_path / "plot.png"), "--output", str(tmp_path / "report.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [one["trace"] for one in report["comparisons"]] == ["azure", "mooncake"]
+    for comparison in report["comparisons"]:
+        cells = {(row["load"], row["policy"]): row["summary"] for row in comparison["rows"]}
+        assert {load for load, _ in cells} == {1.0, 4.0} and len(cells) == 8
+        ours, none = cells[4.0, "sluice"], cells[4.0, "none"]
+        assert ours["goodput"] > 5 * none["goodput"]
+        assert ours["preemptions"] == 0
+        assert ours["wasted"] < 0.02 < none["wasted"]
+
+
+def test_a_profile_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.admission_policies", "--profile", "h900"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "a10g-8b-awq" in done.stderr
