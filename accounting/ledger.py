@@ -18,6 +18,9 @@ from accounting.values import UsageRow
 # enough not to burden a server that is down.
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
+# How long the first row waits for others to share its transaction. A transaction costs 0.8 ms of CPU, a row
+# of a large one 0.02 ms: written at once, a row would cost a request more than all other stages together.
+GATHER_S = 0.1
 # Generation ids that one loss names.
 MAX_NAMED = 20
 # Longest that a start waits for a database which does not answer.
@@ -43,6 +46,7 @@ class Ledger:
         unix_time: seconds, for events.
         outbox_rows: most rows that wait.
         batch_rows: most rows of one transaction.
+        gather_s: how long a row may wait for others of its transaction, seconds.
         first_retry_s: rest after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
         store: makes the store of a url.
     """
@@ -57,12 +61,14 @@ class Ledger:
         outbox_rows: int = 10_000,
         batch_rows: int = 500,
         first_retry_s: float = FIRST_RETRY_S,
+        gather_s: float = GATHER_S,
         store: Callable[[str], GenerationStore] = GenerationStore,
     ) -> None:
         if outbox_rows < 1 or batch_rows < 1:
             raise ValueError(f"outbox_rows is {outbox_rows}, batch_rows is {batch_rows}; allowed: 1 or more")
         self._store = store(url)
         self._first_retry_s = first_retry_s
+        self._gather_s = gather_s
         self._emit = emit
         self._clock = clock
         self._unix_time = unix_time
@@ -70,6 +76,7 @@ class Ledger:
         self._batch_rows = batch_rows
         self._outbox: deque[UsageRow] = deque()
         self._wake = asyncio.Event()
+        self._enough = asyncio.Event()
         # One batch at a time: the writer's loop and a flush while closing must not take the same rows.
         self._writing = asyncio.Lock()
         self._closing = asyncio.Event()
@@ -118,8 +125,10 @@ class Ledger:
         """
         while not self._closing.is_set():
             self._wake.clear()
+            self._enough.clear()
             await self._flush(rest=self._rest, ended=self._closing.is_set)
             await self._wake.wait()
+            await self._gather()
 
     def append(self, row: UsageRow) -> bool:
         """Take a row; never waits, never raises.
@@ -134,6 +143,8 @@ class Ledger:
             return False
         self._outbox.append(row)
         self._wake.set()
+        if len(self._outbox) >= min(self._batch_rows, self._outbox_rows // 2):
+            self._enough.set()
         return True
 
     async def close(self, timeout_s: float = 5.0) -> None:
@@ -145,6 +156,7 @@ class Ledger:
             return
         self._closing.set()
         self._wake.set()
+        self._enough.set()
         try:
             if self._outbox:
                 async with asyncio.timeout(timeout_s):
@@ -213,6 +225,12 @@ class Ledger:
                 self._lose(bad, LossReason.UNWRITABLE)
             took_s = self._clock() - began
             self._emit(RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._unix_time()))
+
+    async def _gather(self) -> None:
+        """Let more rows come, but no more than a batch, and never so many that the outbox fills."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gather_s):
+                await self._enough.wait()
 
     async def _rest(self, seconds: float) -> None:
         """Rest, but no longer than until closing begins."""

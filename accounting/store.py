@@ -25,7 +25,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from accounting.errors import AccountingError, LedgerUnavailable
-from accounting.tables import INSERTS, from_columns, generations, to_columns
+from accounting.tables import RowInsert, from_columns, generations
 from accounting.values import UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -50,6 +50,7 @@ class GenerationStore:
     def __init__(self, url: str) -> None:
         self._url = url
         self._engine: AsyncEngine | None = None
+        self._row_insert: RowInsert | None = None
         self._prepared = False
         self._in_memory = False
 
@@ -139,8 +140,11 @@ class GenerationStore:
 
     async def _insert(self, rows: Sequence[UsageRow]) -> None:
         engine = self._opened()
+        insert = self._row_insert
+        if insert is None:
+            insert = self._row_insert = RowInsert(engine.dialect)
         async with engine.begin() as connection:
-            await connection.execute(INSERTS[engine.dialect.name], [to_columns(row) for row in rows])
+            await connection.exec_driver_sql(insert.sql, [insert.values(row) for row in rows])
 
     async def _forget_connections(self) -> None:
         """Begin anew next time: a file may be another one by then, a server may have lost its tables."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -10,6 +10,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Double, Index, MetaData, RowMapping, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import Insert
 
 from accounting.values import UsageRow
@@ -50,7 +52,6 @@ generations = Table(
 )
 
 _FIELDS = tuple(field.name for field in fields(UsageRow))
-_values = attrgetter(*_FIELDS)
 
 # By dialect: a row whose generation is in the table already is left out, so that a batch may be written
 # again when nobody knows whether it was. Only that conflict: any other fault of a row still shows.
@@ -62,9 +63,18 @@ INSERTS: Mapping[str, Insert] = MappingProxyType(
 )
 
 
-def to_columns(row: UsageRow) -> dict[str, Any]:
-    """A row as the table's columns."""
-    return dict(zip(_FIELDS, _values(row), strict=True))
+class RowInsert:
+    """The insert for one dialect, ready for the driver: SQL text, and a row's values in its order.
+
+    Rows go to the driver as they are. Every column has a driver's own type, so there is nothing that
+    SQLAlchemy's handling of each value, which costs as much as the insert, would have to convert.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        compiled = INSERTS[dialect.name].compile(dialect=dialect)
+        assert isinstance(compiled, SQLCompiler)
+        self.sql = str(compiled)
+        self.values: Callable[[UsageRow], tuple[Any, ...]] = attrgetter(*(compiled.positiontup or ()))
 
 
 def from_columns(columns: RowMapping) -> UsageRow:

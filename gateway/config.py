@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from gateway.config_backends import BackendConfig, EngineBackend
+from admission.ladder import RUNGS, Rung
+from admission.values import Limits
+from gateway.config_backends import BACKEND_KEYS, BackendConfig, default_backends
 from gateway.config_engine import ENGINE_ENV, EngineSection
 from gateway.config_section import Section
+from gateway.config_weights import WeightsSection
+from gateway.prompts.volatile import VolatilePolicy
 
 ENV_PREFIX = "SLUICE_"
 
@@ -68,9 +72,17 @@ class RoutingSection(Section):
 
 
 class PromptsConfig(Section):
-    """The folder of registered prompt versions."""
+    """The folder of registered prompt versions, and what to do with volatile content in system messages."""
 
     folder: str = "prompts"
+    volatile: VolatilePolicy = VolatilePolicy.MOVE
+    openai_volatile: VolatilePolicy = VolatilePolicy.REPORT
+
+    @field_validator("volatile", "openai_volatile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare ``off`` as false."""
+        return "off" if value is False else value
 
 
 class AdaptersConfig(Section):
@@ -79,12 +91,54 @@ class AdaptersConfig(Section):
     file: str | None = None
 
 
+class RungConfig(Section):
+    """A rung of the ladder: what new requests meet from ``depth`` waiting ones on."""
+
+    depth: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    shed_low: bool = False
+    shed_all: bool = False
+
+
 class AdmissionConfig(Section):
-    """Admission thresholds; defaults and reasons in seed 000 §8."""
+    """Admission thresholds; defaults and reasons in seeds 000 §8 and 001."""
 
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
+    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 3600
+    max_queue_tokens: Annotated[int, Field(ge=1)] = 400_000
+    max_queue_bytes: Annotated[int, Field(ge=1)] = 64 << 20
     kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
+    watermark_low: Annotated[float, Field(gt=0, le=1)] = 0.90
+    watermark_normal: Annotated[float, Field(gt=0, le=1)] = 0.95
+    watermark_high: Annotated[float, Field(gt=0, le=1)] = 0.98
+    output_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_in_flight: Annotated[int, Field(ge=1)] = 256
+    aging_seconds: Annotated[float, Field(ge=0)] = 10.0
+    tpot_slo_ms: Annotated[float, Field(gt=0)] | None = None
+    ladder: tuple[RungConfig, ...] | None = None
+
+    def limits(self) -> Limits:
+        """The thresholds as admission takes them."""
+        return Limits(
+            max_queue=self.max_queue,
+            max_queue_tokens=self.max_queue_tokens,
+            max_queue_bytes=self.max_queue_bytes,
+            max_wait_s=self.max_wait_ms / 1000,
+            max_input_tokens=self.max_input_tokens,
+            kv_pressure=self.kv_pressure,
+            watermarks=(self.watermark_low, self.watermark_normal, self.watermark_high),
+            oom_watermark=self.watermark_high,
+            output_share=self.output_quantile,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_in_flight=self.max_in_flight,
+            aging_s=self.aging_seconds,
+            tpot_slo_s=None if self.tpot_slo_ms is None else self.tpot_slo_ms / 1000,
+            rungs=RUNGS
+            if self.ladder is None
+            else tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in self.ladder),
+        )
 
 
 class CacheConfig(Section):
@@ -106,8 +160,9 @@ class Settings(Section):
     server: ServerConfig = ServerConfig()
     auth: AuthConfig = AuthConfig()
     engine: EngineSection = EngineSection()
+    weights: WeightsSection = WeightsSection()
     backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
-        Field(default_factory=lambda: {"local": EngineBackend(kind="engine")})
+        Field(default_factory=default_backends)
     )
     state: StateConfig = StateConfig()
     ledger: LedgerConfig = LedgerConfig()
@@ -190,11 +245,14 @@ def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ..
     for fault in error.errors(include_url=False):
         # Literal tags of a union stand in the location too; only the file's own keys are shown.
         loc = tuple(str(part) for part in fault["loc"])
+        kind = loc[2] if loc[0] == "backends" and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
+        if kind is not None:
+            loc = (*loc[:2], *loc[3:])
         variable = next((name for keys, name in origins.items() if keys[: len(loc)] == loc), None)
         where = f"environment {variable}" if variable else source
         key = ".".join(loc)
         if fault["type"] == "extra_forbidden":
-            allowed = _known_keys(loc[:-1])
+            allowed = BACKEND_KEYS[kind] if kind is not None else _known_keys(loc[:-1])
             close = difflib.get_close_matches(loc[-1], allowed, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")

@@ -71,9 +71,10 @@ class Dispatcher:
             DeadlinePassed: before the first token.
         """
         if backend.state is not BackendState.READY:
+            slot.ignored()  # its state tells already; the circuit counts answers
             raise _not_ready(backend)
-        work, warnings = bind(backend, request, plan, adapter)
-        meter.started()
+        work, warnings = bind(backend, request, plan, adapter, slot)
+        meter.started(slot.first_token)
         try:
             completion = await self._guard.run(
                 lambda: backend.generate(work, meter.take),
@@ -81,7 +82,7 @@ class Dispatcher:
                 delivered=lambda: meter.delivered,
                 deadline=request.deadline,
             )
-            slot.succeeded(queue_wait_s=completion.queue_wait_s)
+            slot.succeeded()
         except DeadlinePassed:
             slot.ignored()
             if not meter.delivered:
@@ -100,31 +101,41 @@ class Dispatcher:
 
 
 def bind(
-    backend: Backend, request: GenerateRequest, plan: Plan, adapter: Adapter | None
+    backend: Backend, request: GenerateRequest, plan: Plan, adapter: Adapter | None, slot: Slot
 ) -> tuple[Work, tuple[str, ...]]:
     """The work as this backend can do it, and what had to be left out.
 
-    In the native contract a sampling hint that the backend lacks is dropped and named; OpenAI's contract
-    never gets here with one, since ranking passes such backends over.
+    In the native contract a sampling hint that the backend lacks is dropped or lowered and named; OpenAI's
+    contract never gets here with one, since ranking passes such backends over.
     """
-    sampling = replace(request.sampling, max_tokens=plan.generation_reserve)
     warnings = []
-    dropped: dict[str, Any] = {}
+    max_tokens = plan.generation_reserve
+    if slot.shrunk:
+        # Shrink before shed: a long queue shortens answers, and says so.
+        max_tokens = max(1, slot.max_tokens // request.sampling.n)
+        warnings.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
+    sampling = request.sampling
+    changed: dict[str, Any] = {} if sampling.max_tokens == max_tokens else {"max_tokens": max_tokens}
     if request.contract is Contract.NATIVE:
         for feature, name in _HINTS.items():
             if feature not in backend.features and getattr(sampling, name) is not None:
-                dropped[name] = None
+                changed[name] = None
                 warnings.append(f"{name} is not supported by {backend.name} and was dropped")
+        hot = sampling.temperature is not None and sampling.temperature > 1.0
+        if hot and "temperature" not in changed and Feature.TEMPERATURE_ABOVE_1 not in backend.features:
+            changed["temperature"] = 1.0
+            warnings.append(f"temperature was lowered to 1, the highest that {backend.name} takes")
     work = Work(
         generation_id=request.generation_id,
         token_ids=plan.token_ids,
         messages=plan.messages,
-        sampling=replace(sampling, **dropped),
+        sampling=replace(sampling, **changed) if changed else sampling,
         response_format=request.response_format,
         adapter=adapter,
         priority=request.priority,
         cache_salt=request.caller.tenant,
         prefix_tokens=plan.prefix_tokens,
+        stream=request.stream,
     )
     return work, tuple(warnings)
 

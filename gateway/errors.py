@@ -7,6 +7,7 @@
     │   ├── InvalidJson         400     invalid_json
     │   └── BodyTooSlow         408     invalid_request (``gateway.http.body``)
     ├── UnknownPromptVersion    422     unknown_prompt_version
+    │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin_prompts``)
     ├── MissingKey              401     missing_key
     ├── InvalidKey              401     invalid_key
     ├── Forbidden               403     forbidden

@@ -78,7 +78,8 @@ class FallbackChain:
                     target.route.degraded_text, FinishReason.DEGRADED, DEGRADED, primary, fallback, meter
                 )
             elif leg != primary.name:
-                outcome = await self._other(self._backends[leg], request, plan, lease, meter)
+                other = self._backends[leg]
+                outcome = await self._other(other, request, target, plan, lease, meter)
                 if outcome is not None:
                     return replace(outcome, fallback=Fallback(leg, reason, retry_after_ms))
         raise cause
@@ -95,12 +96,19 @@ class FallbackChain:
             )
 
     async def _other(
-        self, backend: Backend, request: GenerateRequest, plan: Plan, lease: Lease, meter: Meter
+        self,
+        backend: Backend,
+        request: GenerateRequest,
+        target: Target,
+        plan: Plan,
+        lease: Lease,
+        meter: Meter,
     ) -> Outcome | None:
         if must_honour(request, lease) - backend.features:
             return None
         try:
-            async with self._admission.admit(demand_of(request, plan, backend)) as slot:
+            demand = demand_of(request, plan, backend, meter, target.route)
+            async with self._admission.admit(demand) as slot:
                 return await self._dispatcher.generate(slot, backend, request, plan, lease.adapter, meter)
         except (Refused, BackendFailure):
             # The next leg may still answer; the guard and admission have told what failed here.

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.backends.port import Backend, Completion, Delta, Work
+from budgeting.values import Message, Role
+from gateway.backends.port import Backend, Completion, Delta, Feature, Work
 from gateway.contracts.values import Sampling
 from gateway.fleet import Fleet
 from gateway.ports import TextService
@@ -76,7 +77,9 @@ class HealthProbe:
             async with asyncio.timeout(DEEP_TIMEOUT_S):
                 token_ids = await self.text().encode("test")
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
-                work = Work(f"health-{begun}", token_ids, (), sampling)
+                raw = Feature.RAW_PROMPT in backend.features
+                messages = () if raw else (Message(Role.USER, "test"),)
+                work = Work(f"health-{begun}", token_ids, messages, sampling)
                 completion: Completion = await backend.generate(work, _discard)
         except (BackendFailure, TimeoutError) as error:
             code = error.kind.value if isinstance(error, BackendFailure) else "timeout"

@@ -28,7 +28,7 @@ from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
 from gateway.meter import Meter
 from gateway.ports import Sink
-from gateway.prompts.canonical import canonicalize
+from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Laps, Reception
 from gateway.report import Reporter, Trip, closing_row
@@ -55,6 +55,7 @@ class Journey:
     reception: Reception
     revision: Callable[[], Revision]
     versions: PromptVersions
+    canonicalizer: Canonicalizer
     planner: Callable[[], BudgetPlanner]
     adapters: AdapterRegistry
     fleet: Fleet
@@ -91,16 +92,13 @@ class Journey:
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         trip.found(target, revision)
 
-        prompt = canonicalize(
-            request.messages,
-            chunks=request.chunks,
-            context=request.context,
-            raw_prompt=request.raw_prompt,
-            version=version,
-        )
+        canonical = await self.canonicalizer.canonical_async(request, version)
+        trip.canonicalized(canonical)
         trip.laps.lap("canonicalize")
 
-        plan = await self.planner().plan_async(budget_request(request, prompt, version))
+        plan = await self.planner().plan_async(
+            budget_request(request, canonical.prompt, version, target.route.budgets)
+        )
         trip.planned(plan)
         trip.laps.lap("budget")
 
@@ -117,12 +115,14 @@ class Journey:
                     pinned=target.backend,
                 )
             )
+            trip.bound(backend)
             trip.laps.lap("rank")
 
             row = opening_row(request, trip, unix_time=self.unix_time())
             with self.accounts.open(row) as account, trip.billing(account, row):
                 try:
-                    async with self.admission.admit(demand_of(request, plan, backend)) as slot:
+                    demand = demand_of(request, plan, backend, meter, target.route, trip.prefix)
+                    async with self.admission.admit(demand) as slot:
                         trip.laps.lap("admit")
                         outcome = await self.dispatcher.generate(
                             slot, backend, request, plan, lease.adapter, meter

@@ -19,6 +19,7 @@ class Meter:
     __slots__ = (
         "_clock",
         "_logprobs",
+        "_on_first",
         "_parts",
         "_sink",
         "cached_tokens",
@@ -33,6 +34,7 @@ class Meter:
         self._clock = clock
         self._parts: list[list[str]] = [[]]
         self._logprobs: dict[int, list[TokenLogprob]] = {}
+        self._on_first: Callable[[int | None], None] | None = None
         self.tokens = 0
         self.cached_tokens = 0
         self.queue_wait_s = 0.0
@@ -43,6 +45,8 @@ class Meter:
         """Pass one piece on to the sink."""
         if self.first_at is None:
             self.first_at = self._clock()
+            if self._on_first is not None:
+                self._on_first(delta.cached_tokens)
         if delta.queue_wait_s is not None:
             self.queue_wait_s = delta.queue_wait_s
         if delta.cached_tokens is not None:
@@ -55,8 +59,13 @@ class Meter:
             self._logprobs.setdefault(delta.index, []).extend(delta.logprobs)
         await self._sink.delta(delta)
 
-    def started(self) -> None:
-        """The work has been handed to a backend."""
+    def produced(self) -> int:
+        """Tokens of the answer so far."""
+        return self.tokens
+
+    def started(self, on_first: Callable[[int | None], None] | None = None) -> None:
+        """The work has been handed to a backend; ``on_first`` is told of the first piece's cached tokens."""
+        self._on_first = on_first
         if self.started_at is None:
             self.started_at = self._clock()
 

@@ -66,6 +66,29 @@ class TextService(Protocol):
         """The vocabulary's own string for each id."""
 
 
+class PromptService(Protocol):
+    """The registered prompt versions, and what would be sent for a request."""
+
+    def versions(self) -> Sequence[Mapping[str, object]]:
+        """One entry a version, sorted by id."""
+
+    def version(self, version_id: str) -> Mapping[str, object]:
+        """All of one version. Raises UnknownPromptVersion."""
+
+    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
+        """What would be sent, section by section; generates nothing and bills nothing.
+
+        Raises the errors that the request itself would meet up to its budget.
+        """
+
+
+class AdmissionService(Protocol):
+    """Admission for operators' eyes."""
+
+    def show(self) -> Mapping[str, object]:
+        """Queues, limits, forecasts and the last decisions, as JSON values."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
@@ -126,6 +149,8 @@ class Services:
     health: Health
     idempotency: IdempotencyStore
     text: Callable[[], TextService]
+    prompts: PromptService
+    admission: AdmissionService
     models: Callable[[], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits

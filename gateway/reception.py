@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Draining, DuplicateRequest
@@ -13,9 +14,7 @@ from gateway.errors import Draining, DuplicateRequest
 class Reception:
     """Knows the requests in flight; refuses duplicates, and everything once draining."""
 
-    def __init__(self, counted: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        """``counted`` wraps each stay, for a gauge."""
-        self._counted = counted
+    def __init__(self) -> None:
         self._inside: set[tuple[str, str]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -30,32 +29,49 @@ class Reception:
         """Take nothing new from here on."""
         self.draining = True
 
-    @contextmanager
-    def receive(self, request: GenerateRequest) -> Iterator[None]:
-        """Hold a place for the request while it is in flight.
+    def receive(self, request: GenerateRequest) -> AbstractContextManager[None]:
+        """``with receive(request)``: holds a place for the request while the block runs.
 
-        Raises:
+        Entry raises:
             Draining: the gateway is stopping.
             DuplicateRequest: the tenant has a request of this id in flight.
         """
-        if self.draining:
-            raise Draining("the gateway is stopping; send the request to another one", retry_after_ms=1000)
-        place = (request.caller.tenant, request.request_id)
-        if place in self._inside:
-            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
-        self._inside.add(place)
-        self._empty.clear()
-        try:
-            with self._counted():
-                yield
-        finally:
-            self._inside.discard(place)
-            if not self._inside:
-                self._empty.set()
+        return _Stay(self, (request.caller.tenant, request.request_id))
 
     async def drained(self) -> None:
         """Wait until nobody is inside."""
         await self._empty.wait()
+
+    def _enter(self, place: tuple[str, str]) -> None:
+        if self.draining:
+            raise Draining("the gateway is stopping; send the request to another one", retry_after_ms=1000)
+        if place in self._inside:
+            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
+        self._inside.add(place)
+        self._empty.clear()
+
+    def _leave(self, place: tuple[str, str]) -> None:
+        self._inside.discard(place)
+        if not self._inside:
+            self._empty.set()
+
+
+class _Stay(AbstractContextManager[None]):
+    """One request's place; given back only when it was got."""
+
+    __slots__ = ("_place", "_reception")
+
+    def __init__(self, reception: Reception, place: tuple[str, str]) -> None:
+        self._reception = reception
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._reception._enter(self._place)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reception._leave(self._place)
 
 
 class Laps:

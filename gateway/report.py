@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from accounting.account import Account
 from accounting.values import UsageRow
 from adapters.registry import Lease
 from budgeting.values import Plan
-from gateway.contracts.values import Answer, GenerateRequest
+from gateway.backends.port import Backend
+from gateway.contracts.values import Answer, Contract, GenerateRequest
 from gateway.errors import PublicError, public_error
 from gateway.meter import Meter
+from gateway.prompts.canonical import Canonical
+from gateway.prompts.prefixes import Prefix, PrefixWatch
 from gateway.reception import Laps
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
@@ -37,9 +41,12 @@ class Trip:
     laps: Laps
     span: RootSpan
     clock: Callable[[], float]
+    prefixes: PrefixWatch
     target: Target | None = None
     revision: Revision | None = None
+    canonical: Canonical | None = None
     plan: Plan | None = None
+    prefix: Prefix | None = None
     lease: Lease | None = None
     answer: Answer | None = None
     status: int = 200
@@ -55,6 +62,10 @@ class Trip:
         """Where the request goes is known."""
         self.target, self.revision = target, revision
 
+    def canonicalized(self, canonical: Canonical) -> None:
+        """The prompt is in canonical order."""
+        self.canonical = canonical
+
     def planned(self, plan: Plan) -> None:
         """What is sent is known."""
         self.plan = plan
@@ -63,9 +74,35 @@ class Trip:
         """Which adapter serves it is known."""
         self.lease = lease
 
+    def bound(self, backend: Backend) -> None:
+        """Where it is meant to be generated is known, and with it what that cache should find."""
+        if self.plan is not None:
+            adapter = self.lease.adapter if self.lease else None
+            self.prefix = self.prefixes.expect(
+                self.plan,
+                backend,
+                tenant=self.request.caller.tenant,
+                adapter_id=adapter.adapter_id if adapter else None,
+            )
+
     def answered(self, answer: Answer) -> None:
         """The answer is whole."""
         self.answer = answer
+        if self.prefix is not None and self.prefix.backend == answer.backend_name:
+            self.prefixes.computed(self.prefix)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller should know of the prompt."""
+        if self.canonical is None or not self.canonical.findings:
+            return ()
+        kinds = ", ".join(self.canonical.kinds)
+        place = "context" if self.request.contract is Contract.NATIVE else "sluice.context"
+        done = "was moved behind" if self.canonical.moved else "shortens"
+        return (
+            f"volatile content in system messages ({kinds}) {done} the prefix that requests share; "
+            f"send it in {place}",
+        )
 
     def failed(self, error: PublicError) -> None:
         """The request ended in an error."""
@@ -140,9 +177,28 @@ class Trip:
             stage_ms=stage_ms,
             dropped_chunks=len(self.plan.dropped_chunks) if self.plan else 0,
             dropped_turns=self.plan.dropped_turns if self.plan else 0,
+            cut_chunks=len(self.plan.cut_chunks) if self.plan else 0,
+            merged_chunks=len(self.plan.merged_chunks) if self.plan else 0,
+            summarized_turns=self.plan.summarized_turns if self.plan else 0,
+            **self._prefix_facts(),
             stream=request.stream,
             priority=request.priority,
         )
+
+    def _prefix_facts(self) -> dict[str, Any]:
+        """The record's fields about the stable prefix; what the cache did is told where it was asked."""
+        facts: dict[str, Any] = {}
+        if self.canonical is not None and self.canonical.findings:
+            facts["volatile"] = self.canonical.kinds
+            facts["volatile_action"] = "moved" if self.canonical.moved else "reported"
+        prefix, answer = self.prefix, self.answer
+        if prefix is not None and prefix.fingerprint is not None:
+            facts["prefix_fingerprint"] = prefix.fingerprint
+            if answer is not None and answer.backend_name == prefix.backend:
+                facts["prefix_tokens"] = prefix.tokens
+                facts["prefix_expected_tokens"] = prefix.expected
+                facts["prefix_cached_tokens"] = min(answer.usage.cached_tokens, prefix.tokens)
+        return facts
 
     def _since_arrival(self, at: float | None) -> float | None:
         return None if at is None else (at - self.request.arrived_at) * 1000
@@ -175,6 +231,7 @@ class Reporter:
     emit: Callable[[RequestRecord], None]
     log_defect: Callable[[str, BaseException], None]
     clock: Callable[[], float]
+    prefixes: PrefixWatch
 
     def begin(self, request: GenerateRequest, meter: Meter, laps: Laps) -> Trip:
         """Open the notes and the root span."""
@@ -184,6 +241,7 @@ class Reporter:
             laps,
             self.tracer.begin(request.trace_parent, trace_id=request.trace_id),
             self.clock,
+            self.prefixes,
         )
 
     def defect(self, trip: Trip, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from accounting.values import UsageRow
 from adapters.registry import Lease
 from adapters.values import Selection
 from admission.values import Demand
-from budgeting.values import BudgetRequest, CanonicalPrompt, Plan, SectionBudgets
+from budgeting.values import BudgetRequest, CanonicalPrompt, Plan
 from gateway.backends.port import Backend, Feature, features_asked
 from gateway.contracts.values import (
     Answer,
@@ -21,21 +21,29 @@ from gateway.contracts.values import (
 from gateway.dispatch import Outcome
 from gateway.errors import InvalidRequest
 from gateway.meter import Meter
+from gateway.prompts import budgets
+from gateway.prompts.budgets import NO_ROUTE_BUDGETS, RouteBudgets
+from gateway.prompts.prefixes import Prefix
 from gateway.prompts.versions import PromptVersion
 from gateway.report import Trip
 from gateway.routing.rank import Ranking
+from gateway.routing.revision import Route
 from gateway.routing.target import Target
+
+# What a waiting request keeps in memory: its text twice, its token ids, and what hangs on them; measured on
+# prompts of 3,600 tokens, rounded up.
+BYTES_PER_TOKEN = 64
 
 
 def budget_request(
-    request: GenerateRequest, prompt: CanonicalPrompt, version: PromptVersion | None
+    request: GenerateRequest,
+    prompt: CanonicalPrompt,
+    version: PromptVersion | None,
+    route: RouteBudgets = NO_ROUTE_BUDGETS,
 ) -> BudgetRequest:
     """What the planner is asked."""
-    return BudgetRequest(
-        prompt=prompt,
-        max_tokens=request.sampling.max_tokens,
-        budgets=version.budgets if version else SectionBudgets(),
-        reserve=version.reserve if version else None,
+    return budgets.budget_request(
+        prompt, max_tokens=request.sampling.max_tokens, version=version, route=route
     )
 
 
@@ -75,12 +83,24 @@ def first_candidate(ranking: Ranking) -> Backend:
     lacking = sorted({feature.value for lack in ranking.unable.values() for feature in lack})
     raise InvalidRequest(
         f"no backend of this route supports {', '.join(lacking)}; leave it out or choose another route",
-        param=lacking[0] if lacking else None,
+        param=Feature(lacking[0]).field if lacking else None,
     )
 
 
-def demand_of(request: GenerateRequest, plan: Plan, backend: Backend) -> Demand:
-    """What the request asks of its backend."""
+def demand_of(
+    request: GenerateRequest,
+    plan: Plan,
+    backend: Backend,
+    meter: Meter,
+    route: Route,
+    prefix: Prefix | None = None,
+) -> Demand:
+    """What the request asks of its backend; the meter tells admission how far its answer is.
+
+    A prefix that the backend has not computed to its end bounds what it can find of the prompt; what it finds
+    beyond a known prefix is learned.
+    """
+    bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,
@@ -89,6 +109,12 @@ def demand_of(request: GenerateRequest, plan: Plan, backend: Backend) -> Demand:
         max_output_tokens=plan.generation_reserve * request.sampling.n,
         arrived_at=request.arrived_at,
         deadline=request.deadline,
+        kind=(route.name, request.intent),
+        cached_tokens=prefix.expected if bound and prefix is not None else None,
+        size_bytes=BYTES_PER_TOKEN * plan.counts.total,
+        produced=meter.produced,
+        limits=route.limits,
+        sequences=request.sampling.n,
     )
 
 
@@ -121,10 +147,13 @@ def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, 
             generation_reserve=plan.generation_reserve,
             dropped_chunks=plan.dropped_chunks,
             dropped_turns=plan.dropped_turns,
+            cut_chunks=plan.cut_chunks,
+            merged_chunks=plan.merged_chunks,
+            summarized_turns=plan.summarized_turns,
         ),
         created=request.created,
         fallback=outcome.fallback,
-        warnings=outcome.warnings,
+        warnings=(*outcome.warnings, *trip.warnings),
         logprobs=meter.logprobs() if told else None,
         others=tuple(
             Choice(meter.text(index), reason, meter.logprobs(index) if told else None)

@@ -19,9 +19,10 @@ from accounting.keys import KeyRing
 from accounting.ledger import Ledger
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
-from admission.values import Limits
+from admission.events import AdmissionEvent
 from budgeting.counting import ChatTokenizer
 from engine.errors import EngineStartError
+from gateway.admission_desk import AdmissionDesk
 from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
 from gateway.fallback import CachedAnswer, FallbackChain
@@ -32,22 +33,33 @@ from gateway.journey import Journey
 from gateway.keys import Keys
 from gateway.model_text import ModelText
 from gateway.ports import HttpLimits, ModelCard, Services
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.desk import PromptDesk
+from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.prefixes import PrefixWatch
+from gateway.prompts.published import Publishing, SqlitePublished
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.revision import Known, Revision, load_routing
 from gateway.vitals import Vitals
+from gateway.weights.errors import FetchError
+from gateway.weights.progress import LogProgress
+from gateway.weights.source import Weights, prepare
 from gateway.wiring_backends import Engines, make_engines
+from gateway.wiring_summaries import make_engine_summarizer
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.subscribers import Hub
 from observability.tracing import Tracing
+from observability.workers import WorkerCollector
 from resilience.guard import Guard
 from resilience.response_cache import ResponseCache
 
 # Longest wait for the last usage rows and spans when the gateway stops.
 FLUSH_TIMEOUT_S = 5.0
-ENGINE_STOP_TIMEOUT_S = 5.0
+# vLLM's core takes more than five seconds to leave by itself.
+ENGINE_STOP_TIMEOUT_S = 15.0
 
 
 def version() -> str:
@@ -69,6 +81,9 @@ class Gateway:
     text: ModelText
     fleet: Fleet
     revision: Revision
+    weights: Weights
+    publishing: Publishing
+    summaries: EngineSummarizer | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -77,18 +92,22 @@ class Gateway:
         The engine loads in the background: the gateway is alive before it is ready.
 
         Raises:
+            PromptChanged: a published prompt version has another text now.
             ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
                 could answer.
         """
         await self.ledger.open()
         await self.state.open()
         try:
+            await asyncio.to_thread(self.publishing.publish)
             async with asyncio.TaskGroup() as loops:
                 writer = loops.create_task(self.ledger.run(), name="ledger")
                 residents = [
                     loops.create_task(resident.run(), name=name)
                     for name, resident in self.engines.residents.items()
                 ]
+                if self.summaries is not None:
+                    residents.append(loops.create_task(self.summaries.run(), name="summaries"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -108,9 +127,11 @@ class Gateway:
         if host is None:
             return
         try:
+            if self.weights.remote:
+                await self.weights.fetch(LogProgress(self.weights.source, self.services.clock))
             async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
                 facts = await host.start()
-        except (EngineStartError, TimeoutError) as error:
+        except (EngineStartError, FetchError, TimeoutError) as error:
             if not self.engines.beside_the_engine:
                 raise
             # The other backends go on; `/ready` and `/health/deep` tell of the one that is missing.
@@ -153,14 +174,22 @@ def build(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
         )
     log = structlog.get_logger("gateway")
+    settings, weights = prepare(settings)
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
-    text = ModelText(tokenizer, settings.engine.max_model_len)
+    canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
+    text = ModelText(tokenizer, settings.engine.max_model_len, canonicalizer)
     vitals = Vitals(clock)
+
+    def stepped(preemptions: int) -> None:
+        vitals.saw_preemptions(preemptions)
+        if engines.on_engine:
+            admission.wake(next(iter(engines.on_engine)))
+
     engines = make_engines(
         settings,
         token_bytes=tokenizer.token_bytes,
         clock=clock,
-        on_preemptions=vitals.saw_preemptions,
+        on_step=stepped,
         on_death=lambda error: log.error("engine died", reason=str(error)),
     )
     host, fleet = engines.host, Fleet(engines.backends)
@@ -170,10 +199,26 @@ def build(
         if settings.adapters.file
         else AdapterRegistry(())
     )
-    revision = load_routing(Path(settings.routing.file), Known(fleet.backends, versions.ids, adapters.ids))
-    metrics = Metrics(version=version(), known_routes=revision.routes, known_backends=fleet.backends)
+    summaries = make_engine_summarizer(
+        text,
+        tokenizer,
+        versions=versions,
+        backends=engines.backends,
+        on_engine=engines.on_engine,
+        new_id=new_id,
+    )
+    limits = settings.admission.limits()
+    known = Known(fleet.backends, versions.ids, adapters.ids, limits)
+    revision = load_routing(Path(settings.routing.file), known)
+    metrics = Metrics(
+        version=version(),
+        known_routes=revision.routes,
+        known_backends=fleet.backends,
+        known_prompt_versions=versions.ids,
+    )
     if host is not None:
         metrics.read_engine(host.figures)
+    metrics.registry.register(WorkerCollector(engines.workers))
     metrics.read_routing_revision(lambda: revision.number)
     hub = Hub(metrics)
 
@@ -183,19 +228,24 @@ def build(
         if observe is not None:
             observe(record)
 
-    reception = Reception(metrics.in_flight)
+    reception = Reception()
+    metrics.read_in_flight(lambda: reception.in_flight)
+    admission_desk = AdmissionDesk(limits, revision=lambda: revision, clock=clock, unix_time=unix_time)
+
+    def decided(event: AdmissionEvent) -> None:
+        admission_desk.saw(event)
+        hub.emit(event)
+
     admission = AdmissionController(
-        Limits(
-            max_queue=settings.admission.max_queue,
-            max_wait_s=settings.admission.max_wait_ms / 1000,
-            # The planner has made every prompt fit the model; a shorter cap comes with the trim-and-retry.
-            max_input_tokens=settings.engine.max_model_len,
-            kv_pressure=settings.admission.kv_pressure,
-        ),
+        limits,
         load=fleet.load,
         clock=clock,
-        emit=hub.emit,
+        emit=decided,
+        random=random.Random(),
+        engine_of=dict.fromkeys(engines.on_engine, min(engines.on_engine, default="")),
     )
+    admission_desk.watch(admission)
+    metrics.read_admission(admission_desk.figures)
     dispatcher = Dispatcher(Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=hub.emit))
     cache: ResponseCache[CachedAnswer] = ResponseCache(
         settings.response_cache.capacity, settings.response_cache.ttl_seconds, clock
@@ -210,10 +260,12 @@ def build(
     metrics.read_outbox_rows(lambda: ledger.depth)
     tracing = Tracing(settings.tracing.otlp_endpoint, version())
     state = SqliteIdempotencyStore(settings.state.url, unix_time=unix_time)
+    publishing = Publishing(versions, SqlitePublished(settings.state.url), unix_time=unix_time)
     journey = Journey(
         reception=reception,
         revision=lambda: revision,
         versions=versions,
+        canonicalizer=canonicalizer,
         planner=lambda: text.planner,
         adapters=adapters,
         fleet=fleet,
@@ -230,6 +282,9 @@ def build(
                 "internal error", request_id=request_id, exc_info=error
             ),
             clock=clock,
+            prefixes=PrefixWatch(
+                block_size=settings.engine.block_size, shared=settings.engine.share_prefix_across_tenants
+            ),
         ),
         clock=clock,
         unix_time=unix_time,
@@ -250,6 +305,18 @@ def build(
         health=health,
         idempotency=state,
         text=lambda: text.service,
+        prompts=PromptDesk(
+            registry=versions,
+            publishing=publishing,
+            canonicalizer=canonicalizer,
+            planner=lambda: text.planner,
+            text=lambda: text.service,
+            revision=lambda: revision,
+            fleet=fleet,
+            adapter_ids=adapters.ids,
+            block_size=settings.engine.block_size,
+        ),
+        admission=admission_desk,
         models=lambda: _models(fleet, adapters, text.max_model_len),
         metrics=metrics.render,
         limits=HttpLimits(
@@ -262,7 +329,10 @@ def build(
         new_id=new_id,
         version=version(),
     )
-    return Gateway(settings, services, reception, engines, ledger, state, tracing, text, fleet, revision)
+    return Gateway(
+        settings, services, reception, engines, ledger, state, tracing, text, fleet, revision, weights,
+        publishing, summaries,
+    )  # fmt: skip
 
 
 def new_id(prefix: str) -> str:

@@ -58,6 +58,12 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.backend_name": record.backend_name,
         "sluice.backend_version": record.backend_version,
         "sluice.prefix_cache_hit": record.cached_tokens > 0,
+        "sluice.prefix.fingerprint": record.prefix_fingerprint,
+        "sluice.prefix.tokens": record.prefix_tokens,
+        "sluice.prefix.expected_tokens": record.prefix_expected_tokens,
+        "sluice.prefix.cached_tokens": record.prefix_cached_tokens,
+        "sluice.prompt.volatile": record.volatile,
+        "sluice.prompt.volatile_action": record.volatile_action,
         "sluice.priority": record.priority,
         "sluice.queue_wait_ms": record.queue_wait_ms,
         "sluice.ttft_ms": record.ttft_ms,
@@ -68,6 +74,9 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.fallback.reason": record.fallback_reason,
         "sluice.budget.dropped_chunks": record.dropped_chunks,
         "sluice.budget.dropped_turns": record.dropped_turns,
+        "sluice.budget.cut_chunks": record.cut_chunks or None,
+        "sluice.budget.merged_chunks": record.merged_chunks or None,
+        "sluice.budget.summarized_turns": record.summarized_turns or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -40,6 +40,15 @@ class RequestRecord:
         stage_ms: stage to milliseconds, in the order of the journey; stages follow one another.
         dropped_chunks: how many evidence chunks the budget left out.
         dropped_turns: how many turns were not sent verbatim.
+        cut_chunks: how many evidence chunks were sent up to a sentence's end.
+        merged_chunks: how many were sent as a duplicate of theirs.
+        summarized_turns: how many of the dropped turns stand in a summary.
+        prefix_fingerprint: of the stable prefix's whole blocks; ``None`` when it fills none.
+        prefix_tokens: the tokens of those blocks; ``None`` when the meant backend did not answer.
+        prefix_expected_tokens: those of them that the backend has computed before.
+        prefix_cached_tokens: those of them that it found in its cache.
+        volatile: kinds of volatile content found in the caller's system messages; ``None`` without any.
+        volatile_action: ``moved`` behind the prefix, or only ``reported``.
     """
 
     request_id: str
@@ -74,6 +83,15 @@ class RequestRecord:
     stage_ms: Mapping[str, float] = field(default_factory=lambda: NO_STAGES)
     dropped_chunks: int = 0
     dropped_turns: int = 0
+    cut_chunks: int = 0
+    merged_chunks: int = 0
+    summarized_turns: int = 0
+    prefix_fingerprint: str | None = None
+    prefix_tokens: int | None = None
+    prefix_expected_tokens: int | None = None
+    prefix_cached_tokens: int | None = None
+    volatile: tuple[str, ...] | None = None
+    volatile_action: str | None = None
     stream: bool = False
     priority: int = 0
 
@@ -96,6 +114,26 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraFigures:
+    """The adapters of the engine's requests: most in one batch, names of the running and of the waiting."""
+
+    max_loras: int
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram that the engine keeps: ``counts`` by bucket, one more than ``bounds``; sum of values."""
+
+    name: str
+    text: str
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFigures:
     """The engine in process at one moment.
 
@@ -109,6 +147,10 @@ class EngineFigures:
         prefix_queries: prompt tokens looked up in the prefix cache since the start.
         prefix_hits: those of them that were found.
         preemptions: sequences pushed out of the batch since the start.
+        loras: the adapters in use; ``None`` until a request has used one.
+        prompt_tokens: prompt tokens computed or found since the start; ``None``: not known.
+        generation_tokens: tokens generated since the start; ``None``: not known.
+        distributions: histograms that the engine keeps.
     """
 
     model_name: str
@@ -120,3 +162,7 @@ class EngineFigures:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    loras: LoraFigures | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    distributions: tuple[Distribution, ...] = ()

@@ -57,9 +57,20 @@ class Series(Generic[M]):
         self._bounds = bounds
         self._cap = cap
         self._children: dict[tuple[str, ...], Any] = {}
+        # Children by the values as they came; a shortcut for those that come again, bounded like the rest.
+        self._met: dict[tuple[str | None, ...], Any] = {}
 
     def __call__(self, *values: str | None) -> M:
         """The child for these label values."""
+        met: M | None = self._met.get(values)
+        if met is not None:
+            return met
+        found = self._find(values)
+        if len(self._met) < self._cap:
+            self._met[values] = found
+        return found
+
+    def _find(self, values: tuple[str | None, ...]) -> M:
         key = tuple(bound(value) for bound, value in zip(self._bounds, values, strict=True))
         child = self._children.get(key)
         if child is None:

@@ -6,14 +6,16 @@ import json as stdlib_json
 import logging
 import sys
 from collections.abc import MutableMapping
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import orjson
 import structlog
 from structlog.typing import Processor
 
-from observability.logwriter import LogWriter
-from observability.redact import redact
+from observability.logwriter import BatchedLines, LogWriter
+from observability.redact import redact, scrub
+from observability.requestlog import EVENT, RequestLine, request_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 # What the processors themselves add; never redacted, never looked into.
@@ -80,11 +82,12 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
         if as_json
         else structlog.dev.ConsoleRenderer(colors=target_stream.isatty())
     )
-    target = logging.StreamHandler(target_stream)
+    target = BatchedLines(target_stream)
     target.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        _Formatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
             foreign_pre_chain=common,
+            render=renderer,
         )
     )
     root = logging.getLogger()
@@ -92,6 +95,28 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
     root.addHandler(logs.writer.handler)
     root.setLevel(threshold)
     return logs
+
+
+class _Formatter(structlog.stdlib.ProcessorFormatter):
+    """structlog's, and a short way for the lines of requests."""
+
+    def __init__(self, *, render: Processor, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of text."""
+        if not isinstance(record, RequestLine):
+            return super().format(record)
+        event = request_line(record.request)
+        event["event"] = EVENT
+        event["level"] = record.levelname.lower()
+        event["logger"] = record.name
+        at = datetime.fromtimestamp(record.created, UTC).isoformat()
+        event["timestamp"] = at.replace("+00:00", "Z")
+        line = str(self._render(None, "", event))
+        # Its names are ours, so only credentials within its texts are looked for: in all of them at once.
+        return line if scrub(line) == line else str(self._render(None, "", _redacted(None, "", event)))
 
 
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

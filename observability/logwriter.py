@@ -9,19 +9,24 @@ import logging
 import logging.handlers
 import queue
 import threading
-from typing import Final
+from typing import Final, TextIO
 
 # Lines that may wait. At 1,000 requests a second and one line each, ten seconds of a stuck pipe.
 MAX_QUEUED_LINES: Final = 10_000
 CLOSE_TIMEOUT_S: Final = 2.0
+# A line waits this long for others to be written with: a thread that wakes for each takes the interpreter
+# from the event loop as often. Also what a process that is killed may lose.
+GATHER_S: Final = 0.05
 
 
 class QueuedLines(logging.handlers.QueueHandler):
-    """Puts records in a bounded queue; those that find it full are counted and dropped."""
+    """Puts records in a queue of at most ``capacity``; those that find it full are counted and dropped."""
 
-    def __init__(self, lines: queue.Queue[logging.LogRecord | None]) -> None:
+    def __init__(self, lines: queue.SimpleQueue[logging.LogRecord | None], capacity: int) -> None:
         super().__init__(lines)
         self.dropped = 0
+        self._lines = lines
+        self._capacity = capacity
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """The record as it is: it stays in this process."""
@@ -29,24 +34,50 @@ class QueuedLines(logging.handlers.QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Never waits."""
-        try:
-            self.queue.put_nowait(record)
-        except queue.Full:
+        # A handler's lock is held here, so nobody else fills the queue between the two calls.
+        if self._lines.qsize() < self._capacity:
+            self._lines.put(record)
+        else:
             self.dropped += 1
+
+
+class BatchedLines(logging.StreamHandler[TextIO]):
+    """Formats records as they come and writes them together when flushed; for one thread."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's line."""
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        if self._lines:
+            text = "".join(self._lines)
+            self._lines.clear()
+            self.stream.write(text)
+        super().flush()
 
 
 class LogWriter:
     """Formats and writes log records in a thread of its own.
 
     Args:
-        target: writes one record; used by the thread alone.
+        target: takes each record, and is flushed after some; used by the thread alone.
         capacity: how many records may wait.
     """
 
     def __init__(self, target: logging.Handler, *, capacity: int = MAX_QUEUED_LINES) -> None:
         self._target = target
-        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(capacity)
-        self.handler = QueuedLines(self._lines)
+        self._capacity = capacity
+        self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self.handler = QueuedLines(self._lines, capacity)
+        self._closing = threading.Event()
         self._told = 0
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
@@ -58,22 +89,30 @@ class LogWriter:
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Write what waits, for at most about ``timeout_s``; whether all was written."""
-        try:
-            self._lines.put(None, timeout=timeout_s)
-        except queue.Full:
-            return False
+        self._closing.set()
+        self._lines.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (record := self._lines.get()) is not None:
-            self._target.handle(record)
+        over = False
+        while not over:
+            over = self._write(self._lines.get())
+            self._closing.wait(GATHER_S)
+            while not over and not self._lines.empty():
+                over = self._write(self._lines.get())
             self._tell_losses()
-        self._tell_losses()
+            self._target.flush()
+
+    def _write(self, record: logging.LogRecord | None) -> bool:
+        """Whether that was the end."""
+        if record is not None:
+            self._target.handle(record)
+        return record is None
 
     def _tell_losses(self) -> None:
         lost = self.handler.dropped - self._told
-        if lost and self._lines.qsize() <= self._lines.maxsize // 2:
+        if lost and self._lines.qsize() <= self._capacity // 2:
             self._told += lost
             notice = logging.LogRecord(
                 "sluice.logs", logging.WARNING, __file__, 0, "%d log lines were dropped", (lost,), None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from observability.admission_metrics import AdmissionMetrics, GateFigures
 from observability.events import EngineFigures, RequestRecord
+from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, Series
+from observability.prompt_metrics import PromptMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,10 +64,15 @@ class EngineCollector(Collector):
 
     Args:
         read: the figures now, or ``None`` while there is no engine; must neither block nor raise.
+        unix_time: seconds since 1970; the value of ``vllm:lora_requests_info``, of whose series readers take
+            the newest.
     """
 
-    def __init__(self, read: Callable[[], EngineFigures | None]) -> None:
+    def __init__(
+        self, read: Callable[[], EngineFigures | None], unix_time: Callable[[], float] = time.time
+    ) -> None:
         self._read = read
+        self._unix_time = unix_time
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
@@ -88,6 +98,10 @@ class EngineCollector(Collector):
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
             ("vllm:num_preemptions", "Sequences pushed out of the batch.", figures.preemptions),
         )
+        if figures.prompt_tokens is not None:
+            counters += (("vllm:prompt_tokens", "Prompt tokens computed or found.", figures.prompt_tokens),)
+        if figures.generation_tokens is not None:
+            counters += (("vllm:generation_tokens", "Tokens generated.", figures.generation_tokens),)
         for name, text, value in counters:
             counter = CounterMetricFamily(name, text, labels=labels)
             counter.add_metric(values, value)
@@ -99,6 +113,22 @@ class EngineCollector(Collector):
         )
         info.add_metric([*values, str(figures.block_size), str(figures.total_blocks)], 1)
         yield info
+        for kept in figures.distributions:
+            histogram = HistogramMetricFamily(kept.name, kept.text, labels=labels)
+            edges = [*map(floatToGoString, kept.bounds), "+Inf"]
+            histogram.add_metric(
+                values, list(zip(edges, map(float, accumulate(kept.counts)), strict=True)), kept.total
+            )
+            yield histogram
+        if figures.loras is not None:
+            loras = GaugeMetricFamily(
+                "vllm:lora_requests_info",
+                "Adapters of the requests; the value is the time of this reading.",
+                labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            )
+            names = [",".join(figures.loras.running), ",".join(figures.loras.waiting)]
+            loras.add_metric([str(figures.loras.max_loras), *names], self._unix_time())
+            yield loras
 
 
 class _WithoutCreated(Collector):
@@ -122,10 +152,16 @@ class Metrics:
         version: shown by ``sluice_build_info``.
         known_routes: route names that always keep a label of their own.
         known_backends: backend names that always keep one.
+        known_prompt_versions: prompt versions that always keep one.
     """
 
     def __init__(
-        self, *, version: str, known_routes: Iterable[str] = (), known_backends: Iterable[str] = ()
+        self,
+        *,
+        version: str,
+        known_routes: Iterable[str] = (),
+        known_backends: Iterable[str] = (),
+        known_prompt_versions: Iterable[str] = (),
     ) -> None:
         self.registry = CollectorRegistry()
         self._exposed = _WithoutCreated(self.registry)
@@ -158,10 +194,7 @@ class Metrics:
         self._tokens_in = tokens.labels("input")
         self._tokens_out = tokens.labels("output")
         self._tokens_cached = tokens.labels("cached")
-        self._decisions = Series(
-            self._counter("sluice_admission_decisions_total", "Admission's decisions.", "decision", "reason"),
-            Bounded(), Bounded(),
-        )  # fmt: skip
+        self.admission = AdmissionMetrics(self.registry, backends)
         self._fallbacks = Series(
             self._counter("sluice_fallbacks_total", "Answers of the fallback chain.", "kind", "reason"),
             Bounded(), Bounded(),
@@ -187,13 +220,11 @@ class Metrics:
         dropped = self._counter("sluice_budget_dropped_total", "What the token budget left out.", "what")
         self._dropped_chunks = dropped.labels("chunks")
         self._dropped_turns = dropped.labels("turns")
-        self._stages = Series(
-            Histogram(
-                "sluice_stage_seconds", "Time in each stage of the journey.", ["stage"],
-                buckets=STAGE_BUCKETS, registry=self.registry,
-            ),
-            Bounded(cap=32),
+        self._stages = Histogram(
+            "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, self.registry,
+            label="stage", values=Bounded(cap=32),
         )  # fmt: skip
+        self._prompts = PromptMetrics(self.registry, Bounded(known_prompt_versions))
         self._revision = Gauge(
             "sluice_routing_revision", "The routing revision in force.", registry=self.registry
         )
@@ -206,13 +237,21 @@ class Metrics:
         return Counter(name, text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+        return Histogram(name, text, buckets, self.registry)
 
     # Figures that others hold and a scrape reads. The callables must neither block nor raise.
 
     def read_engine(self, read: Callable[[], EngineFigures | None]) -> None:
         """Show the engine in process under vLLM's names; call once."""
         self.registry.register(EngineCollector(read))
+
+    def read_in_flight(self, read: Callable[[], int]) -> None:
+        """Show how many requests are on their journey."""
+        self._in_flight.set_function(read)
+
+    def read_admission(self, read: Callable[[], Iterable[GateFigures]]) -> None:
+        """Show how the gates of admission stand."""
+        self.admission.read(read)
 
     def read_outbox_rows(self, read: Callable[[], int]) -> None:
         """Show how many usage rows wait."""
@@ -223,10 +262,6 @@ class Metrics:
         self._revision.set_function(read)
 
     # What happened.
-
-    def in_flight(self) -> AbstractContextManager[object]:
-        """Counts one request as in flight inside the block, in whatever way it is left."""
-        return self._in_flight.track_inprogress()
 
     def request(self, record: RequestRecord) -> None:
         """Count one finished request."""
@@ -243,19 +278,20 @@ class Metrics:
         ):
             if value_ms is not None:
                 histogram.observe(value_ms / 1000)
-        self._tokens_in.inc(record.input_tokens)
-        self._tokens_out.inc(record.output_tokens)
-        self._tokens_cached.inc(record.cached_tokens)
+        for counter, count in (
+            (self._tokens_in, record.input_tokens),
+            (self._tokens_out, record.output_tokens),
+            (self._tokens_cached, record.cached_tokens),
+            (self._dropped_chunks, record.dropped_chunks),
+            (self._dropped_turns, record.dropped_turns),
+        ):
+            if count:
+                counter.inc(count)
         if record.fallback_kind is not None:
             self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
-        self._dropped_chunks.inc(record.dropped_chunks)
-        self._dropped_turns.inc(record.dropped_turns)
+        self._prompts.request(record)
         for stage, value_ms in record.stage_ms.items():
-            self._stages(stage).observe(value_ms / 1000)
-
-    def decision(self, decision: str, reason: str | None = None) -> None:
-        """Count one decision of admission."""
-        self._decisions(decision, reason).inc()
+            self._stages.of(stage).observe(value_ms / 1000)
 
     def backend_failure(self, backend: str, kind: str) -> None:
         """Count one failed attempt."""

@@ -6,21 +6,21 @@ may tell more than anybody counts yet, and must not fail for it.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import structlog
 
 from accounting.events import RowsLost, RowsWritten, WriteFailed
-from admission.events import Admitted, RefusedEvent
+from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.events import RequestRecord
 from observability.metrics import Metrics
+from observability.requestlog import RequestLog
+from observability.sampler import Sampler
 from resilience.events import AttemptFailed, Retried
-
-# A line of a request leaves out what is at rest, so that the line shows what was special about it.
-_RECORD_FIELDS = tuple(field.name for field in fields(RequestRecord) if field.name != "stage_ms")
 
 
 class Log(Protocol):
@@ -42,16 +42,30 @@ class Hub:
     Args:
         metrics: where figures go.
         log: where lines go; structlog's ``sluice`` logger when absent.
+        log_request: takes each finished request; the same logger, by its short way, when absent.
+        clock: monotonic seconds; of refusals one line a second is logged for each backend and reason.
     """
 
-    def __init__(self, metrics: Metrics, *, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        log: Log | None = None,
+        log_request: Callable[[RequestRecord], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._metrics = metrics
         self._log: Log = log if log is not None else structlog.get_logger("sluice")
+        self._log_request = (
+            log_request if log_request is not None else RequestLog(logging.getLogger("sluice"))
+        )
+        self._refusals = Sampler(clock)
         self._handlers: Mapping[type, Callable[[Any], None]] = MappingProxyType(
             {
                 RequestRecord: self._request,
                 Admitted: self._admitted,
                 RefusedEvent: self._refused,
+                FirstToken: self._first_token,
                 AttemptFailed: self._attempt_failed,
                 Retried: self._retried,
                 RowsWritten: self._rows_written,
@@ -77,14 +91,29 @@ class Hub:
 
     def _request(self, record: RequestRecord) -> None:
         self._metrics.request(record)
-        say = self._log.error if record.failed else self._log.info
-        say("request", **request_line(record))
+        self._log_request(record)
 
     def _admitted(self, event: Admitted) -> None:
-        self._metrics.decision("admitted")
+        self._metrics.admission.admitted(event)
 
     def _refused(self, event: RefusedEvent) -> None:
-        self._metrics.decision("refused", event.reason.value)
+        self._metrics.admission.refused(event)
+        more = self._refusals.take((event.backend, event.reason.value))
+        if more is not None:
+            self._log.info(
+                "request refused",
+                backend=event.backend,
+                reason=event.reason.value,
+                priority=event.priority,
+                estimated_wait_ms=round(event.estimated_wait_s * 1000),
+                queue_depth=event.queue_depth,
+                in_flight=event.in_flight,
+                kv_usage=round(event.kv_usage, 3),
+                more_since=more,
+            )
+
+    def _first_token(self, event: FirstToken) -> None:
+        self._metrics.admission.first_token(event)
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
         self._metrics.backend_failure(event.backend, event.kind.value)
@@ -117,16 +146,3 @@ class Hub:
             reason=event.reason.value,
             generation_ids=list(event.generation_ids),
         )
-
-
-def request_line(record: RequestRecord) -> dict[str, object]:
-    """The fields of a request's log line: those that say something, times rounded to a microsecond."""
-    line: dict[str, object] = {}
-    for name in _RECORD_FIELDS:
-        value = getattr(record, name)
-        if value is None or value is False:
-            continue
-        line[name] = round(value, 3) if isinstance(value, float) else value
-    if record.stage_ms:
-        line["stage_ms"] = {stage: round(took, 3) for stage, took in record.stage_ms.items()}
-    return line

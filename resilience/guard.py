@@ -78,14 +78,24 @@ class Guard:
             self._emit(Retried(backend, _failure(state).kind, state.attempt_number, state.upcoming_sleep))
 
         made = 0
+        first_failure: BackendFailure | None = None
 
         async def once() -> T:
-            nonlocal made
+            nonlocal made, first_failure
+            if first_failure is not None:
+                failure, first_failure = first_failure, None
+                raise failure
             if deadline is not None and self._clock() >= deadline:
                 raise DeadlinePassed(backend=backend, attempts=made)
             made += 1
             return await self._attempt(attempt, made, backend=backend, delivered=delivered, deadline=deadline)
 
+        try:
+            return await once()
+        except BackendFailure as failure:
+            first_failure = failure
+        # Retrying is set up only after a failure, which is then its first attempt: setting it up costs more
+        # than all the rest of a request that succeeds at once.
         retrying = AsyncRetrying(
             sleep=self._sleep,
             retry=retry_if_exception_type(BackendFailure),
@@ -106,13 +116,15 @@ class Guard:
         delivered: Callable[[], bool],
         deadline: float | None,
     ) -> T:
-        limit = asyncio.timeout(None if deadline is None else deadline - self._clock())
+        limit = None if deadline is None else asyncio.timeout(deadline - self._clock())
         try:
+            if limit is None:
+                return await attempt()
             async with limit:
                 return await attempt()
         except Exception as error:
             # Once the time is up, whatever the attempt raised is how it took its cancellation.
-            if limit.expired():
+            if limit is not None and limit.expired():
                 raise DeadlinePassed(backend=backend, attempts=number) from error
             failure = classify(error)
             error_type = type(failure.__cause__ or failure).__name__

@@ -20,6 +20,9 @@ from gateway.cli.main import hoisted
             ["replay", "t.csv", "--url", "http://x", "--json"],
         ),
         (["--key=k", "replay", "t.csv"], ["replay", "t.csv", "--key=k"]),
+        (["prompts", "--json", "show", "v1"], ["prompts", "show", "v1", "--json"]),
+        (["prompts", "--key", "k", "list"], ["prompts", "list", "--key", "k"]),
+        (["doctor", "--", "--json"], ["doctor", "--", "--json"]),
         (["--help"], ["--help"]),
         ([], []),
     ],
@@ -31,7 +34,14 @@ def test_options_of_all_commands_may_stand_before_or_after_the_word(
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["serve", "--help"], ["doctor", "--help"], ["replay", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["doctor", "--help"],
+        ["replay", "--help"],
+        ["prompts", "render", "--help"],
+    ],
 )
 def test_help_teaches(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "gateway.cli", *words], capture_output=True, text=True)

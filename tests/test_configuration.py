@@ -41,6 +41,12 @@ def test_the_environment_wins_over_the_file_and_our_names_over_vllms(tmp_path: P
     assert (settings.engine.max_model_len, settings.engine.max_num_seqs, settings.server.port) == (2048, 9, 2)
 
 
+def test_a_bare_off_is_a_policy_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+    path = write(tmp_path, "prompts: {volatile: off}")
+    settings = load_settings(path, {"SLUICE_PROMPTS__OPENAI_VOLATILE": "off"})
+    assert (settings.prompts.volatile.value, settings.prompts.openai_volatile.value) == ("off", "off")
+
+
 def test_null_true_and_false_are_what_they_say_in_the_environment() -> None:
     settings = load_settings(None, {"SLUICE_AUTH__ENABLED": "false", "SLUICE_TRACING__OTLP_ENDPOINT": "null"})
     assert settings.auth.enabled is False and settings.tracing.otlp_endpoint is None

@@ -42,6 +42,12 @@ class AdapterShelf:
         self._users: dict[str, int] = {}  # requests by id, last used last; 0 is idle
         self._changing = asyncio.Lock()
 
+    @property
+    def in_use(self) -> tuple[str, ...] | None:
+        """The adapters that requests use now; ``None`` until one was used."""
+        names = tuple(name for name, users in self._users.items() if users)
+        return names if self._ready or names else None
+
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[None]:
         """The adapter is loaded while the block runs.

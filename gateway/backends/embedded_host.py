@@ -13,7 +13,7 @@ from gateway.backends.embedded import EmbeddedBackend, state_of
 from gateway.backends.host import EngineFacts
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.values import Sampling
-from observability.events import EngineFigures
+from observability.events import EngineFigures, LoraFigures
 
 
 class EmbeddedHost:
@@ -25,7 +25,7 @@ class EmbeddedHost:
         defaults: sampling of the checkpoint, where the caller is silent.
         token_bytes: what a token id stands for.
         share_prefixes: let tenants find each other's cached prefixes.
-        on_preemptions: takes the counter of preemptions after each step.
+        on_step: takes the counter of preemptions after each step.
         on_death: told once, when the engine's process dies.
     """
 
@@ -37,7 +37,7 @@ class EmbeddedHost:
         defaults: Sampling,
         token_bytes: Callable[[int], bytes],
         share_prefixes: bool,
-        on_preemptions: Callable[[int], None],
+        on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
     ) -> None:
         self._config = config
@@ -47,7 +47,7 @@ class EmbeddedHost:
         self._share_prefixes = share_prefixes
 
         def on_signals(signals: EngineSignals) -> None:
-            on_preemptions(signals.preemptions)
+            on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
         self._adapters = AdapterShelf(self._client, config.max_loras)
@@ -100,7 +100,7 @@ class EmbeddedHost:
 
     def figures(self) -> EngineFigures | None:
         """What the metrics show of it."""
-        facts, signals = self._facts, self._client.signals
+        facts, signals, in_use = self._facts, self._client.signals, self._adapters.in_use
         if facts is None:
             return None
         if signals is None:
@@ -115,4 +115,6 @@ class EmbeddedHost:
             prefix_queries=signals.prefix_queries,
             prefix_hits=signals.prefix_hits,
             preemptions=signals.preemptions,
+            # The engine does not tell which of their requests wait.
+            loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )

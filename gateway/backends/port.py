@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress
 from typing import Protocol
 
 from adapters.values import Adapter
@@ -26,6 +27,7 @@ class Feature(StrEnum):
     """What a request can ask of a backend beyond plain generation; named like the request's fields."""
 
     TEMPERATURE = "temperature"
+    TEMPERATURE_ABOVE_1 = "temperature above 1"
     TOP_P = "top_p"
     TOP_K = "top_k"
     MIN_P = "min_p"
@@ -41,6 +43,11 @@ class Feature(StrEnum):
     RAW_PROMPT = "prompt"
     LORA = "adapter_id"
 
+    @property
+    def field(self) -> str:
+        """The request's field."""
+        return self.value.split()[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -49,7 +56,8 @@ class Work:
     ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
     tokenize again; one that takes messages uses ``messages``. Prompts with different ``cache_salt`` must not
     share cached prefixes: it is the tenant, whom the time of a first token would tell what others have sent.
-    The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix.
+    The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
+    nobody waits for each piece: a backend may give larger ones after the first.
     """
 
     generation_id: str
@@ -61,6 +69,7 @@ class Work:
     priority: int = 0
     cache_salt: str | None = None
     prefix_tokens: int = 0
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +149,41 @@ class Backend(Protocol):
         """Generate, pushing each piece to ``out``."""
 
 
+# In the order in which `features_asked` looks at them.
+_SAMPLED = (
+    Feature.TEMPERATURE,
+    Feature.TEMPERATURE_ABOVE_1,
+    Feature.TOP_P,
+    Feature.TOP_K,
+    Feature.MIN_P,
+    Feature.SEED,
+    Feature.STOP,
+    Feature.N,
+    Feature.PRESENCE_PENALTY,
+    Feature.FREQUENCY_PENALTY,
+    Feature.REPETITION_PENALTY,
+    Feature.LOGIT_BIAS,
+    Feature.LOGPROBS,
+    Feature.RESPONSE_FORMAT,
+)
+
+
 def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:
     """The features that a request uses, by the fields that differ from their neutral value."""
-    asked = {
-        Feature.TEMPERATURE: sampling.temperature is not None,
-        Feature.TOP_P: sampling.top_p not in (None, 1.0),
-        Feature.TOP_K: sampling.top_k not in (None, 0, -1),
-        Feature.MIN_P: sampling.min_p not in (None, 0.0),
-        Feature.SEED: sampling.seed is not None,
-        Feature.STOP: bool(sampling.stop),
-        Feature.N: sampling.n != 1,
-        Feature.PRESENCE_PENALTY: sampling.presence_penalty != 0.0,
-        Feature.FREQUENCY_PENALTY: sampling.frequency_penalty != 0.0,
-        Feature.REPETITION_PENALTY: sampling.repetition_penalty != 1.0,
-        Feature.LOGIT_BIAS: bool(sampling.logit_bias),
-        Feature.LOGPROBS: sampling.logprobs is not None,
-        Feature.RESPONSE_FORMAT: response_format.type != "text",
-    }
-    return frozenset(feature for feature, used in asked.items() if used)
+    used = (
+        sampling.temperature is not None,
+        sampling.temperature is not None and sampling.temperature > 1.0,
+        sampling.top_p not in (None, 1.0),
+        sampling.top_k not in (None, 0, -1),
+        sampling.min_p not in (None, 0.0),
+        sampling.seed is not None,
+        bool(sampling.stop),
+        sampling.n != 1,
+        sampling.presence_penalty != 0.0,
+        sampling.frequency_penalty != 0.0,
+        sampling.repetition_penalty != 1.0,
+        bool(sampling.logit_bias),
+        sampling.logprobs is not None,
+        response_format.type != "text",
+    )
+    return frozenset(compress(_SAMPLED, used))

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
+from budgeting.values import Message, Role
+from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.port import Delta, Work
 from gateway.cli.startup import start_errors
 from gateway.config import Settings, load_settings
+from gateway.contracts.values import Sampling
+from gateway.prompts.published import PromptChanged, StoreUnreachable
+from gateway.weights.errors import FetchError
+from gateway.weights.progress import bar
+from gateway.weights.values import OnProgress
 from gateway.wiring import Gateway, build
+from resilience.failures import BackendFailure
 
 T = TypeVar("T")
 
 ENGINE_TIMEOUT_S = 120.0
+BEDROCK_TIMEOUT_S = 30.0
 LOW_DISK_BYTES = 1 << 30
 
 
@@ -38,8 +52,8 @@ class Finding:
 def doctor(config: Path | None, *, as_json: bool) -> int:
     """Check and print; the exit code, 1 when something is wrong."""
     console = Console(stderr=as_json)
-    with console.status("checking…"):
-        findings = asyncio.run(examine(config))
+    with console.status("checking…") as status, _quiet_logs():
+        findings = asyncio.run(examine(config, lambda source: _bar(console, status, source)))
     if as_json:
         healthy = all(finding.ok for finding in findings)
         print(
@@ -54,8 +68,23 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
     return 0 if all(finding.ok for finding in findings) else 1
 
 
-async def examine(config: Path | None) -> list[Finding]:
-    """All findings, in the order in which a start would meet them."""
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """The table says what is wrong; only warnings are logged, and standard output is the table's."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
+async def examine(
+    config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
+) -> list[Finding]:
+    """All findings, in the order in which a start would meet them; ``watch`` shows a fetch of weights."""
     found = [_python(), _disk()]
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
@@ -70,12 +99,19 @@ async def examine(config: Path | None) -> list[Finding]:
     )
     if gateway is None:
         return found
+    found.append(Finding("token counting", True, gateway.text.encoder))
     found.append(
         await _opened("state store", settings.state.url, gateway.state.open, lambda: gateway.state.healthy)
     )
+    found.append(await _published(gateway))
     found.append(await _ledger(gateway))
     await gateway.state.close()
+    if gateway.weights.remote and (fault := await _weights(gateway, watch)) is not None:
+        return [*found, fault]
     found.append(await _engine(gateway))
+    for name, backend in gateway.fleet.backends.items():
+        if isinstance(backend, BedrockBackend):
+            found.append(await _bedrock(name, backend))
     return found
 
 
@@ -137,12 +173,48 @@ async def _opened(
     return Finding(check, ok, url, hint)
 
 
+async def _published(gateway: Gateway) -> Finding:
+    check = "prompt versions"
+    try:
+        count = await asyncio.to_thread(gateway.publishing.check)
+    except PromptChanged as error:
+        return Finding(check, False, str(error), "publish the new text under a new id")
+    except StoreUnreachable as error:
+        return Finding(
+            check, False, f"cannot be compared with what was published: {error}", "see state store"
+        )
+    return Finding(check, True, f"{count} published, unchanged")
+
+
 async def _ledger(gateway: Gateway) -> Finding:
     finding = await _opened(
         "ledger", gateway.settings.ledger.url, gateway.ledger.open, lambda: gateway.ledger.healthy
     )
     await gateway.ledger.close(1.0)
     return finding
+
+
+async def _weights(
+    gateway: Gateway, watch: Callable[[str], AbstractContextManager[OnProgress]]
+) -> Finding | None:
+    """Fetch them as a start would; None when they are here."""
+    try:
+        with watch(gateway.weights.source) as on_progress:
+            await gateway.weights.fetch(on_progress)
+    except FetchError as error:
+        return Finding("weights", False, str(error), "mend what the line names")
+    return None
+
+
+@contextmanager
+def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
+    """A progress bar in place of the spinner: only one of them can have the line."""
+    status.stop()
+    try:
+        with bar(console, source) as on_progress:
+            yield on_progress
+    finally:
+        status.start()
 
 
 async def _engine(gateway: Gateway) -> Finding:
@@ -168,3 +240,24 @@ async def _engine(gateway: Gateway) -> Finding:
     return Finding(
         "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
     )
+
+
+async def _bedrock(name: str, backend: BedrockBackend) -> Finding:
+    """One real answer of one token: nothing less shows that the account may use the model."""
+    check = f"Bedrock access ({name})"
+    work = Work("doctor", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
+    try:
+        async with asyncio.timeout(BEDROCK_TIMEOUT_S):
+            completion = await backend.generate(work, _discard)
+    except (BackendFailure, TimeoutError) as error:
+        told = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
+        if isinstance(error, BackendFailure) and error.__cause__ is not None:
+            told += f": {error.__cause__}"
+        return Finding(check, False, told, "credentials, region, model access: see docs/bedrock.md")
+    finally:
+        backend.stop()
+    return Finding(check, True, f"{backend.model} answered a test of {completion.usage.input_tokens} tokens")
+
+
+async def _discard(delta: Delta) -> None:
+    """The answer to the test is of no interest."""

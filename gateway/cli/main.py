@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.admission import admission
+from gateway.cli.prompts import prompts
 from gateway.cli.replay import replay
 
 app = typer.Typer(
@@ -21,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="replay")(replay)
+app.add_typer(prompts)
+app.add_typer(admission)
 
 ConfigFile = Annotated[
     Path | None,
@@ -62,12 +66,47 @@ def serve(
 def doctor(
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Instead of checking: what fits on a GPU, by arithmetic.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For --plan: llama-3-8b-awq, llama-3.1-8b or a model's folder; default: engine.model."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="For --plan, repeatable: A10G, A100, H100…; default: all known.")
+    ] = None,
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(min=0.1, help="For --plan: memory of a card that is not known.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical prompt.")] = 960,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical answer.")] = 140,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="For --plan: that all prompts begin with, cached once.")
+    ] = 0,
+    markdown: Annotated[bool, typer.Option(help="For --plan: print the table as Markdown.")] = False,
 ) -> None:
     """Check configuration, model, engine, state store, ledger, routing, prompts and adapters.
 
     Loads the model for a moment and generates a few tokens, so it takes a few seconds. Exit code 1 when
     something is wrong; each line says what to do about it.
+
+    With --plan it loads nothing: it computes from the configuration how many sequences a GPU holds. The
+    tables of deploy/engine-tuning.md are its output.
+
+    Example: sluice doctor --plan --model llama-3-8b-awq --gpu A10G
     """
+    if plan:
+        from gateway.cli.plan import PlanOptions
+        from gateway.cli.plan import plan as run_plan
+
+        options = PlanOptions(
+            model, gpu or (), gpu_memory_gib, prompt_tokens, answer_tokens, shared_prefix_tokens
+        )
+        code = run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
+        raise typer.Exit(code)
     from gateway.cli.doctor import doctor as run
 
     raise typer.Exit(run(config_path(config), as_json=as_json))
@@ -82,15 +121,17 @@ def version() -> None:
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
-    """The words with ``--url``, ``--key`` and ``--json`` that stand before the command behind it."""
-    before: list[str] = []
+    """The words with ``--url``, ``--key`` and ``--json`` behind all others, wherever they stood."""
+    options: list[str] = []
+    others: list[str] = []
     rest = list(words)
-    while rest and rest[0].split("=")[0] in ("--url", "--key", "--json"):
-        option = rest.pop(0)
-        before.append(option)
-        if option in ("--url", "--key") and rest:
-            before.append(rest.pop(0))
-    return [*rest, *before]
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        kept = options if word.split("=")[0] in ("--url", "--key", "--json") else others
+        kept.append(word)
+        if word in ("--url", "--key") and rest:
+            kept.append(rest.pop(0))
+    return [*others, *options, *rest]
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from engine.errors import EngineStartError
 from gateway.config import ConfigError
 from gateway.prompts.versions import PromptFileError
 from gateway.routing.revision import RoutingFileError
+from gateway.weights.errors import FetchError
 
 START_ERRORS = (
     AccountingError,
@@ -18,6 +19,7 @@ START_ERRORS = (
     BudgetError,
     ConfigError,
     EngineStartError,
+    FetchError,
     PromptFileError,
     RoutingFileError,
 )

@@ -53,6 +53,9 @@ class BudgetBody(TypedDict):
     generation_reserve: int
     dropped_chunks: list[str]
     dropped_turns: int
+    cut_chunks: NotRequired[list[str]]
+    merged_chunks: NotRequired[list[str]]
+    summarized_turns: NotRequired[int]
 
 
 class AnswerBody(TypedDict):
@@ -106,7 +109,7 @@ def fallback_body(fallback: Fallback | None) -> FallbackBody | None:
 
 def budget_body(budget: BudgetReport) -> BudgetBody:
     """The budget's report."""
-    return {
+    body: BudgetBody = {
         "system": budget.system,
         "retrieval": budget.retrieval,
         "recent_turns": budget.recent_turns,
@@ -115,6 +118,13 @@ def budget_body(budget: BudgetReport) -> BudgetBody:
         "dropped_chunks": list(budget.dropped_chunks),
         "dropped_turns": budget.dropped_turns,
     }
+    if budget.cut_chunks:
+        body["cut_chunks"] = list(budget.cut_chunks)
+    if budget.merged_chunks:
+        body["merged_chunks"] = list(budget.merged_chunks)
+    if budget.summarized_turns:
+        body["summarized_turns"] = budget.summarized_turns
+    return body
 
 
 def error_detail(error: PublicError, request_id: str) -> ErrorDetail:

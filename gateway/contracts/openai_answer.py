@@ -183,6 +183,7 @@ def trimmed_header(answer: Answer) -> bytes | None:
     Chunk ids are the caller's text and stay in the body (``sluice.budget``).
     """
     budget = answer.budget
-    if not budget.dropped_turns and not budget.dropped_chunks:
+    if not (budget.dropped_turns or budget.dropped_chunks or budget.cut_chunks):
         return None
-    return f"turns={budget.dropped_turns}, chunks={len(budget.dropped_chunks)}".encode()
+    cut = f", cut={len(budget.cut_chunks)}" if budget.cut_chunks else ""
+    return f"turns={budget.dropped_turns}, chunks={len(budget.dropped_chunks)}{cut}".encode()

@@ -199,6 +199,9 @@ class BudgetReport:
     generation_reserve: int
     dropped_chunks: tuple[str, ...] = ()
     dropped_turns: int = 0
+    cut_chunks: tuple[str, ...] = ()
+    merged_chunks: tuple[str, ...] = ()
+    summarized_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

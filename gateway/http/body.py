@@ -8,8 +8,8 @@ from typing import Final
 from starlette.types import Receive
 
 from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.http.departure import ClientGone
 from gateway.http.exchange import Exchange
-from gateway.http.presence import ClientGone
 
 BODY_TIMEOUT_S: Final = 30.0
 """Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""

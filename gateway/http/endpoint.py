@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden
+from gateway.http.departure import ClientGone
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import ClientGone
 from gateway.http.respond import CALLER_ERRORS, ErrorShape, refuse
 from gateway.ports import Services
 

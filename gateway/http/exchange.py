@@ -11,6 +11,8 @@ from urllib.parse import quote
 from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
+from gateway.http import departure
+from gateway.http.departure import Departure
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
@@ -38,11 +40,12 @@ class Exchange:
     ``request_id`` starts as the header's or a new one, and becomes the body's once that is parsed; it and
     ``trace_id`` go out with every response. ``sending_since`` (seconds, on the injected clock) is when the
     send in progress began, so that a client that takes no bytes is seen without a timer per send.
+    ``departure`` is there when the server tells by itself that the caller has left.
     """
 
     __slots__ = (
-        "_clock", "_send", "arrived_at", "deaf", "headers", "request_id", "sending_since", "started",
-        "trace_id", "trace_parent",
+        "_clock", "_send", "arrived_at", "deaf", "departure", "headers", "request_id", "sending_since",
+        "started", "trace_id", "trace_parent",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +66,7 @@ class Exchange:
         self.request_id = request_id
         self.trace_id = trace_id
         self.trace_parent = trace_parent
+        self.departure: Departure | None = scope.get(departure.SCOPE_KEY)
         self.started = False
         self.deaf = False
         self.sending_since: float | None = None

@@ -14,9 +14,10 @@ from gateway.contracts.origin import Origin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
 from gateway.http.body import read_body
+from gateway.http.departure import ClientGone
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
-from gateway.http.presence import ClientGone, Presence, until_gone
+from gateway.http.presence import Presence, until_gone
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services, Sink

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive
 
+from gateway.http.departure import ClientGone, Departure, ReaderTooSlow
 from gateway.http.exchange import Exchange
 
 STALL_S: Final = 60.0
@@ -18,41 +20,86 @@ _LOOKS_PER_STALL: Final = 4
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
-    """The caller has closed the connection."""
-
-
-class ReaderTooSlow(ClientGone):
-    """The caller has taken no bytes for :data:`STALL_S`; as good as gone."""
-
-
-class Presence:
+class Presence(Protocol):
     """The caller's presence while a block of work runs."""
-
-    def __init__(self, watcher: asyncio.Task[None]) -> None:
-        self._watcher = watcher
 
     def release(self) -> None:
         """From here on the work ends even if the caller leaves: it is paid for and must be kept."""
-        self._watcher.cancel()
 
 
-@asynccontextmanager
-async def until_gone(
+def until_gone(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], *, stall_s: float = STALL_S
-) -> AsyncIterator[Presence]:
+) -> AbstractAsyncContextManager[Presence]:
     """Run the block; cancel it as soon as the caller leaves.
 
-    Only the part of ``receive`` behind the body is read. A single error is raised as itself, not in a group.
+    Our own server tells when that is; behind any other one (and for WebSockets) a task watches ``receive``,
+    of which only the part behind the body is read. A single error is raised as itself, not in a group.
 
     Raises:
         ClientGone: the caller left, or takes no bytes, and the block was cancelled.
     """
+    if exchange.departure is not None:
+        return _Told(exchange.departure)
+    return _watching(exchange, receive, clock, stall_s)
+
+
+class _Told(AbstractAsyncContextManager[Presence]):
+    """The block is cancelled by the server's word. Works as ``asyncio.timeout`` does, without the time."""
+
+    __slots__ = ("_cancels_before", "_departure", "_task", "_why")
+
+    def __init__(self, departure: Departure) -> None:
+        self._departure = departure
+        self._why: type[ClientGone] | None = None
+
+    async def __aenter__(self) -> Presence:
+        if self._departure.why is not None:
+            raise self._departure.why
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancels_before = task.cancelling()
+        self._departure.listen(self._left)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._departure.forget()
+        if self._why is not None:
+            others = self._task.uncancel() > self._cancels_before
+            if kind is asyncio.CancelledError and not others:
+                raise self._why from None
+
+    def release(self) -> None:
+        self._departure.forget()
+
+    def _left(self, why: type[ClientGone]) -> None:
+        self._why = why
+        self._task.cancel()
+
+
+class _Watcher:
+    """Presence as a watching task sees it."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def release(self) -> None:
+        self._task.cancel()
+
+
+@asynccontextmanager
+async def _watching(
+    exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float
+) -> AsyncIterator[Presence]:
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(exchange, receive, clock, stall_s))
             try:
-                yield Presence(watcher)
+                yield _Watcher(watcher)
             finally:
                 watcher.cancel()
     except BaseExceptionGroup as errors:

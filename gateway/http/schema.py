@@ -67,6 +67,12 @@ def _paths() -> dict[str, Any]:
         "/v1/models/{id}": _get(
             "One served model", _json(200, "ModelBody"), tag="openai", key=True, parameters=[_MODEL_ID]
         ),
+        "/admin/prompts": _get("Registered prompt versions", _OBJECT, tag="operators", key=True),
+        "/admin/prompts/{id}": _get(
+            "One prompt version", _OBJECT, tag="operators", key=True, parameters=[_PROMPT_ID]
+        ),
+        "/admin/admission": _get("Queues, limits, last decisions", _OBJECT, tag="operators", key=True),
+        "/admin/budget/preview": _post("What would be sent", "NativeRequest", None, _OPERATORS),
         "/ping": _get("Liveness", alive),
         "/ready": _get("Readiness", ready),
         "/health/deep": _get("A tiny real generation", deep, key=True),
@@ -85,6 +91,11 @@ class _Contract:
 
 _NATIVE: Final = _Contract("native", "ErrorBody", 422)
 _OPENAI: Final = _Contract("openai", "OpenAIErrorBody", 400)
+_OPERATORS: Final = _Contract("operators", "ErrorBody", 422)
+_OBJECT: Final[dict[str, Any]] = {
+    "200": {"description": "An object", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+_PROMPT_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _MODEL_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -100,9 +111,9 @@ _HEADERS: Final = [
 
 
 def _post(
-    summary: str, request: str, answer: str, contract: _Contract, *, stream: bool = False
+    summary: str, request: str, answer: str | None, contract: _Contract, *, stream: bool = False
 ) -> dict[str, Any]:
-    responses = _json(200, answer)
+    responses = _json(200, answer) if answer else dict(_OBJECT)
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     for status in (400, contract.invalid, 401, 403, 404, 409, 413, 429, 503, 504):

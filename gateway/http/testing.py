@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -26,7 +26,8 @@ from gateway.contracts.values import (
     Timings,
     Usage,
 )
-from gateway.errors import InvalidKey, MissingKey, PublicError
+from gateway.errors import InvalidKey, MissingKey, PublicError, UnknownPromptVersion
+from gateway.http.protocol import GatewayProtocol
 from gateway.ports import HttpLimits, ModelCard, Services, Sink, StoredReply
 
 CALLER_KEY = "sk-caller"
@@ -163,6 +164,32 @@ class FakeText:
         return [f"<{one}>" for one in token_ids]
 
 
+class FakePrompts:
+    """One version; a preview tells which request it was asked about."""
+
+    def versions(self) -> Sequence[Mapping[str, object]]:
+        """The one."""
+        return [{"id": "v1", "sha256": "0" * 64}]
+
+    def version(self, version_id: str) -> Mapping[str, object]:
+        """Raises UnknownPromptVersion."""
+        if version_id != "v1":
+            raise UnknownPromptVersion("known: v1", param="prompt_version")
+        return {"id": "v1", "system": "Hi."}
+
+    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
+        """The contract and the messages."""
+        return {"contract": request.contract.value, "messages": [one.content for one in request.messages]}
+
+
+class FakeAdmission:
+    """An idle gateway."""
+
+    def show(self) -> Mapping[str, object]:
+        """No gate has been asked yet."""
+        return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
+
+
 class FakeHealth:
     """Healthy and ready unless told otherwise."""
 
@@ -214,6 +241,8 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=FakeText,
+        prompts=FakePrompts(),
+        admission=FakeAdmission(),
         models=lambda: (
             ModelCard("demo", "models/demo", max_model_len=4096),
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
@@ -238,10 +267,17 @@ def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
 
 
 @contextmanager
-def serving(services: Services) -> Iterator[str]:
+def serving(
+    services: Services, *, http: type[asyncio.Protocol] | Literal["httptools"] = GatewayProtocol
+) -> Iterator[str]:
     """A real server on a free port of this machine, in a thread; yields its base URL."""
     config = uvicorn.Config(
-        create_app(services), host="127.0.0.1", port=0, log_level="warning", ws_max_size=32 * 1024 * 1024
+        create_app(services),
+        host="127.0.0.1",
+        port=0,
+        http=http,
+        log_level="warning",
+        ws_max_size=32 * 1024 * 1024,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

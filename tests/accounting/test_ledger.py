@@ -412,3 +412,59 @@ def test_a_database_error_of_the_value_classesis_the_rows_fault() -> None:
 
     assert is_the_rows_fault(FromServer())
     assert not is_the_rows_fault(Down())
+
+
+async def test_rows_that_come_together_share_a_transaction(tmp_path: Path) -> None:
+    told = Told()
+    async with running(ledger_for(url_of(tmp_path / "l.db"), told)) as ledger:
+        for number in range(20):
+            ledger.append(row(f"gen_{number}"))
+            await asyncio.sleep(0)
+        await until(lambda: ledger.written == 20)
+    written = [event.count for event in told if isinstance(event, RowsWritten)]
+    assert sum(written) == 20
+    assert len(written) <= 2  # what came while the table was made, and the rest
+
+
+async def test_a_full_batch_does_not_wait_for_more(tmp_path: Path) -> None:
+    told = Told()
+    patient = Ledger(
+        url_of(tmp_path / "l.db"),
+        emit=told.append,
+        clock=time.monotonic,
+        unix_time=time.time,
+        batch_rows=5,
+        gather_s=60.0,
+    )
+    async with running(patient) as ledger:
+        for number in range(5):
+            ledger.append(row(f"gen_{number}"))
+        await until(lambda: ledger.written == 5)
+
+
+async def test_a_small_outbox_is_written_before_it_is_full(tmp_path: Path) -> None:
+    told = Told()
+    patient = Ledger(
+        url_of(tmp_path / "l.db"),
+        emit=told.append,
+        clock=time.monotonic,
+        unix_time=time.time,
+        outbox_rows=10,
+        gather_s=60.0,
+    )
+    async with running(patient) as ledger:
+        for number in range(6):
+            ledger.append(row(f"gen_{number}"))
+        await until(lambda: ledger.written == 6)
+    assert told.lost() == 0
+
+
+async def test_closing_does_not_wait_for_more_rows(tmp_path: Path) -> None:
+    told = Told()
+    patient = Ledger(
+        url_of(tmp_path / "l.db"), emit=told.append, clock=time.monotonic, unix_time=time.time, gather_s=60.0
+    )
+    async with asyncio.timeout(10), running(patient) as ledger:
+        ledger.append(row("gen_1"))
+        await asyncio.sleep(0.02)
+    assert patient.written == 1

@@ -172,3 +172,13 @@ def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
             await use(shelf, name)  # every place is free again
 
     asyncio.run(main())
+
+
+async def test_it_tells_which_adapters_are_in_use_once_one_was() -> None:
+    shelf = AdapterShelf(FakeEngine(2), 2)
+    assert shelf.in_use is None
+    async with shelf.hold(adapter("a")):
+        assert shelf.in_use == ("a",)
+        async with shelf.hold(adapter("b")):
+            assert set(shelf.in_use) == {"a", "b"}
+    assert shelf.in_use == ()

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.errors import BodyTooLarge
 from gateway.http.body import LINGER_FACTOR, BodyTooSlow, read_body
+from gateway.http.departure import ClientGone
 from gateway.http.exchange import Exchange
-from gateway.http.presence import ClientGone
 
 
 class Arriving:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import PublicError
+from gateway.http.departure import ClientGone, Departure, ReaderTooSlow
 from gateway.http.exchange import Exchange
-from gateway.http.presence import ClientGone, ReaderTooSlow, until_gone
+from gateway.http.presence import until_gone
+from gateway.http.protocol import GatewayProtocol
 from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 
 NATIVE = {"messages": [{"role": "user", "content": "hi"}]}
@@ -35,11 +37,18 @@ def posted(url: str, path: str, body: Any, *, headers: str = "") -> Iterator[soc
         yield sock
 
 
+SERVERS = [
+    GatewayProtocol,
+    "httptools",
+]  # one that tells of a caller who leaves, and one that must be watched
+
+
+@pytest.mark.parametrize("http", SERVERS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("path", "body"), [("/v1/generate", NATIVE), ("/v1/chat/completions", CHAT)])
-def test_a_caller_who_leaves_cancels_the_journey(path: str, body: Any, stream: bool) -> None:
+def test_a_caller_who_leaves_cancels_the_journey(path: str, body: Any, stream: bool, http: Any) -> None:
     journey = FakeJourney(holds=True)
-    with serving(fake_services(journey)) as url:
+    with serving(fake_services(journey), http=http) as url:
         with posted(url, path, {**body, "stream": stream}) as sock:
             eventually(lambda: journey.running == 1)
             if stream:
@@ -56,9 +65,10 @@ def test_a_caller_who_leaves_before_the_first_token_cancels_the_journey() -> Non
         eventually(lambda: journey.cancelled == 1)
 
 
-def test_two_hundred_callers_who_leave_leave_nothing() -> None:
+@pytest.mark.parametrize("http", SERVERS)
+def test_two_hundred_callers_who_leave_leave_nothing(http: Any) -> None:
     journey = FakeJourney(holds=True)
-    with serving(fake_services(journey)) as url:
+    with serving(fake_services(journey), http=http) as url:
         for number in range(200):
             before = len(journey.requests)
             with posted(url, "/v1/generate", {**NATIVE, "stream": number % 2 == 0}):
@@ -211,11 +221,112 @@ async def test_a_send_that_the_server_refuses_silences_the_exchange() -> None:
     assert len(sent) == 1
 
 
-def test_an_endless_stream_to_a_reader_who_stops_waits_for_it() -> None:
+@pytest.mark.parametrize("http", SERVERS)
+def test_an_endless_stream_to_a_reader_who_stops_waits_for_it(http: Any) -> None:
     journey = FakeJourney(endless=True)
-    with serving(fake_services(journey)) as url:
+    with serving(fake_services(journey), http=http) as url:
         with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
             sock.recv(1024)
             time.sleep(0.1)
             assert journey.running == 1
+        eventually(lambda: journey.cancelled == 1)
+
+
+def test_a_caller_who_leaves_after_a_body_larger_than_the_servers_buffer_cancels_the_journey() -> None:
+    journey = FakeJourney(holds=True)
+    body = {"messages": [{"role": "user", "content": "x" * 300_000}]}
+    with serving(fake_services(journey)) as url:
+        with posted(url, "/v1/generate", body):
+            eventually(lambda: journey.running == 1)
+        eventually(lambda: journey.cancelled == 1)
+
+
+def told_exchange() -> tuple[Exchange, Departure]:
+    departure = Departure()
+    exchange = exchange_over(never, time.monotonic)
+    exchange.departure = departure
+    return exchange, departure
+
+
+async def test_the_servers_word_cancels_the_work_and_says_why() -> None:
+    exchange, departure = told_exchange()
+    with pytest.raises(ReaderTooSlow):
+        async with until_gone(exchange, never, time.monotonic):
+            departure.left(ReaderTooSlow)
+            await asyncio.sleep(1)
+    assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+    await asyncio.sleep(0)
+
+
+async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
+    exchange, departure = told_exchange()
+    departure.left(ClientGone)
+    with pytest.raises(ClientGone):
+        async with until_gone(exchange, never, time.monotonic):
+            raise AssertionError("the block ran")
+
+
+async def test_after_release_the_servers_word_no_longer_cancels() -> None:
+    exchange, departure = told_exchange()
+    async with until_gone(exchange, never, time.monotonic) as presence:
+        presence.release()
+        departure.left(ClientGone)
+        await asyncio.sleep(0)
+
+
+async def test_after_the_work_the_servers_word_cancels_nothing() -> None:
+    exchange, departure = told_exchange()
+    async with until_gone(exchange, never, time.monotonic):
+        await asyncio.sleep(0)
+    departure.left(ClientGone)
+    await asyncio.sleep(0)
+
+
+async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_leaves_too() -> None:
+    exchange, departure = told_exchange()
+
+    async def work() -> None:
+        async with until_gone(exchange, never, time.monotonic):
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        departure.left(ClientGone)
+    assert task.cancelled()
+
+
+async def test_an_error_of_the_work_is_told_before_the_callers_leaving() -> None:
+    exchange, departure = told_exchange()
+    with pytest.raises(KeyError):
+        async with until_gone(exchange, never, time.monotonic):
+            try:
+                departure.left(ClientGone)
+                await asyncio.sleep(1)
+            except asyncio.CancelledError:
+                raise KeyError("x") from None
+
+
+class Impatient(GatewayProtocol):
+    stall_s = 0.1
+
+
+def test_the_server_gives_up_a_reader_who_takes_no_bytes() -> None:
+    journey = FakeJourney(endless=True)
+    with serving(fake_services(journey), http=Impatient) as url:
+        with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
+            sock.recv(1024)
+            eventually(lambda: journey.cancelled == 1)
+        assert journey.running == 0
+
+
+def test_the_server_keeps_a_reader_who_takes_bytes_slowly() -> None:
+    journey = FakeJourney(endless=True)
+    with serving(fake_services(journey), http=Impatient) as url:
+        with posted(url, "/v1/generate", {**NATIVE, "stream": True}) as sock:
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                sock.recv(1 << 20)
+            assert journey.cancelled == 0
         eventually(lambda: journey.cancelled == 1)

@@ -74,7 +74,9 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, *, ready: bool = True, **env: str) -> Iterator[LiveGateway]:
+def gateway(
+    folder: Path, *, ready: bool = True, config: str | Path = "sluice.yaml", **env: str
+) -> Iterator[LiveGateway]:
     """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs."""
     log = folder / "gateway.log"
     settings = {
@@ -84,7 +86,7 @@ def gateway(folder: Path, *, ready: bool = True, **env: str) -> Iterator[LiveGat
     }
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "serve", "--config", "sluice.yaml"],
+            [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)],
             cwd=ROOT,
             env=environment(settings),
             stdout=subprocess.PIPE,

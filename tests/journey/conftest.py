@@ -26,6 +26,8 @@ from gateway.dispatch import Dispatcher
 from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
 from gateway.journey import Journey
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
@@ -70,7 +72,9 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             Known(made, versions.ids, registry.ids),
         )
         reception, outbox, records = Reception(), Outbox(), list[RequestRecord]()
-        admission = AdmissionController(limits, load=fleet.load, clock=clock, emit=lambda event: None)
+        admission = AdmissionController(
+            limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
+        )
         dispatcher = Dispatcher(
             Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=lambda event: None)
         )
@@ -79,6 +83,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             reception=reception,
             revision=lambda: revision,
             versions=versions,
+            canonicalizer=Canonicalizer(),
             planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len),
             adapters=registry,
             fleet=fleet,
@@ -96,6 +101,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
                 emit=records.append,
                 log_defect=lambda _id, error: defects.append(error),
                 clock=clock,
+                prefixes=PrefixWatch(block_size=16),
             ),
             clock=clock,
             unix_time=lambda: 1_700_000_000.0,

@@ -169,7 +169,8 @@ async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
 
 
 async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_house: Build, ask: Ask) -> None:
-    house = build_house(limits=Limits(max_queue=0, max_input_tokens=4096))
+    full = ScriptedBackend(load=Load(running=8, waiting=100, max_running=8))
+    house = build_house(backends=[full], limits=Limits(max_input_tokens=4096))
     sink = await house.run(ask(allow_fallback=False))
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "queue_full")

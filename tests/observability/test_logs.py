@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from observability.logs import Logs, configure_logging
-from observability.logwriter import LogWriter
+from observability.logwriter import BatchedLines, LogWriter
 
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -113,3 +113,45 @@ def test_a_stuck_pipe_blocks_nobody_and_the_loss_is_counted_and_told() -> None:
     assert writer.close(timeout_s=5)
     assert pipe.written[0] == "line 0"
     assert f"{writer.dropped} log lines were dropped" in pipe.written
+
+
+class Counting(io.StringIO):
+    """A stream that counts its writes."""
+
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        return super().write(text)
+
+
+def test_lines_that_come_together_are_written_together_and_in_order() -> None:
+    stream = Counting()
+    logs = configure_logging("info", json=True, stream=stream)
+    for number in range(200):
+        structlog.get_logger("sluice").info("line", number=number)
+    assert logs.close()
+    assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(200))
+    assert stream.writes < 20
+
+
+class Picky(logging.Formatter):
+    """Cannot write some lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.msg == "bad":
+            raise ValueError("no words for it")
+        return str(record.msg)
+
+
+def test_a_line_that_cannot_be_written_as_text_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    lines = BatchedLines(stream)
+    lines.setFormatter(Picky())
+    for words in ("one", "bad", "two"):
+        lines.handle(logging.LogRecord("x", logging.INFO, "", 0, words, (), None))
+    lines.flush()
+    assert stream.getvalue() == "one\ntwo\n"
+    assert "no words for it" in capsys.readouterr().err

@@ -42,8 +42,13 @@ def lines() -> Lines:
 
 
 @pytest.fixture
-def hub(metrics: Metrics, lines: Lines) -> Hub:
-    return Hub(metrics, log=lines)
+def requests() -> list[RequestRecord]:
+    return []
+
+
+@pytest.fixture
+def hub(metrics: Metrics, lines: Lines, requests: list[RequestRecord]) -> Hub:
+    return Hub(metrics, log=lines, log_request=requests.append)
 
 
 def count(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -51,31 +56,11 @@ def count(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_a_finished_request_is_counted_and_logged_once(
-    hub: Hub, metrics: Metrics, lines: Lines, record: Make
+    hub: Hub, metrics: Metrics, requests: list[RequestRecord], record: Make
 ) -> None:
     hub.emit(record())
     assert count(metrics, "sluice_tokens_total", kind="input") == 842
-    ((level, words, values),) = lines.lines
-    assert (level, words) == ("info", "request")
-    assert values["trace_id"] == record().trace_id
-    assert values["stage_ms"]["admit"] == 3.2
-    assert "error_code" not in values  # what is unknown is left out
-
-
-@pytest.mark.parametrize(
-    ("changes", "level"),
-    [
-        ({"status": 503, "error_code": "queue_full"}, "error"),
-        ({"status": 200, "error_code": "backend_unavailable"}, "error"),
-        ({"status": 429, "error_code": "rate_limited"}, "info"),
-        ({"status": 499, "finish_reason": "cancelled"}, "info"),
-    ],
-)
-def test_only_our_own_faults_are_logged_as_errors(
-    hub: Hub, lines: Lines, record: Make, changes: dict[str, object], level: str
-) -> None:
-    hub.emit(record(**changes))
-    assert lines.lines[0][0] == level
+    assert requests == [record()]
 
 
 def test_admissions_decisions_are_counted_by_reason(hub: Hub, metrics: Metrics) -> None:

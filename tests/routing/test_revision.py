@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from admission.ladder import Rung
+from admission.values import Limits
 from gateway.routing.revision import Known, RoutingFileError, load_routing, make_revision
 
 KNOWN = Known(
@@ -65,6 +68,10 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
             ["when", "'moon'", "locale"],
         ),
         (changed(surprise=1), ["surprise"]),
+        (changed(admission={"max_queue": -1}), ["admission.max_queue", "greater than or equal to 0"]),
+        (changed(admission={"max_in_flight": 3}), ["admission.max_in_flight"]),
+        (changed(admission={"ladder": [{"depth": 0}]}), ["admission.ladder.0.depth"]),
+        (changed(slo={"tpot_ms": 0}), ["slo.tpot_ms"]),
         ({"routes": {}}, ["routes"]),
         ({}, ["routes"]),
         ([], ["file"]),
@@ -84,3 +91,30 @@ def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "routing.yaml").write_text("a: [")
     with pytest.raises(RoutingFileError, match="not valid YAML"):
         load_routing(tmp_path / "routing.yaml", KNOWN)
+
+
+def test_a_routes_admission_is_laid_over_the_sections() -> None:
+    base = Limits(max_queue=50, kv_pressure=0.5)
+    admission = {"max_wait_ms": 750, "watermark_high": 0.9, "ladder": [{"depth": 3, "shed_low": True}]}
+    revision = make_revision(1, changed(admission=admission), replace(KNOWN, limits=base))
+    assert revision.routes["self_hosted_generation"].limits == replace(
+        base,
+        max_wait_s=0.75,
+        watermarks=(0.9, 0.95, 0.9),
+        oom_watermark=0.9,
+        rungs=(Rung(3, shed_low=True),),
+    )
+
+
+def test_a_route_that_says_nothing_of_admission_has_the_sections_limits() -> None:
+    base = Limits(max_queue=50)
+    route = make_revision(1, GOOD, replace(KNOWN, limits=base)).routes["self_hosted_generation"]
+    assert route.limits is base
+    assert route.budgets.max_input_tokens == base.max_input_tokens
+
+
+def test_a_target_for_the_time_per_token_turns_the_adaptive_limit_on() -> None:
+    slo = {"ttft_ms": 300, "tpot_ms": 40}
+    limits = make_revision(1, changed(slo=slo), KNOWN).routes["self_hosted_generation"].limits
+    assert limits is not None
+    assert (limits.tpot_slo_s, limits.ttft_slo_s) == (0.04, 0.3)

@@ -1,0 +1,112 @@
+"""What operators are shown of admission."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from admission.controller import AdmissionController
+from admission.errors import Refused
+from admission.values import Limits
+from gateway.admission_desk import KEPT_ADMITTED, KEPT_REFUSED, AdmissionDesk
+from gateway.routing.revision import Known, Revision, make_revision
+from tests.admission.gates import IDLE, ask
+
+LIMITS = Limits()
+ROUTE = {
+    "backends": [{"name": "local", "weight": 100}],
+    "admission": {"max_queue": 7, "max_wait_ms": 500},
+    "slo": {"tpot_ms": 50},
+}
+
+
+class House:
+    """A desk before a controller whose backend runs one at a time."""
+
+    def __init__(self) -> None:
+        known = Known(["local"], [], [], LIMITS)
+        plain = {"backends": [{"name": "local", "weight": 100}]}
+        self.revision: Revision = make_revision(1, {"routes": {"strict": ROUTE, "plain": plain}}, known)
+        self.desk = AdmissionDesk(
+            LIMITS,
+            revision=lambda: self.revision,
+            clock=lambda: asyncio.get_running_loop().time(),
+            unix_time=lambda: 1_800_000_000.0,
+        )
+        self.controller = AdmissionController(
+            LIMITS,
+            load=lambda _: replace(IDLE, kv_usage=0.25, max_running=1),
+            clock=lambda: asyncio.get_running_loop().time(),
+            emit=self.desk.saw,
+            random=random.Random(1),
+        )
+        self.desk.watch(self.controller)
+
+
+async def test_nothing_is_shown_of_backends_that_nobody_has_asked() -> None:
+    house = House()
+    assert house.desk.show()["backends"] == {}
+    assert list(house.desk.figures()) == []
+
+
+async def test_who_waits_is_shown_by_class_and_tenant_with_what_holds_them() -> None:
+    house = House()
+    async with asyncio.TaskGroup() as group, house.controller.admit(ask()):
+
+        async def wait(tenant: str, priority: int) -> None:
+            async with house.controller.admit(ask(tenant=tenant, priority=priority)):
+                await asyncio.sleep(0)
+
+        for tenant, priority in (("a", 0), ("a", 0), ("b", 1)):
+            group.create_task(wait(tenant, priority))
+        await asyncio.sleep(0.01)
+        shown = json.loads(json.dumps(house.desk.show()))["backends"]["local"]
+        [figures] = house.desk.figures()
+    assert shown["queue"]["requests"] == 3
+    assert shown["queue"]["held_by"] == "slots"
+    assert shown["queue"]["classes"] == {"high": 1, "normal": 2, "low": 0}
+    assert shown["queue"]["tenants"] == [
+        {"tenant": "b", "class": "high", "requests": 1},
+        {"tenant": "a", "class": "normal", "requests": 2},
+    ]
+    assert (shown["in_flight"]["sequences"], shown["in_flight"]["limit"]) == (1, 1)
+    assert shown["memory"]["used"] == 0.25 < shown["memory"]["forecast"]
+    assert shown["circuit"]["state"] == "closed"
+    assert (figures.name, figures.queued, figures.in_flight) == (
+        "local",
+        {"high": 1, "normal": 2, "low": 0},
+        1,
+    )
+
+
+async def test_limits_are_shown_whole_and_of_routes_what_differs() -> None:
+    limits = json.loads(json.dumps(House().desk.show()))["limits"]
+    assert limits["default"]["max_queue"] == 100
+    assert limits["routes"] == {
+        "strict": {"max_queue": 7, "max_wait_s": 0.5, "tpot_slo_s": 0.05, "ttft_slo_s": 0.2}
+    }
+
+
+async def test_the_last_decisions_are_kept_refusals_apart_and_never_more() -> None:
+    house = House()
+    with pytest.raises(Refused):
+        async with house.controller.admit(ask(input_tokens=9_999)):
+            raise AssertionError("it was let through")
+    for _ in range(KEPT_ADMITTED + 5):
+        async with house.controller.admit(ask()):
+            await asyncio.sleep(0)
+    decisions = house.desk.show()["decisions"]
+    assert isinstance(decisions, list) and len(decisions) == KEPT_ADMITTED + 1
+    [refused] = [one for one in decisions if one["decision"] == "refused"]
+    assert refused["reason"] == "token_budget_exceeded" and refused["retry_after_ms"] > 0
+    assert refused["at"].startswith("2027-01-15T08:00:00")
+    for _ in range(KEPT_REFUSED + 5):
+        with pytest.raises(Refused):
+            async with house.controller.admit(ask(input_tokens=9_999)):
+                raise AssertionError("it was let through")
+    shown = house.desk.show()["decisions"]
+    assert isinstance(shown, list) and len(shown) == KEPT_ADMITTED + KEPT_REFUSED

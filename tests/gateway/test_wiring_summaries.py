@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from budgeting.counting import ChatTokenizer
+from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, SectionBudgets, SummaryKind
+from gateway.backends.scripted import ScriptedBackend
+from gateway.model_text import ModelText
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.versions import PromptVersions
+from gateway.wiring_summaries import make_engine_summarizer
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+BACKENDS = {"local": ScriptedBackend("local"), "far": ScriptedBackend("far")}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    return ChatTokenizer.from_folder(DEMO)
+
+
+def made(
+    tokenizer: ChatTokenizer, folder: Path, summarizer: str, on_engine: list[str]
+) -> tuple[EngineSummarizer | None, ModelText]:
+    (folder / "v.yaml").write_text(f"id: v\nsystem: S\nsummarizer: {summarizer}\n")
+    text = ModelText(tokenizer, 700, Canonicalizer())
+    found = make_engine_summarizer(
+        text,
+        tokenizer,
+        versions=PromptVersions.from_folder(folder),
+        backends=BACKENDS,
+        on_engine=on_engine,
+        new_id=lambda prefix: prefix,
+    )
+    return found, text
+
+
+def ask(text: ModelText) -> int:
+    """Plans a conversation that is too long; how many turns its summary stands for."""
+    turns = [Message(Role.USER, f"Order {n} is told of here, at some length. " * 4) for n in range(20)]
+    request = BudgetRequest(
+        CanonicalPrompt(turns=tuple(turns)),
+        max_tokens=50,
+        budgets=SectionBudgets(recent_turns=200),
+        summary=SummaryKind.ENGINE,
+    )
+    return text.planner.plan(request).summarized_turns
+
+
+def test_a_version_that_asks_for_it_gets_summaries_by_the_engine_in_process(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    summarizer, text = made(tokenizer, tmp_path, "engine", ["local"])
+    assert summarizer is not None
+    assert ask(text) > 0
+    assert summarizer.waiting == 1
+    text.limit(600)  # the engine's pool turned out smaller
+    assert ask(text) > 0
+    assert summarizer.waiting == 2
+
+
+@pytest.mark.parametrize(("kind", "on_engine"), [("extractive", ["local"]), ("engine", [])])
+def test_otherwise_sentences_are_picked(
+    tokenizer: ChatTokenizer, tmp_path: Path, kind: str, on_engine: list[str]
+) -> None:
+    summarizer, text = made(tokenizer, tmp_path, kind, on_engine)
+    assert summarizer is None
+    assert ask(text) > 0
+
+
+def test_it_is_told_which_library_counts(tokenizer: ChatTokenizer) -> None:
+    assert ModelText(tokenizer, 700, Canonicalizer()).encoder == "tiktoken"

@@ -1,0 +1,23 @@
+"""``/admin/admission`` over the edge, behind fakes."""
+
+from __future__ import annotations
+
+from gateway.http.testing import ADMIN_KEY, fake_services
+from tests.http.conftest import Connect
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def test_admission_is_shown_to_operators_and_admins_alone(connect: Connect) -> None:
+    async with connect(fake_services()) as client:
+        refused = await client.get("/admin/admission")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert (await client.get("/admin/admission", headers={"authorization": ""})).status_code == 401
+        shown = await client.get("/admin/admission", headers=ADMIN)
+    assert shown.status_code == 200
+    assert set(shown.json()) == {"backends", "limits", "decisions"}
+
+
+async def test_the_api_document_names_it(connect: Connect) -> None:
+    async with connect(fake_services()) as client:
+        assert "/admin/admission" in (await client.get("/openapi.json")).json()["paths"]

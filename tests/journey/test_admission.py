@@ -1,0 +1,219 @@
+"""Admission on the journey: who waits, who is answered otherwise, and what the caller is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from admission.values import Load
+from budgeting.values import Message, Role
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import GenerateRequest, Sampling
+from gateway.routing.revision import Known, Revision, make_revision
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House, RecordingSink
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+ONE_AT_A_TIME = Load(max_running=1)
+SLOW = Script(("Hello",) * 5, delay_s=0.03)
+
+
+def slow(*scripts: Script, load: Load = ONE_AT_A_TIME) -> ScriptedBackend:
+    return ScriptedBackend(scripts=scripts or (SLOW,), load=load)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - nothing tells when a gate has changed
+            await asyncio.sleep(0.001)
+
+
+def stands_there(house: House, before: int, task: asyncio.Task[RecordingSink]) -> bool:
+    gate = house.admission.gate("local")
+    return task.done() or gate.in_flight + gate.queued > before
+
+
+async def together(house: House, *requests: GenerateRequest) -> list[RecordingSink]:
+    """Run requests that arrive one after the other, each when the one before it stands at the gate."""
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        running = []
+        for number, request in enumerate(requests):
+            named = replace(request, request_id=f"req_{number}", generation_id=f"gen_{number}")
+            before = gate.in_flight + gate.queued
+            running.append(tasks.create_task(house.run(named)))
+            await until(partial(stands_there, house, before, running[-1]))
+    return [task.result() for task in running]
+
+
+async def test_a_request_waits_for_its_turn_and_says_how_long(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[slow()])
+    first, second = await together(house, ask(), ask())
+    assert first.answer is not None and second.answer is not None
+    assert second.answer.fallback is None
+    assert first.answer.timings.queue_wait_ms < 50 < second.answer.timings.queue_wait_ms
+    assert house.left_behind() == []
+
+
+async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[slow()])
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(house.run(ask()))
+        await until(lambda: gate.in_flight == 1)
+        waiting = tasks.create_task(house.run(ask(request_id="req_2", generation_id="gen_2")))
+        await until(lambda: gate.queued == 1)
+        waiting.cancel()
+        await until(lambda: gate.queued == 0)
+        assert gate.in_flight == 1
+    assert len(house.backends["local"].calls) == 1
+    assert house.left_behind() == []
+
+
+async def test_a_long_line_shortens_answers_and_says_so(build_house: Build, ask: Ask) -> None:
+    route = {"admission": {"ladder": [{"depth": 1, "max_tokens": 7}]}}
+    house = build_house(backends=[slow()], route=route)
+    asked = ask(sampling=Sampling(max_tokens=100))
+    *_, last = await together(house, asked, asked, asked)
+    assert last.answer is not None
+    [warning] = last.answer.warnings
+    assert "max_tokens was lowered to 7" in warning
+    assert [work.sampling.max_tokens for work in house.backends["local"].calls] == [100, 100, 7]
+
+
+async def test_who_is_pushed_out_of_the_line_is_answered_by_the_fallback_chain(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[slow()], route={"admission": {"max_queue": 1}})
+    # A queue of one has room for a second of high priority, and the third pushes the low one out.
+    _, low, *high = await together(house, ask(), ask(priority=-1), ask(priority=1), ask(priority=1))
+    assert low.answer is not None and low.answer.fallback is not None
+    assert (low.answer.fallback.kind, low.answer.fallback.reason) == (
+        "degraded_response", "low_priority_shed",
+    )  # fmt: skip
+    assert low.answer.fallback.retry_after_ms is not None
+    assert all(sink.answer is not None and sink.answer.fallback is None for sink in high)
+    assert house.left_behind() == []
+
+
+async def test_a_deadline_that_passes_in_the_line_ends_the_wait_at_once(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[slow(Script(("a",) * 40, delay_s=0.02))])
+    begun = time.monotonic()
+    _, late = await together(house, ask(), ask(deadline=begun + 0.15))
+    assert late.answer is not None and late.answer.fallback is not None
+    assert late.answer.fallback.reason == "wait_exceeded"
+    assert late.answer.timings.total_ms < 500, "the answer before it takes 800 ms"
+
+
+async def test_the_wait_budget_is_the_routes(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[slow(Script(("a",) * 40, delay_s=0.02))], route={"admission": {"max_wait_ms": 100}}
+    )
+    _, second = await together(house, ask(), ask(allow_fallback=False))
+    assert second.error is not None
+    assert (second.error.status, second.error.code) == (503, "wait_exceeded")
+    assert second.error.retry_after_ms is not None
+
+
+async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
+    build_house: Build, ask: Ask
+) -> None:
+    backend = slow(Script(("a",), delay_s=0.2, failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
+    house = build_house(backends=[backend])
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        running = []
+        for number in range(6):
+            request = ask(request_id=f"req_{number}", generation_id=f"gen_{number}")
+            running.append(tasks.create_task(house.run(request)))
+        await until(lambda: gate.queued == 5)
+        backend.state = BackendState.DEAD
+        begun = time.monotonic()
+        await until(lambda: gate.queued == 0 and gate.in_flight == 0)
+    assert time.monotonic() - begun < 1.0
+    for task in running[1:]:
+        answer = task.result().answer
+        assert answer is not None and answer.fallback is not None
+        assert answer.fallback.reason == "engine_dead"
+    assert len(backend.calls) == 1
+    assert house.left_behind() == []
+
+
+async def test_a_backend_that_is_not_ready_yet_is_not_held_to_have_failed(
+    build_house: Build, ask: Ask
+) -> None:
+    backend = slow(Script())
+    backend.state = BackendState.STARTING
+    house = build_house(backends=[backend])
+    for number in range(20):
+        sink = await house.run(ask(generation_id=f"gen_{number}"))
+        assert sink.answer is not None and sink.answer.fallback is not None
+        assert sink.answer.fallback.reason == "backend_unavailable"
+    backend.state = BackendState.READY
+    sink = await house.run(ask())
+    assert sink.answer is not None and sink.answer.fallback is None
+
+
+async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    turns = tuple(
+        Message(Role.USER if i % 2 == 0 else Role.ASSISTANT, f"turn {i} " + "word " * 40) for i in range(21)
+    )
+    answer = (await house.run(ask(messages=turns))).answer
+    assert answer is not None and answer.fallback is None
+    assert answer.usage.input_tokens <= 300
+    assert answer.budget.dropped_turns > 0
+
+
+async def test_what_cannot_be_trimmed_to_the_routes_limit_is_refused(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    sink = await house.run(ask("word " * 400))
+    assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
+    assert "300 that fit" in sink.error.message
+    assert house.backends["local"].calls == []
+
+
+async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[slow()])
+    backends = [{"name": "local", "weight": 100}]
+
+    def revision(number: int, max_queue: int) -> Revision:
+        config = {"backends": backends, "admission": {"max_queue": max_queue}}
+        routes = {"routes": {"self_hosted_generation": config}}
+        return make_revision(number, routes, Known(["local"], [], []))
+
+    in_force = [revision(1, 5)]
+    house.journey = replace(house.journey, revision=lambda: in_force[0])
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            request = ask(request_id=f"req_{number}", generation_id=f"gen_{number}")
+            tasks.create_task(house.run(request))
+        await until(lambda: gate.queued == 2)
+        in_force[0] = revision(2, 2)
+        refused = await house.run(ask(request_id="req_9", generation_id="gen_9", allow_fallback=False))
+        assert refused.error is not None and refused.error.code == "queue_full"
+        assert gate.queued == 2, "those who wait already stay"
+
+
+async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
+    build_house: Build, ask: Ask
+) -> None:
+    gone = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
+    pool = ScriptedBackend("pool", scripts=(SLOW,))
+    house = build_house(
+        backends=[slow(Script((), failure=gone)), pool], route={"fallback": ["pool", "degraded"]}
+    )
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(house.run(ask()))
+        await until(lambda: house.admission.in_flight("pool") == 1)
+        assert house.admission.in_flight("local") == 0
+    answer = task.result().answer
+    assert answer is not None and answer.fallback is not None and answer.fallback.kind == "pool"
+    assert house.left_behind() == []

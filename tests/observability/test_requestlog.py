@@ -1,0 +1,80 @@
+import io
+import json
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from observability.events import RequestRecord
+from observability.logs import configure_logging
+from observability.metrics import Metrics
+from observability.requestlog import RequestLog, request_line
+from observability.subscribers import Hub
+
+Make = Callable[..., RequestRecord]
+
+
+def logged(*records: RequestRecord, level: str = "info", json_lines: bool = True) -> str:
+    stream = io.StringIO()
+    logs = configure_logging(level, json=json_lines, stream=stream)
+    hub = Hub(Metrics(version="1"))
+    for record in records:
+        hub.emit(record)
+    assert logs.close()
+    return stream.getvalue()
+
+
+def test_a_finished_request_is_one_line_with_time_level_and_what_is_known_of_it(record: Make) -> None:
+    (line,) = [json.loads(text) for text in logged(record()).splitlines()]
+    assert line.pop("timestamp").endswith("Z")
+    assert (line["event"], line["level"], line["logger"]) == ("request", "info", "sluice")
+    assert line["trace_id"] == record().trace_id
+    assert line["stage_ms"]["admit"] == 3.2
+    assert "error_code" not in line  # what is unknown is left out
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({"status": 503, "error_code": "queue_full"}, "error"),
+        ({"status": 200, "error_code": "backend_unavailable"}, "error"),
+        ({"status": 429, "error_code": "rate_limited"}, "info"),
+        ({"status": 499, "finish_reason": "cancelled"}, "info"),
+    ],
+)
+def test_only_our_own_faults_are_logged_as_errors(
+    record: Make, changes: dict[str, object], level: str
+) -> None:
+    assert json.loads(logged(record(**changes)))["level"] == level
+
+
+def test_credentials_in_a_callers_labels_are_redacted(record: Make) -> None:
+    line = logged(record(request_id="Bearer SECRET", route="sk-SECRET", intent="https://me:SECRET@host/"))
+    assert "SECRET" not in line
+    assert json.loads(line)["request_id"] == "Bearer [redacted]"
+
+
+def test_a_lone_surrogate_in_a_label_is_escaped_and_the_line_is_not_lost(record: Make) -> None:
+    assert json.loads(logged(record(request_id="\ud800")))["request_id"] == "\ud800"
+
+
+def test_times_are_rounded_to_a_microsecond(record: Make) -> None:
+    line = request_line(record(total_ms=1.23456, stage_ms={"plan": 0.98765}))
+    assert (line["total_ms"], line["stage_ms"]) == (1.235, {"plan": 0.988})
+
+
+def test_a_terminal_gets_words_instead_of_json(record: Make) -> None:
+    line = logged(record(), json_lines=False)
+    assert "request" in line and "tenant=" in line and not line.startswith("{")
+
+
+def test_nothing_is_made_below_the_level(record: Make) -> None:
+    assert logged(record(), level="error") == ""
+
+
+def test_a_request_reaches_every_handler_of_its_logger(
+    record: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "sluice"):
+        RequestLog(logging.getLogger("sluice"))(record())
+    assert caplog.messages == ["request"]
