@@ -209,7 +209,7 @@ class Gate:
         ticket.state = TicketState.GONE
         in_flight, sequences = self._sequences, ticket.demand.sequences
         self._sequences -= sequences
-        self._signals.left(sequences)
+        self._signals.left(sequences, ticket.handed_on_at)
         del self._running[ticket.number]
         self._memory.remove(ticket)
         if ticket.first_token_at is None:

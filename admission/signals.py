@@ -32,9 +32,10 @@ class Signals:
         if load.total_blocks and load.block_size:
             self.pool = Pool(load.total_blocks, load.block_size)
 
-    def left(self, sequences: int) -> None:
-        """So many of our sequences have ended since it told."""
-        self._just_left += sequences
+    def left(self, sequences: int, since: float) -> None:
+        """So many of our sequences, handed on at ``since``, have ended: if it told of them, it still does."""
+        if since < self._told_at:
+            self._just_left += sequences
 
     @property
     def workers(self) -> int:

@@ -70,6 +70,14 @@ def test_a_prefill_rate_is_learned_through_noise_and_never_makes_the_step_negati
     assert rates.step_s >= 0.0
 
 
+def test_others_sequences_are_not_forgotten_when_ours_come_and_go_between_two_words() -> None:
+    door = Door(load=replace(IDLE, running=1, kv_usage=0.5, total_blocks=10))
+    for _ in range(3):
+        door.end(door.enter(ask(input_tokens=10, max_output_tokens=10)))
+    assert door.enter().state is TicketState.WAITING, "an engine that was idle would take it"
+    assert door.gate.hold is Hold.MEMORY
+
+
 def test_a_route_has_a_ladder_and_a_queue_of_its_own() -> None:
     strict = Limits(max_queue=2, rungs=(Rung(1, max_tokens=10),))
     door = Door()
