@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, chain
 from pathlib import Path
 from sys import getsizeof
 
@@ -155,12 +154,18 @@ class ChatTokenizer:
             TemplateRefused: the chat template does not take these messages.
         """
         if self._per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
-            pieces = [self._piece(message, first=index == 0) for index, message in enumerate(messages)]
-            whole = [piece for piece in pieces if piece is not None]
-            if len(whole) == len(pieces):
-                tail = self._generation_ids if add_generation_prompt else ()
-                sums = list(accumulate(map(len, whole), initial=0))
-                return EncodedChat(tuple(chain(*whole, tail)), tuple([sums[cut] for cut in cuts]))
+            ids: list[int] = []
+            sums = [0]
+            for index, message in enumerate(messages):
+                piece = self._piece(message, first=index == 0)
+                if piece is None:
+                    break
+                ids += piece
+                sums.append(len(ids))
+            else:
+                if add_generation_prompt:
+                    ids += self._generation_ids
+                return EncodedChat(tuple(ids), tuple([sums[cut] for cut in cuts]))
         return self.encode_parts_whole(messages, cuts, add_generation_prompt=add_generation_prompt)
 
     def encode_parts_whole(

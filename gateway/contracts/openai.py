@@ -124,6 +124,9 @@ class OpenAIBody(Body):
     sluice: SluiceFields | None = None
 
 
+_NO_FIELDS = SluiceFields()
+
+
 class ChatRequest(OpenAIBody):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -225,7 +228,7 @@ def _asked(
         raise InvalidRequest(
             "stream_options is given without stream; allowed: with 'stream': true", param="stream_options"
         )
-    native = body.sluice or SluiceFields()
+    native = body.sluice or _NO_FIELDS
     if native.context:
         check_plain(native.context, "sluice.context")
     request = GenerateRequest(

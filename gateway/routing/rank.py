@@ -45,7 +45,8 @@ def rank(
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
     """
     weights = ((pinned, 100.0),) if pinned is not None else route.weights
-    drawn = _draw(weights, stable_fraction(route.name, sticky_key))
+    # Nothing is drawn from one.
+    drawn = _draw(weights, stable_fraction(route.name, sticky_key)) if len(weights) > 1 else weights[0][0]
     order = sorted(
         (entry for entry in weights if entry[1] > 0), key=lambda entry: (entry[0] != drawn, -entry[1])
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from admission.values import Load
 from budgeting.values import Plan, SectionCounts
 from gateway.backends.scripted import ScriptedBackend
-from gateway.prompts.prefixes import Prefix, PrefixWatch, fingerprint_of
+from gateway.prompts.prefixes import MAX_LATELY, Prefix, PrefixWatch, fingerprint_of
 
 LOAD = Load(running=0, waiting=0, kv_usage=0.0, total_blocks=64, block_size=16, max_running=8)
 LOCAL, OTHER = ScriptedBackend(), ScriptedBackend(name="other")
@@ -80,6 +80,16 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
     for sent in (one, two, one, three):
         watch.computed(expect(watch, sent))
     assert [expect(watch, sent).expected for sent in (one, two, three)] == [32, 0, 32]
+
+
+def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None:
+    watch = PrefixWatch(block_size=16)
+    many = [replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_LATELY)]
+    for sent in many:
+        watch.computed(expect(watch, sent))
+    again = [expect(watch, sent) for sent in many]
+    assert {prefix.expected for prefix in again} == {32}
+    assert [prefix.fingerprint for prefix in again] == [fingerprint_of(one.token_ids, 35, 16) for one in many]
 
 
 @given(

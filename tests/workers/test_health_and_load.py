@@ -153,6 +153,22 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
     assert load.requests(0.6) == 8
 
 
+def test_the_told_load_follows_every_change() -> None:
+    load = WorkerLoad(interval_s=1)
+    load.scraped(FIGURES, 0)
+    seen = [load.told(0), load.told(0.1)]
+    ticket = load.sent(160)
+    seen += [load.told(0.2), load.told(0.3)]
+    load.ended(ticket)
+    seen += [load.told(0.4)]
+    load.scraped(WorkerFigures(running=0, waiting=0, kv_usage=0.1, total_blocks=100, block_size=16), 1)
+    seen += [load.told(1), load.told(4), load.told(20)]
+    quiet, busy, rest = Load(6, 2, 0.5, 100, 16, 0), Load(7, 2, 0.6, 100, 16, 0), Load(0, 0, 0.1, 100, 16, 0)
+    assert seen[:6] == [quiet, quiet, busy, busy, quiet, rest]
+    assert seen[6] is not None and seen[6].kv_usage > 0.1  # doubted
+    assert seen[7] is None
+
+
 def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
     load = WorkerLoad(interval_s=1)
     for _ in range(5):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from urllib.parse import urlsplit
 
 from gateway.backends.workers.connection import Connection
@@ -83,26 +83,19 @@ class WorkerClient:
         """Connections open, idle ones included."""
         return len(self._open)
 
-    @asynccontextmanager
-    async def post(self, path: str, body: bytes) -> AsyncIterator[Connection]:
-        """Send a request; yields its connection once the head of the answer is there.
+    def post(self, path: str, body: bytes) -> AbstractAsyncContextManager[Connection]:
+        """Send a request; the block begins with its connection once the head of the answer is there.
 
         A connection that turns out to have been closed while idle is replaced by a new one, once. Leaving
         the block before the answer's end closes the connection: that is how a worker is told to stop.
 
-        Raises:
-            TransportError: of any kind.
+        Entry raises TransportError, of any kind.
         """
-        connection = await self._exchange(
-            self._request(b"POST", self._prefix + path, body),
-            self._timeouts.first_token_s,
-            self._timeouts.idle_s,
-            self._timeouts.total_s,
-        )
-        try:
-            yield connection
-        finally:
-            connection.release()
+        return _Posted(self, self._request(b"POST", self._prefix + path, body))
+
+    async def _post(self, request: bytes) -> Connection:
+        timeouts = self._timeouts
+        return await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
 
     async def get(self, path: str, *, timeout_s: float) -> Whole:
         """Ask for something small; ``path`` is from the server's root. Raises TransportError."""
@@ -183,6 +176,27 @@ class WorkerClient:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+class _Posted(AbstractAsyncContextManager[Connection]):
+    """One exchange's block. Entered once."""
+
+    __slots__ = ("_client", "_connection", "_request")
+
+    def __init__(self, client: WorkerClient, request: bytes) -> None:
+        self._client = client
+        self._request = request
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Connection:
+        self._connection = connection = await self._client._post(self._request)
+        return connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.release()
 
 
 async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> bytes:
