@@ -81,7 +81,8 @@ class Fitting:
     Args:
         tokenizer: the model's.
         request: what is planned; its prompt is a conversation.
-        allowed: tokens there is room for beside the reserve.
+        allowed: tokens that the prompt should keep to.
+        room: tokens there is room for beside the reserve; what may never be cut may have them all.
         reserve: tokens kept for the answer.
         summarizer: makes the summary of older turns; none: they are left out.
     """
@@ -92,6 +93,7 @@ class Fitting:
         request: BudgetRequest,
         *,
         allowed: int,
+        room: int,
         reserve: int,
         summarizer: Summarizer | None,
     ) -> None:
@@ -99,6 +101,7 @@ class Fitting:
         self._request = request
         self._prompt = request.prompt
         self._allowed = allowed
+        self._room = room
         self._reserve = reserve
         self._summarizer = summarizer
         self._merged = merge_chunks(request.prompt.evidence)
@@ -125,13 +128,15 @@ class Fitting:
         """
         nothing = _Kept({}, self._latest, False)
         least = self._encode(nothing)
-        if least.tokens > self._allowed:
+        if least.tokens > self._room:
             raise ContextTooLong(
                 section=_largest(least.counts),
                 needed=least.tokens,
-                allowed=self._allowed,
+                allowed=self._room,
                 reserve=self._reserve,
             )
+        # Only what does not fit the model is too long: the limit on prompts bends for what may not be cut.
+        self._allowed = max(self._allowed, least.tokens)
         taken, guess = self._affordable(least.counts, self._allowed - least.tokens)
         tried = {0: least}
 

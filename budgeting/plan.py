@@ -62,7 +62,7 @@ class BudgetPlanner:
         """
         if request.prompt.raw is not None:
             reserve = self._reserve(request)
-            return self._plan_raw(request.prompt.raw, reserve, self._allowed(request, reserve))
+            return self._plan_raw(request.prompt.raw, reserve, self._max_model_len - reserve)
         fitting = self._fitting(request)
         return fitting.whole() or fitting.trimmed()
 
@@ -106,12 +106,12 @@ class BudgetPlanner:
         if request.summary is not SummaryKind.NONE and request.budgets.older_summary > 0:
             summarizer = self._summarizers.get(request.summary, self._extractive)
         return Fitting(
-            self._tokenizer, request, allowed=self._allowed(request, reserve), reserve=reserve,
-            summarizer=summarizer,
+            self._tokenizer, request, allowed=self._allowed(request, reserve),
+            room=self._max_model_len - reserve, reserve=reserve, summarizer=summarizer,
         )  # fmt: skip
 
     def _allowed(self, request: BudgetRequest, reserve: int) -> int:
-        """Tokens the prompt may have."""
+        """Tokens the prompt should keep to."""
         allowed = self._max_model_len - reserve
         return allowed if request.max_input_tokens is None else min(allowed, request.max_input_tokens)
 

@@ -98,8 +98,8 @@ class BudgetRequest:
 
     ``max_tokens`` is the caller's wish (``None``: the reserve of the prompt version, else the default
     reserve of the model length). ``spare`` are the sections that may use what others do not need, in order;
-    a section that is not named never borrows. The system part and the latest turn always may. No plan has
-    more prompt tokens than ``max_input_tokens``, however long the model is.
+    a section that is not named never borrows. The system part and the latest turn always may. What may be
+    cut is cut until the prompt has ``max_input_tokens``, however long the model is.
     """
 
     prompt: CanonicalPrompt

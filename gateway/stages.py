@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from accounting.values import UsageRow
@@ -101,6 +102,10 @@ def demand_of(
     beyond a known prefix is learned.
     """
     bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
+    limits = route.limits
+    if limits is not None and plan.counts.total > limits.max_input_tokens:
+        # The planner has cut what may be cut; the rest fits the model, and may pass.
+        limits = replace(limits, max_input_tokens=plan.counts.total)
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,
@@ -113,7 +118,7 @@ def demand_of(
         cached_tokens=prefix.expected if bound and prefix is not None else None,
         size_bytes=BYTES_PER_TOKEN * plan.counts.total,
         produced=meter.produced,
-        limits=route.limits,
+        limits=limits,
         sequences=request.sampling.n,
     )
 

@@ -171,11 +171,19 @@ async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_hous
     assert answer.budget.dropped_turns > 0
 
 
-async def test_what_cannot_be_trimmed_to_the_routes_limit_is_refused(build_house: Build, ask: Ask) -> None:
+async def test_the_routes_limit_bends_for_what_may_not_be_trimmed(build_house: Build, ask: Ask) -> None:
     house = build_house(route={"admission": {"max_input_tokens": 300}})
-    sink = await house.run(ask("word " * 400))
+    turns = (Message(Role.USER, "old"), Message(Role.ASSISTANT, "older"), Message(Role.USER, "word " * 400))
+    answer = (await house.run(ask(messages=turns))).answer
+    assert answer is not None and answer.fallback is None
+    assert answer.usage.input_tokens > 300
+    assert answer.budget.dropped_turns == 2
+
+
+async def test_what_does_not_fit_the_model_is_refused(build_house: Build, ask: Ask) -> None:
+    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    sink = await house.run(ask("word " * 4_000))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
-    assert "300 that fit" in sink.error.message
     assert house.backends["local"].calls == []
 
 
