@@ -83,6 +83,10 @@ class Dispatcher:
                 deadline=request.deadline,
             )
             slot.succeeded()
+        except BackendFailure as failure:
+            if not failure.policy.other_backend:
+                slot.ignored()  # the request is at fault: it says nothing about the backend
+            raise
         except DeadlinePassed:
             slot.ignored()
             if not meter.delivered:

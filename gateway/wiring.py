@@ -182,8 +182,8 @@ def build(
 
     def stepped(preemptions: int) -> None:
         vitals.saw_preemptions(preemptions)
-        if engines.on_engine:
-            admission.wake(next(iter(engines.on_engine)))
+        if gate is not None:
+            admission.wake(gate)
 
     engines = make_engines(
         settings,
@@ -192,6 +192,8 @@ def build(
         on_step=stepped,
         on_death=lambda error: log.error("engine died", reason=str(error)),
     )
+    # All backends on the engine share one gate; it is looked up at every step.
+    gate = min(engines.on_engine, default=None)
     host, fleet = engines.host, Fleet(engines.backends)
     versions = PromptVersions.from_folder(Path(settings.prompts.folder))
     adapters = (
@@ -242,7 +244,7 @@ def build(
         clock=clock,
         emit=decided,
         random=random.Random(),
-        engine_of=dict.fromkeys(engines.on_engine, min(engines.on_engine, default="")),
+        engine_of={} if gate is None else dict.fromkeys(engines.on_engine, gate),
     )
     admission_desk.watch(admission)
     metrics.read_admission(admission_desk.figures)

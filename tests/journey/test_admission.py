@@ -225,3 +225,13 @@ async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
     answer = task.result().answer
     assert answer is not None and answer.fallback is not None and answer.fallback.kind == "pool"
     assert house.left_behind() == []
+
+
+async def test_bad_input_never_opens_the_circuit_for_others(build_house: Build, ask: Ask) -> None:
+    refused = Script(pieces=(), failure=BackendFailure(FailureKind.INVALID_INPUT, "no such field"))
+    house = build_house(scripts=[*[refused] * 30, Script()])
+    for number in range(30):
+        sink = await house.run(ask(generation_id=f"gen_{number}"))
+        assert sink.error is not None and sink.error.status < 500
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.fallback is None
