@@ -229,7 +229,7 @@ async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
 
 async def test_bad_input_never_opens_the_circuit_for_others(build_house: Build, ask: Ask) -> None:
     refused = Script(pieces=(), failure=BackendFailure(FailureKind.INVALID_INPUT, "no such field"))
-    house = build_house(scripts=[*[refused] * 30, Script()])
+    house = build_house(backends=[ScriptedBackend(scripts=[*[refused] * 30, Script()])])
     for number in range(30):
         sink = await house.run(ask(generation_id=f"gen_{number}"))
         assert sink.error is not None and sink.error.status < 500
