@@ -37,7 +37,7 @@ from rich.table import Table
 from admission.values import Load
 from benchmarks.stages import WORDS
 from gateway import server
-from gateway.backends.port import Backend, BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
 from gateway.config import load_settings
 from gateway.contracts.values import FinishReason, Usage
 from gateway.fleet import Fleet
@@ -64,6 +64,7 @@ class NullBackend:
     kind = "embedded"
     model = MODEL
     features = frozenset(Feature)
+    continues: frozenset[Continue] = frozenset()
     state = BackendState.READY
     load: Load | None = None
 

@@ -77,7 +77,7 @@ class Dispatcher:
         meter.started(slot.first_token)
         try:
             completion = await self._guard.run(
-                lambda: backend.generate(work, meter.take),
+                lambda _: backend.generate(work, meter.take),
                 backend=backend.name,
                 delivered=lambda: meter.delivered,
                 deadline=request.deadline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -12,12 +13,20 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from resilience.classify import classify
 from resilience.errors import DeadlinePassed
 from resilience.events import AttemptFailed, ResilienceEvent, Retried
-from resilience.failures import BackendFailure
+from resilience.failures import BackendFailure, FailureKind
 
 T = TypeVar("T")
 
 # Seed 001 adds up to a tenth of the wait, so that requests that failed together do not return together.
 JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Which attempt this is, from 1, and what the one before failed with."""
+
+    number: int
+    after: FailureKind | None = None
 
 
 class Guard:
@@ -45,7 +54,7 @@ class Guard:
 
     async def run(
         self,
-        attempt: Callable[[], Awaitable[T]],
+        attempt: Callable[[Try], Awaitable[T]],
         *,
         backend: str,
         delivered: Callable[[], bool],
@@ -78,17 +87,24 @@ class Guard:
             self._emit(Retried(backend, _failure(state).kind, state.attempt_number, state.upcoming_sleep))
 
         made = 0
+        last: FailureKind | None = None
         first_failure: BackendFailure | None = None
 
         async def once() -> T:
-            nonlocal made, first_failure
+            nonlocal made, first_failure, last
             if first_failure is not None:
                 failure, first_failure = first_failure, None
                 raise failure
             if deadline is not None and self._clock() >= deadline:
                 raise DeadlinePassed(backend=backend, attempts=made)
             made += 1
-            return await self._attempt(attempt, made, backend=backend, delivered=delivered, deadline=deadline)
+            try:
+                return await self._attempt(
+                    attempt, Try(made, last), backend=backend, delivered=delivered, deadline=deadline
+                )
+            except BackendFailure as failure:
+                last = failure.kind
+                raise
 
         try:
             return await once()
@@ -109,8 +125,8 @@ class Guard:
 
     async def _attempt(
         self,
-        attempt: Callable[[], Awaitable[T]],
-        number: int,
+        attempt: Callable[[Try], Awaitable[T]],
+        this: Try,
         *,
         backend: str,
         delivered: Callable[[], bool],
@@ -119,16 +135,16 @@ class Guard:
         limit = None if deadline is None else asyncio.timeout(deadline - self._clock())
         try:
             if limit is None:
-                return await attempt()
+                return await attempt(this)
             async with limit:
-                return await attempt()
+                return await attempt(this)
         except Exception as error:
             # Once the time is up, whatever the attempt raised is how it took its cancellation.
             if limit is not None and limit.expired():
-                raise DeadlinePassed(backend=backend, attempts=number) from error
+                raise DeadlinePassed(backend=backend, attempts=this.number) from error
             failure = classify(error)
             error_type = type(failure.__cause__ or failure).__name__
-            self._emit(AttemptFailed(backend, failure.kind, number, delivered(), error_type))
+            self._emit(AttemptFailed(backend, failure.kind, this.number, delivered(), error_type))
             if failure is error:
                 raise
             raise failure from failure.__cause__

@@ -22,7 +22,7 @@ from engine.values import (
 from engine.values import FinishReason as EngineFinish
 from engine.values import TokenLogprob as EngineLogprob
 from gateway.backends.adapter_shelf import AdapterShelf
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -82,6 +82,7 @@ class EmbeddedBackend:
         self._token_bytes = token_bytes
         self._adapters = adapters
         self._share_prefixes = share_prefixes
+        self.continues: frozenset[Continue] = frozenset()
         self.features = FEATURES if adapters.places else FEATURES - {Feature.LORA}
 
     @property

@@ -49,6 +49,24 @@ class Feature(StrEnum):
         return self.value.split()[0]
 
 
+class Continue(StrEnum):
+    """How a backend can go on with an answer that another call began."""
+
+    TOKENS = "tokens"  # exactly: from the prompt's ids and the generated ones
+    TEXT = "text"  # from an assistant message that it completes (prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The part of an answer that a broken call gave, and that is not to be given again.
+
+    ``token_ids`` decode to exactly ``text``; ``None`` when the ids are not known.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a backend is asked to do.
@@ -58,6 +76,10 @@ class Work:
     share cached prefixes: it is the tenant, whom the time of a first token would tell what others have sent.
     The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
     nobody waits for each piece: a backend may give larger ones after the first.
+
+    With ``begun`` the backend goes on with that answer in one of the ways of its ``continues``: its first
+    piece follows right behind ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
+    strings, penalties and shapes look at the whole answer as far as the backend can.
     """
 
     generation_id: str
@@ -70,6 +92,7 @@ class Work:
     cache_salt: str | None = None
     prefix_tokens: int = 0
     stream: bool = True
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +100,7 @@ class Delta:
     """A piece of the answer: text (perhaps empty) and how many tokens it stands for.
 
     ``index`` tells which of ``sampling.n`` texts it belongs to; ``logprobs`` has an entry for each token when
-    they were asked for.
+    they were asked for. ``token_ids`` are the ids of those tokens, empty when the backend does not tell them.
 
     ``cached_tokens`` and ``queue_wait_s`` come with the first piece when the backend already knows them,
     so that an answer cut short is still accounted for.
@@ -89,6 +112,7 @@ class Delta:
     queue_wait_s: float | None = None
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +120,8 @@ class Completion:
     """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step.
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
-    and the tokens of all texts.
+    and the tokens of all texts. Of an answer that was begun elsewhere it counts the request's own prompt, and
+    the tokens of this call alone.
     """
 
     finish_reason: FinishReason
@@ -136,6 +161,10 @@ class Backend(Protocol):
     @property
     def features(self) -> frozenset[Feature]:
         """What it can honour."""
+
+    @property
+    def continues(self) -> frozenset[Continue]:
+        """How it can go on with a broken answer; empty when it cannot."""
 
     @property
     def state(self) -> BackendState:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from admission.values import Load
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure
 
@@ -43,12 +43,14 @@ class ScriptedBackend:
         features: frozenset[Feature] = frozenset(Feature),
         state: BackendState = BackendState.READY,
         load: Load | None = None,
+        continues: frozenset[Continue] = frozenset(),
     ) -> None:
         self.name = name
         self.model = model
         self.features = features
         self.state = state
         self.load = load
+        self.continues = continues
         self.calls: list[Work] = []
         self.active = 0
         self._scripts = list(scripts)

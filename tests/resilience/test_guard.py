@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resilience.errors import DeadlinePassed
 from resilience.events import AttemptFailed, ResilienceEvent, Retried
 from resilience.failures import POLICIES, BackendFailure, FailureKind
-from resilience.guard import Guard
+from resilience.guard import Guard, Try
 
 RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
 NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_same]
@@ -50,7 +50,7 @@ class Bench:
         """Run attempts that end as scripted, in turn."""
         ends = list(script)
 
-        async def attempt() -> str:
+        async def attempt(_: Try) -> str:
             assert self.running == 0
             self.running += 1
             try:
@@ -177,7 +177,7 @@ async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
 async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() -> None:
     cleaned_up = False
 
-    async def attempt() -> str:
+    async def attempt(_: Try) -> str:
         nonlocal cleaned_up
         try:
             await asyncio.sleep(3600)
@@ -195,7 +195,7 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
 
 
 async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
-    async def attempt() -> str:
+    async def attempt(_: Try) -> str:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -213,12 +213,12 @@ async def test_an_attempts_own_timeout_is_a_failure_and_not_the_deadline() -> No
     assert bench.told[0].kind is FailureKind.TIMEOUT
 
 
-async def _forever() -> str:
+async def _forever(_: Try) -> str:
     await asyncio.sleep(3600)
     return "never"
 
 
-async def _out_of_memory() -> str:
+async def _out_of_memory(_: Try) -> str:
     raise failure(FailureKind.CUDA_OOM)
 
 
@@ -227,7 +227,7 @@ async def _sleep_forever(_: float) -> None:
 
 
 @pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
-async def test_a_cancellation_passes_through_untouched(attempt: Callable[[], Awaitable[str]]) -> None:
+async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Try], Awaitable[str]]) -> None:
     guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=lambda _: None)
     ended: list[BaseException] = []
 

@@ -17,7 +17,7 @@ from gateway.backends.bedrock.call import Call
 from gateway.backends.bedrock.lanes import Lanes
 from gateway.backends.bedrock.request import RequestWriter
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.port import BackendState, Completion, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
 from resilience.failures import BackendFailure, FailureKind
 
 FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
@@ -61,6 +61,7 @@ class BedrockBackend:
     ) -> None:
         self.name = name
         self.model = model
+        self.continues: frozenset[Continue] = frozenset()
         self.features = features
         self._writer = writer
         self._transport = transport

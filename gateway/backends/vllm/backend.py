@@ -10,7 +10,7 @@ from typing import TypeVar
 from admission.values import Load
 from engine import errors
 from gateway.backends.adapter_shelf import AdapterShelf
-from gateway.backends.port import BackendState, Completion, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import Ask, LoadedEngine
@@ -61,6 +61,7 @@ class VllmBackend:
         self._loaded = loaded
         self._shelf = shelf
         self._share_prefixes = share_prefixes
+        self.continues: frozenset[Continue] = frozenset()
         self.features = FEATURES if shelf.places else FEATURES - {Feature.LORA}
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from admission.values import Load
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
 from gateway.backends.workers.answer import AnswerReader
 from gateway.backends.workers.choice import NO_WISH, Choice, Wish
 from gateway.backends.workers.client import whole_body
@@ -74,6 +74,7 @@ class WorkersBackend:
     ) -> None:
         self.name = name
         self.model = model
+        self.continues: frozenset[Continue] = frozenset()
         self.features = features
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
