@@ -1,0 +1,63 @@
+"""What an adapter must fit: the base model's linear layers, read from its ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+# Decoders whose layers have these seven products, with these names.
+LLAMA_LIKE = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "olmo2", "smollm3"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The served base model, as far as an adapter must fit it.
+
+    Args:
+        model_id: the id it is served under.
+        layers: decoder layers.
+        shapes: module name to (inputs, outputs); empty when the architecture is not known here, and then an
+            adapter's shapes are compared with each other only.
+        aliases: other names under which adapters may have been trained (``org/name``).
+        max_lora_rank: highest rank that the engine runs.
+    """
+
+    model_id: str
+    layers: int
+    shapes: Mapping[str, tuple[int, int]]
+    max_lora_rank: int
+    aliases: tuple[str, ...] = ()
+
+    def serves(self, name: str) -> bool:
+        """Whether ``name``, as an adapter's configuration gives it, is this model.
+
+        A path or ``org/name`` counts by its last part, as training scripts leave either.
+        """
+        return name in (self.model_id, *self.aliases) or name.rstrip("/").rsplit("/", 1)[-1] == self.model_id
+
+
+def base_model(
+    model_id: str, config: Mapping[str, Any], *, max_lora_rank: int, aliases: tuple[str, ...] = ()
+) -> BaseModel:
+    """The base model of a ``config.json``."""
+    hidden, heads = int(config.get("hidden_size", 0)), int(config.get("num_attention_heads", 0))
+    shapes: Mapping[str, tuple[int, int]] = {}
+    if config.get("model_type") in LLAMA_LIKE and hidden and heads:
+        width = int(config.get("head_dim") or hidden // heads)
+        queries, keys = heads * width, int(config.get("num_key_value_heads") or heads) * width
+        inner = int(config["intermediate_size"])
+        shapes = {
+            "q_proj": (hidden, queries),
+            "k_proj": (hidden, keys),
+            "v_proj": (hidden, keys),
+            "o_proj": (queries, hidden),
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }
+    layers = int(config.get("num_hidden_layers", 0))
+    return BaseModel(model_id, layers, MappingProxyType(dict(shapes)), max_lora_rank, aliases)

@@ -1,0 +1,113 @@
+"""Unpacks an adapter's archive into an empty folder: plain files only, within it, and not too many."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from adapters.rejection import AdapterRejected, Rejection
+from adapters.verify import MAX_BYTES, MAX_FILES
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
+_PIECE = 1 << 20
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the name is an archive's."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    plain: bool
+    folder: bool
+
+
+def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack ``archive`` into the empty folder ``into``; a single folder around everything is left away.
+
+    Blocks. What the archive says of sizes is not believed: bytes are counted as they are written.
+
+    Raises:
+        AdapterRejected: ``outside_folder`` for absolute names, ``..``, links and devices; ``too_large``;
+            ``bad_archive``.
+    """
+    try:
+        with _opened(archive) as (members, read):
+            files = [member for member in members if not member.folder]
+            names = [_safe_name(member) for member in files]
+            tops = {name.parts[0] for name in names if len(name.parts) > 1}
+            around = tops.pop() if len(tops) == 1 and all(len(name.parts) > 1 for name in names) else None
+            written = 0
+            for member, name in zip(files, names, strict=True):
+                target = into / (name.relative_to(around) if around else name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with read(member) as source, target.open("xb") as out:
+                    while piece := source.read(_PIECE):
+                        written += len(piece)
+                        if written > max_bytes:
+                            raise AdapterRejected(
+                                Rejection.TOO_LARGE,
+                                f"{archive.name}: unpacks to more than {max_bytes:,} bytes",
+                            )
+                        out.write(piece)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError, RuntimeError) as error:
+        raise AdapterRejected(
+            Rejection.BAD_ARCHIVE, f"{archive.name}: cannot be unpacked ({type(error).__name__})"
+        ) from error
+
+
+class _Reader:
+    """Opens one member of the archive."""
+
+    def __init__(self, source: tarfile.TarFile | zipfile.ZipFile) -> None:
+        self._source = source
+
+    def __call__(self, member: _Member) -> IO[bytes]:
+        if isinstance(self._source, zipfile.ZipFile):
+            return self._source.open(member.name)
+        found = self._source.extractfile(member.name)
+        if found is None:
+            raise tarfile.TarError(f"{member.name} is no file")
+        return found
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tuple[list[_Member], _Reader]]:
+    if archive.name.lower().endswith(".zip"):
+        with zipfile.ZipFile(archive) as packed:
+            infos = packed.infolist()
+            _check_number(archive, len(infos))
+            # The upper half of the attributes is the Unix mode; its type 0o12 is a link.
+            members = [_Member(i.filename, (i.external_attr >> 28) in (0, 0o10), i.is_dir()) for i in infos]
+            yield members, _Reader(packed)
+        return
+    with tarfile.open(archive) as tar:
+        found: list[_Member] = []
+        for info in tar:
+            found.append(_Member(info.name, info.isreg(), info.isdir()))
+            _check_number(archive, len(found))
+        yield found, _Reader(tar)
+
+
+def _check_number(archive: Path, number: int) -> None:
+    if number > 2 * MAX_FILES:
+        raise AdapterRejected(Rejection.TOO_LARGE, f"{archive.name}: more than {2 * MAX_FILES} entries")
+
+
+def _safe_name(member: _Member) -> PurePosixPath:
+    name = PurePosixPath(member.name)
+    inside = not name.is_absolute() and ".." not in name.parts and "\\" not in member.name
+    if not member.plain or not inside or not name.parts or "\x00" in member.name:
+        raise AdapterRejected(
+            Rejection.OUTSIDE_FOLDER,
+            f"archive entry {member.name[:100]!r}: only plain files within it are taken",
+        )
+    return name
