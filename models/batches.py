@@ -64,11 +64,15 @@ def batches(
         rng.shuffle(groups)
         for group in groups:
             if number >= skip:
-                yield _padded(group, rng)
+                yield padded(group, rng)
             number += 1
 
 
-def _padded(rows: Sequence[tuple[list[int], list[bool]]], rng: random.Random) -> Batch:
+def padded(
+    rows: Sequence[tuple[list[int], list[bool]]],
+    rng: random.Random,
+    prompt_loss_share: float = PROMPT_LOSS_SHARE,
+) -> Batch:
     """Stack rows of different length; right padding needs no mask where a model only looks left."""
     width = max(len(ids) for ids, _ in rows) - 1
     inputs = torch.zeros(len(rows), width, dtype=torch.long)
@@ -76,7 +80,7 @@ def _padded(rows: Sequence[tuple[list[int], list[bool]]], rng: random.Random) ->
     for row, (ids, produced) in enumerate(rows):
         inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
         wanted = [
-            token if answer or rng.random() < PROMPT_LOSS_SHARE else IGNORED
+            token if answer or rng.random() < prompt_loss_share else IGNORED
             for token, answer in zip(ids[1:], produced[1:], strict=True)
         ]
         labels[row, : len(wanted)] = torch.tensor(wanted)
