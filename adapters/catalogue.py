@@ -1,0 +1,295 @@
+"""The registry as a value: what its events, in order, add up to.
+
+An event is a small JSON object and is never changed; a rollback is a further event. ``apply`` is pure, so
+that every process that has read the same events has the same catalogue, and refuses an event that contradicts
+those before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from adapters.errors import AdapterError
+
+# Earlier targets that an alias remembers for its rollback.
+MAX_HISTORY = 100
+
+
+class State(StrEnum):
+    """Where a version stands: ``staged → canary → active → retired``."""
+
+    STAGED = "staged"
+    CANARY = "canary"
+    ACTIVE = "active"
+    RETIRED = "retired"
+
+
+# A retired version does not come back: what replaces it is registered under a name of its own, so that no
+# engine can answer from the old one's cache.
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.STAGED: frozenset({State.CANARY, State.ACTIVE, State.RETIRED}),
+        State.CANARY: frozenset({State.STAGED, State.ACTIVE, State.RETIRED}),
+        State.ACTIVE: frozenset({State.ACTIVE, State.RETIRED}),
+        State.RETIRED: frozenset(),
+    }
+)
+
+
+class CatalogueError(AdapterError):
+    """The registry's rules do not allow the change; the message says what would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One registered version; everything but its standing never changes.
+
+    Args:
+        adapter_id: its name.
+        engine_id: the number that engines know it by: of the event that registered it, so never reused.
+        base_model: the served base model it belongs to.
+        base_revision: that model's revision, when one was named.
+        rank, alpha, target_modules, size_bytes, sha256: as verified.
+        location: where it was taken from: a folder, an archive, ``s3://…``.
+        labels: free words for selection and reports.
+        state: where it stands.
+        pinned: kept loaded.
+        report: the last evaluation: ``passed`` and what the evaluation wrote beside it.
+        author, at: who registered it and when (Unix seconds).
+    """
+
+    adapter_id: str
+    engine_id: int
+    base_model: str
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+    size_bytes: int
+    sha256: str
+    location: str
+    author: str
+    at: float
+    base_revision: str | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    state: State = State.STAGED
+    pinned: bool = False
+    report: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def passed(self) -> bool:
+        """Whether its last evaluation passed."""
+        return self.report.get("passed") is True
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name that moves: to one version, and for a share of the sessions to another.
+
+    ``canary`` gets ``percent`` of the sessions; ``history`` are earlier targets, the latest last.
+    """
+
+    name: str
+    target: str | None
+    canary: str | None = None
+    percent: float = 0.0
+    history: tuple[str, ...] = ()
+
+    def resolve(self, fraction: float) -> str | None:
+        """The version for a session at ``fraction`` (0 to 1, the same for a session everywhere).
+
+        A session that is on the canary stays on it when its share grows.
+        """
+        return self.canary if self.canary is not None and fraction * 100 < self.percent else self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All versions and aliases; ``number`` is of the last event."""
+
+    number: int = 0
+    versions: Mapping[str, Version] = field(default_factory=lambda: MappingProxyType({}))
+    aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
+
+    def version(self, adapter_id: str) -> Version:
+        """Raises CatalogueError for a name that is not registered."""
+        found = self.versions.get(adapter_id)
+        if found is None:
+            listed = ", ".join(sorted(self.versions)[:10]) or "none"
+            raise CatalogueError(f"adapter {adapter_id!r} is not registered; known: {listed}")
+        return found
+
+    def named_by(self, adapter_id: str) -> tuple[str, ...]:
+        """The aliases that lead to a version now."""
+        return tuple(sorted(a.name for a in self.aliases.values() if adapter_id in (a.target, a.canary)))
+
+
+def apply(catalogue: Catalogue, data: bytes, *, number: int, author: str, at: float) -> Catalogue:
+    """The catalogue after one more event.
+
+    Raises:
+        CatalogueError: the event contradicts those before it, or is of a kind that is not known here (a newer
+            version wrote it); the catalogue stays what it was.
+    """
+    if number != catalogue.number + 1:
+        raise CatalogueError(f"event {number} does not follow {catalogue.number}")
+    try:
+        event = json.loads(data)
+        change = _CHANGES[event["event"]]
+        after = change(catalogue, event, _Stamp(number, author, at))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CatalogueError(f"event {number} cannot be understood ({type(error).__name__})") from None
+    return replace(after, number=number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    number: int
+    author: str
+    at: float
+
+
+def _registered(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    told = event["adapter"]
+    name = str(told["id"])
+    if name in catalogue.versions or name in catalogue.aliases:
+        raise CatalogueError(f"the name {name!r} is taken; register another one")
+    version = Version(
+        adapter_id=name,
+        engine_id=stamp.number,
+        base_model=str(told["base_model"]),
+        base_revision=told.get("base_revision"),
+        rank=int(told["rank"]),
+        alpha=float(told["alpha"]),
+        target_modules=tuple(map(str, told["target_modules"])),
+        size_bytes=int(told["size_bytes"]),
+        sha256=str(told["sha256"]),
+        location=str(told["location"]),
+        labels=MappingProxyType({str(key): str(value) for key, value in told.get("labels", {}).items()}),
+        author=stamp.author,
+        at=stamp.at,
+    )
+    return _with(catalogue, version)
+
+
+def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    version, name, percent = catalogue.version(event["id"]), str(event["alias"]), float(event["percent"])
+    if name in catalogue.versions:
+        raise CatalogueError(f"the alias {name!r} is a version's name; choose another one")
+    if not 0 < percent <= 100:
+        raise CatalogueError(f"percent is {percent:g}; allowed: above 0, at most 100")
+    alias = catalogue.aliases.get(name, Alias(name, None))
+    if percent < 100:
+        if version.adapter_id == alias.target:
+            raise CatalogueError(f"{version.adapter_id!r} has all of {name!r}; a canary is another version")
+        after = catalogue
+        if alias.canary not in (None, version.adapter_id):
+            after = _stand_down(after, str(alias.canary), but=name)
+        moved = replace(alias, canary=version.adapter_id, percent=percent)
+        state = version.state if version.state is State.ACTIVE else State.CANARY
+        return _with(_aliased(after, moved), _moved(version, state))
+    after = _aliased(catalogue, _to(alias, version.adapter_id))
+    if alias.canary not in (None, version.adapter_id):
+        after = _stand_down(after, str(alias.canary), but=name)
+    return _with(after, _moved(version, State.ACTIVE))
+
+
+def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    alias = catalogue.aliases.get(str(event["alias"]))
+    if alias is None:
+        raise CatalogueError(f"there is no alias {event['alias']!r}")
+    target = catalogue.version(event["to"])
+    if target.state is State.RETIRED:
+        raise CatalogueError(f"{target.adapter_id!r} is retired; choose another version")
+    after = _with(_aliased(catalogue, _to(alias, target.adapter_id)), _moved(target, State.ACTIVE))
+    if alias.canary not in (None, target.adapter_id):
+        after = _stand_down(after, str(alias.canary), but=alias.name)
+    return after
+
+
+def _canary_ended(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    alias = catalogue.aliases.get(str(event["alias"]))
+    if alias is None or alias.canary is None:
+        raise CatalogueError(f"{event['alias']!r} has no canary")
+    after = _aliased(catalogue, replace(alias, canary=None, percent=0.0))
+    return _stand_down(after, alias.canary, but=alias.name)
+
+
+def _retired(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    version = catalogue.version(event["id"])
+    names = catalogue.named_by(version.adapter_id)
+    if names:
+        raise CatalogueError(
+            f"{version.adapter_id!r} is what {', '.join(names)} leads to; promote another version first"
+        )
+    return _with(catalogue, replace(_moved(version, State.RETIRED), pinned=False))
+
+
+def _evaluated(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    report = dict(event["report"])
+    if not isinstance(report.get("passed"), bool):
+        raise CatalogueError("a report says whether it passed (passed: true or false)")
+    report |= {"author": stamp.author, "at": stamp.at}
+    return _with(catalogue, replace(catalogue.version(event["id"]), report=MappingProxyType(report)))
+
+
+def _labelled(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    labels = MappingProxyType({str(key): str(value) for key, value in event["labels"].items()})
+    return _with(catalogue, replace(catalogue.version(event["id"]), labels=labels))
+
+
+def _pinned(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+    version = catalogue.version(event["id"])
+    if event["pinned"] and version.state is State.RETIRED:
+        raise CatalogueError(f"{version.adapter_id!r} is retired; it is not loaded any more")
+    return _with(catalogue, replace(version, pinned=bool(event["pinned"])))
+
+
+_CHANGES = MappingProxyType(
+    {
+        "registered": _registered,
+        "promoted": _promoted,
+        "rolled_back": _rolled_back,
+        "canary_ended": _canary_ended,
+        "retired": _retired,
+        "evaluated": _evaluated,
+        "labelled": _labelled,
+        "pinned": _pinned,
+    }
+)
+
+
+def _moved(version: Version, state: State) -> Version:
+    if state is not version.state and state not in TRANSITIONS[version.state]:
+        allowed = ", ".join(sorted(TRANSITIONS[version.state])) or "nothing"
+        raise CatalogueError(
+            f"{version.adapter_id!r} is {version.state}; from there it may become: {allowed}"
+        )
+    return replace(version, state=state)
+
+
+def _to(alias: Alias, target: str) -> Alias:
+    """The alias on one version alone."""
+    past = () if alias.target in (None, target) else (str(alias.target),)
+    return Alias(alias.name, target, history=(*alias.history, *past)[-MAX_HISTORY:])
+
+
+def _stand_down(catalogue: Catalogue, adapter_id: str, *, but: str) -> Catalogue:
+    """A canary that no alias leads to any more is staged again."""
+    version = catalogue.version(adapter_id)
+    elsewhere = set(catalogue.named_by(adapter_id)) - {but}
+    if version.state is not State.CANARY or elsewhere:
+        return catalogue
+    return _with(catalogue, _moved(version, State.STAGED))
+
+
+def _with(catalogue: Catalogue, version: Version) -> Catalogue:
+    return replace(catalogue, versions=MappingProxyType({**catalogue.versions, version.adapter_id: version}))
+
+
+def _aliased(catalogue: Catalogue, alias: Alias) -> Catalogue:
+    return replace(catalogue, aliases=MappingProxyType({**catalogue.aliases, alias.name: alias}))

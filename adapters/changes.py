@@ -1,0 +1,162 @@
+"""What operators may do to the registry: each function checks the rules and gives the event to append."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from adapters.catalogue import Catalogue, CatalogueError, State, apply
+from adapters.verify import Verified
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME_ALLOWED = "1 to 128 of A-Z a-z 0-9 . _ -, a letter or digit first"
+MAX_LABELS = 32
+MAX_LABEL = 256
+
+
+class NotEvaluatedError(CatalogueError):
+    """A version without a passing report is made active only by force."""
+
+
+def register(
+    catalogue: Catalogue,
+    adapter_id: str,
+    verified: Verified,
+    *,
+    base_model: str,
+    location: str,
+    base_revision: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> bytes | None:
+    """A new version; ``None`` when the same content is registered under that name already.
+
+    Raises:
+        CatalogueError: the name is not allowed, or stands for other content.
+    """
+    _check_name("id", adapter_id)
+    if adapter_id in catalogue.aliases:
+        raise CatalogueError(f"id: {adapter_id!r} is an alias; choose another name")
+    held = catalogue.versions.get(adapter_id)
+    if held is not None:
+        if held.sha256 == verified.sha256 and held.state is not State.RETIRED:
+            return None
+        what = "retired" if held.state is State.RETIRED else "registered with other content"
+        raise CatalogueError(
+            f"id: {adapter_id!r} is {what}; versions never change, so register this one under another name"
+        )
+    adapter = {
+        "id": adapter_id,
+        "base_model": base_model,
+        "base_revision": base_revision,
+        "rank": verified.rank,
+        "alpha": verified.alpha,
+        "target_modules": list(verified.target_modules),
+        "size_bytes": verified.size_bytes,
+        "sha256": verified.sha256,
+        "location": location,
+        "labels": _checked_labels(labels or {}),
+    }
+    return _event("registered", adapter=adapter)
+
+
+def promote(
+    catalogue: Catalogue,
+    adapter_id: str,
+    *,
+    alias: str,
+    percent: float = 100.0,
+    force: bool = False,
+    comment: str = "",
+) -> bytes:
+    """Lead an alias to a version: for all sessions, or as a canary for ``percent`` of them.
+
+    Raises:
+        NotEvaluatedError: all sessions, no passing report, and no ``force``.
+        CatalogueError: the rules do not allow it.
+    """
+    _check_name("alias", alias)
+    version = catalogue.version(adapter_id)
+    if percent >= 100 and not version.passed and not force:
+        why = "did not pass" if version.report else "has not been run"
+        raise NotEvaluatedError(
+            f"the evaluation of {adapter_id!r} {why}; run python -m evaluation.adapter_regression, or "
+            "say force"
+        )
+    forced = force and not version.passed
+    return _checked(
+        catalogue,
+        _event("promoted", id=adapter_id, alias=alias, percent=percent, forced=forced, comment=comment),
+    )
+
+
+def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:
+    """Lead an alias back: to a version, or to the last one before this that is not retired.
+
+    Raises CatalogueError when there is none.
+    """
+    found = catalogue.aliases.get(alias)
+    if found is None:
+        raise CatalogueError(
+            f"alias: there is no {alias!r}; known: {', '.join(sorted(catalogue.aliases)) or 'none'}"
+        )
+    if to is None:
+        usable = [
+            one
+            for one in found.history
+            if one != found.target and catalogue.version(one).state is not State.RETIRED
+        ]
+        if not usable:
+            raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired; name one")
+        to = usable[-1]
+    return _checked(catalogue, _event("rolled_back", alias=alias, to=to, comment=comment))
+
+
+def end_canary(catalogue: Catalogue, alias: str, *, comment: str = "") -> bytes:
+    """Take an alias' canary away. Raises CatalogueError when it has none."""
+    return _checked(catalogue, _event("canary_ended", alias=alias, comment=comment))
+
+
+def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes:
+    """Serve a version no more. Raises CatalogueError while an alias leads to it."""
+    return _checked(catalogue, _event("retired", id=adapter_id, comment=comment))
+
+
+def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -> bytes:
+    """Keep an evaluation with a version; ``report`` says at least whether it ``passed``."""
+    return _checked(catalogue, _event("evaluated", id=adapter_id, report=dict(report)))
+
+
+def label(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> bytes:
+    """Give a version other labels."""
+    return _checked(catalogue, _event("labelled", id=adapter_id, labels=_checked_labels(labels)))
+
+
+def pin(catalogue: Catalogue, adapter_id: str, pinned: bool) -> bytes:
+    """Keep a version loaded, or no longer."""
+    return _checked(catalogue, _event("pinned", id=adapter_id, pinned=pinned))
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"event": kind, **fields}, ensure_ascii=False, sort_keys=True).encode()
+
+
+def _checked(catalogue: Catalogue, event: bytes) -> bytes:
+    """The event, once applying it has shown that it is allowed."""
+    apply(catalogue, event, number=catalogue.number + 1, author="-", at=0.0)
+    return event
+
+
+def _check_name(field: str, name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise CatalogueError(f"{field}: given {name[:140]!r}; allowed: {_NAME_ALLOWED}")
+
+
+def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    if len(labels) > MAX_LABELS:
+        raise CatalogueError(f"labels: given {len(labels)}; allowed: at most {MAX_LABELS}")
+    for key, value in labels.items():
+        if not 1 <= len(key) <= MAX_LABEL or len(value) > MAX_LABEL:
+            raise CatalogueError(f"labels: {key[:40]!r} is too long; allowed: {MAX_LABEL} characters each")
+    return dict(labels)
