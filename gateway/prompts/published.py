@@ -9,32 +9,37 @@ operator who has changed no prompt must not be kept from starting by a broken di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Protocol
 
+import msgspec
 import structlog
-from sqlalchemy import Column, Connection, Float, MetaData, String, Table, create_engine, event, func, select
-from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
-from sqlalchemy.schema import CreateTable
 
 from gateway.prompts.versions import PromptFileError, PromptVersions
+from gateway.state.errors import Conflict, StateError
+from gateway.state.port import MAX_READ, StateStore
 
-# Longest wait for another process that writes.
-BUSY_TIMEOUT_MS = 2_000
+STREAM = "prompts.published"
+AUTHOR = "gateway"
 # Ids that one state store keeps; publishing is done by people.
 MAX_PUBLISHED = 100_000
+# Versions of one record: far below the longest record.
+RECORD_VERSIONS = 1_000
+# How often another process may be first; each time it has published, as a rule the same versions.
+MAX_TRIES = 50
 
-_PUBLISHED = Table(
-    "published_prompts",
-    MetaData(),
-    Column("id", String(128), primary_key=True),
-    Column("sha256", String(64), nullable=False),
-    Column("published_at", Float, nullable=False),
-)
+
+class _Version(msgspec.Struct):
+    id: str
+    sha256: str
+    published_at: float
+
+
+class _Batch(msgspec.Struct):
+    versions: list[_Version]
 
 
 class PromptChanged(PromptFileError):
@@ -54,54 +59,78 @@ class Published:
 
 
 class PublishedStore(Protocol):
-    """Where hashes of published versions are kept, for ever. Blocks; called from a thread."""
+    """Where hashes of published versions are kept, for ever."""
 
-    def read(self) -> Mapping[str, Published]:
+    async def read(self) -> Mapping[str, Published]:
         """All that was published, by id. Raises StoreUnreachable."""
 
-    def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Keep those whose id is new, then read all. Raises StoreUnreachable."""
+    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
+        """Keep those whose id is new, then tell all. Raises StoreUnreachable."""
 
 
-class SqlitePublished:
-    """Keeps them in the SQLite file of ``state.url``."""
+async def nothing_before() -> Mapping[str, Published]:
+    """For a store that knows of nothing but its stream."""
+    return {}
 
-    def __init__(self, url: str) -> None:
-        self._engine = create_engine(url, poolclass=NullPool)
-        event.listen(self._engine, "connect", _wait_for_others)
-        event.listen(self._engine, "begin", _begin_writing)
 
-    def read(self) -> Mapping[str, Published]:
-        """All that was published, by id."""
-        return self.publish({}, at=0.0)
+class StreamPublished:
+    """Keeps them on a stream of the state store; of several records for one id the first holds.
 
-    def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
+    Args:
+        store: the state store.
+        before: what was published before there was the stream; goes onto it with the next publishing.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        before: Callable[[], Awaitable[Mapping[str, Published]]] = nothing_before,
+    ) -> None:
+        self._store = store
+        self._before = before
+
+    async def read(self) -> Mapping[str, Published]:
+        """All that was published, by id; writes nothing."""
+        before = await self._before()
+        _, kept = await self._kept()
+        return {**before, **kept}
+
+    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
         """Keep those whose id is new: of two processes that start at once, one wins, and both see it."""
+        before = await self._before()
+        for _ in range(MAX_TRIES):
+            head, kept = await self._kept()
+            wanted = {**{one: Published(sha256, at) for one, sha256 in hashes.items()}, **before}
+            new = {one: known for one, known in wanted.items() if one not in kept}
+            if len(kept) + len(new) > MAX_PUBLISHED:
+                raise StoreUnreachable(f"{len(kept)} prompt versions are published; allowed: {MAX_PUBLISHED}")
+            try:
+                await self._append(new, head)
+            except Conflict:
+                continue
+            except StateError as error:
+                raise StoreUnreachable(str(error)) from error
+            return {**kept, **new}
+        raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
+
+    async def _kept(self) -> tuple[int, dict[str, Published]]:
+        """The stream's head, and what its records add up to."""
+        head, kept = 0, dict[str, Published]()
         try:
-            with self._engine.begin() as connection:
-                connection.execute(CreateTable(_PUBLISHED, if_not_exists=True))
-                count = connection.execute(select(func.count()).select_from(_PUBLISHED)).scalar_one()
-                if count + len(hashes) > MAX_PUBLISHED:
-                    raise StoreUnreachable(f"{count} prompt versions are published; allowed: {MAX_PUBLISHED}")
-                if hashes:
-                    rows = [{"id": i, "sha256": sha256, "published_at": at} for i, sha256 in hashes.items()]
-                    connection.execute(insert(_PUBLISHED).on_conflict_do_nothing(), rows)
-                found = connection.execute(select(_PUBLISHED)).all()
-        except SQLAlchemyError as error:
-            raise StoreUnreachable(type(error).__name__) from error
-        return {row.id: Published(row.sha256, row.published_at) for row in found}
+            while page := await self._store.read(STREAM, after=head, limit=MAX_READ):
+                for record in page:
+                    for one in msgspec.json.decode(record.data, type=_Batch).versions:
+                        kept.setdefault(one.id, Published(one.sha256, one.published_at))
+                head = page[-1].number
+        except (StateError, msgspec.MsgspecError) as error:
+            raise StoreUnreachable(str(error)) from error
+        return head, kept
 
-
-def _wait_for_others(connection: object, _record: object) -> None:
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    cursor.close()
-    connection.isolation_level = None  # type: ignore[attr-defined]
-
-
-def _begin_writing(connection: Connection) -> None:
-    """What reads first and then writes cannot wait for others; what means to write from the start can."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    async def _append(self, new: Mapping[str, Published], head: int) -> None:
+        rows = iter(_Version(one, known.sha256, known.published_at) for one, known in new.items())
+        while batch := list(islice(rows, RECORD_VERSIONS)):
+            data = msgspec.json.encode(_Batch(batch))
+            head = (await self._store.append(STREAM, data, author=AUTHOR, expected=head)).number
 
 
 class Publishing:
@@ -126,29 +155,29 @@ class Publishing:
         known = self._published.get(version_id)
         return None if known is None else _iso(known.published_at)
 
-    def publish(self) -> None:
-        """Publish what is new; blocks on disk.
+    async def publish(self) -> None:
+        """Publish what is new.
 
         Raises:
             PromptChanged: a published id has another text now.
         """
         hashes = {version.id: version.sha256 for version in self._versions.all}
         try:
-            self._published = self._store.publish(hashes, at=self._unix_time())
+            self._published = await self._store.publish(hashes, at=self._unix_time())
         except StoreUnreachable as error:
             log = structlog.get_logger("gateway")
             log.warning("prompt versions not compared with what was published", reason=str(error))
             return
         self._refuse_changed()
 
-    def check(self) -> int:
-        """How many versions of the folder are published already; publishes nothing; blocks on disk.
+    async def check(self) -> int:
+        """How many versions of the folder are published already; publishes nothing.
 
         Raises:
             PromptChanged: a published id has another text now.
             StoreUnreachable: that cannot be told.
         """
-        self._published = self._store.read()
+        self._published = await self._store.read()
         self._refuse_changed()
         return sum(version.id in self._published for version in self._versions.all)
 

@@ -30,10 +30,10 @@ SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
 
 
 class NothingPublished:
-    def read(self) -> dict[str, Published]:
+    async def read(self) -> dict[str, Published]:
         return {}
 
-    def publish(self, hashes: object, *, at: float) -> dict[str, Published]:
+    async def publish(self, hashes: object, *, at: float) -> dict[str, Published]:
         return {}
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,10 +18,13 @@ from gateway.prompts.published import (
     Published,
     PublishedStore,
     Publishing,
-    SqlitePublished,
     StoreUnreachable,
+    StreamPublished,
 )
+from gateway.prompts.published_table import table_of
 from gateway.prompts.versions import PromptVersions
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.sqlite_store import SqliteStateStore
 
 NOW = datetime(2026, 11, 18, 14, 13, 20, tzinfo=UTC).timestamp()
 
@@ -30,10 +36,10 @@ class MemoryPublished:
         self.kept: dict[str, Published] = {}
         self.broken = broken
 
-    def read(self) -> Mapping[str, Published]:
-        return self.publish({}, at=0.0)
+    async def read(self) -> Mapping[str, Published]:
+        return await self.publish({}, at=0.0)
 
-    def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
+    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
         if self.broken:
             raise StoreUnreachable("the disk is gone")
         for version_id, sha256 in hashes.items():
@@ -54,31 +60,46 @@ def publishing(versions: PromptVersions, store: PublishedStore, at: float = NOW)
     return Publishing(versions, store, unix_time=lambda: at)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> PublishedStore:
-    if request.param == "memory":
-        return MemoryPublished()
-    return SqlitePublished(f"sqlite:///{tmp_path}/state.db")
+@asynccontextmanager
+async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
+    store = SqliteStateStore(path, unix_time=time.time)
+    try:
+        yield StreamPublished(store, table_of(path))
+    finally:
+        await store.close()
 
 
-def test_a_new_id_is_published_and_the_same_text_starts_again(store: PublishedStore, tmp_path: Path) -> None:
+@pytest.fixture(params=["fake", "memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PublishedStore]:
+    if request.param == "fake":
+        yield MemoryPublished()
+    elif request.param == "memory":
+        yield StreamPublished(MemoryStateStore(unix_time=time.time))
+    else:
+        async with on_a_file(tmp_path / "state.db") as kept:
+            yield kept
+
+
+async def test_a_new_id_is_published_and_the_same_text_starts_again(
+    store: PublishedStore, tmp_path: Path
+) -> None:
     versions = folder(tmp_path / "p", v1="Hi.")
     first = publishing(versions, store)
     assert first.published_at("v1") is None
-    first.publish()
+    await first.publish()
     again = publishing(versions, store, NOW + 1e6)
-    again.publish()
+    await again.publish()
     assert first.published_at("v1") == again.published_at("v1") == "2026-11-18T14:13:20+00:00"
 
 
-def test_another_text_under_a_published_id_is_refused_with_both_hashes_and_what_to_do(
+async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and_what_to_do(
     store: PublishedStore, tmp_path: Path
 ) -> None:
     old = folder(tmp_path / "p", v1="Hi.", v2="Ho.")
-    publishing(old, store).publish()
+    await publishing(old, store).publish()
     new = folder(tmp_path / "p", v1="Changed.", v2="Ho.")
     with pytest.raises(PromptChanged) as caught:
-        publishing(new, store).publish()
+        await publishing(new, store).publish()
     told = str(caught.value)
     assert old.get("v1").sha256 in told and new.get("v1").sha256 in told
     assert "v1.yaml" in told and "2026-11-18" in told and "give the new text a new id" in told
@@ -86,69 +107,92 @@ def test_another_text_under_a_published_id_is_refused_with_both_hashes_and_what_
     assert list(start_errors(caught.value)) == [caught.value]
 
 
-def test_a_refused_start_publishes_nothing_over_the_old_text(store: PublishedStore, tmp_path: Path) -> None:
+async def test_a_refused_start_publishes_nothing_over_the_old_text(
+    store: PublishedStore, tmp_path: Path
+) -> None:
     old = folder(tmp_path / "p", v1="Hi.")
-    publishing(old, store).publish()
+    await publishing(old, store).publish()
     with pytest.raises(PromptChanged):
-        publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
-    publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
+        await publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
+    await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
 
 
-def test_an_id_stays_published_when_its_file_goes_away(store: PublishedStore, tmp_path: Path) -> None:
-    publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
-    publishing(folder(tmp_path / "p"), store).publish()
+async def test_an_id_stays_published_when_its_file_goes_away(store: PublishedStore, tmp_path: Path) -> None:
+    await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
+    await publishing(folder(tmp_path / "p"), store).publish()
     with pytest.raises(PromptChanged):
-        publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
+        await publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
 
 
-def test_checking_publishes_nothing(store: PublishedStore, tmp_path: Path) -> None:
-    assert publishing(folder(tmp_path / "p", v1="Hi."), store).check() == 0
+async def test_checking_publishes_nothing(store: PublishedStore, tmp_path: Path) -> None:
+    assert await publishing(folder(tmp_path / "p", v1="Hi."), store).check() == 0
     changed = publishing(folder(tmp_path / "p", v1="Changed."), store)
-    changed.publish()
-    assert changed.check() == 1
+    await changed.publish()
+    assert await changed.check() == 1
     with pytest.raises(PromptChanged):
-        publishing(folder(tmp_path / "p", v1="Hi."), store).check()
+        await publishing(folder(tmp_path / "p", v1="Hi."), store).check()
 
 
-def test_a_gateway_starts_when_the_store_is_away_but_a_check_says_so(tmp_path: Path) -> None:
+async def test_a_gateway_starts_when_the_store_is_away_but_a_check_says_so(tmp_path: Path) -> None:
     versions = folder(tmp_path / "p", v1="Hi.")
-    away: list[PublishedStore] = [
-        MemoryPublished(broken=True),
-        SqlitePublished(f"sqlite:///{tmp_path}/no/such/folder/state.db"),
-    ]
-    for store in away:
-        asked = publishing(versions, store)
-        asked.publish()
-        assert asked.published_at("v1") is None
-        with pytest.raises(StoreUnreachable):
-            asked.check()
+    (tmp_path / "text").write_text("this is no database" * 100)
+    async with (
+        on_a_file(tmp_path / "no" / "such" / "folder" / "state.db") as nowhere,
+        on_a_file(tmp_path / "text") as no_database,
+    ):
+        for store in (MemoryPublished(broken=True), nowhere, no_database):
+            asked = publishing(versions, store)
+            await asked.publish()
+            assert asked.published_at("v1") is None
+            with pytest.raises(StoreUnreachable):
+                await asked.check()
 
 
-def test_of_processes_that_publish_at_once_all_see_the_same_first_text(tmp_path: Path) -> None:
-    url, seen = f"sqlite:///{tmp_path}/state.db", []
-    start = threading.Barrier(6)
+async def test_of_processes_that_publish_at_once_all_see_the_same_first_text(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(on_a_file(tmp_path / "state.db")) for _ in range(6)]
+        seen = await asyncio.gather(
+            *(store.publish({"v1": f"{number:064}"}, at=NOW) for number, store in enumerate(stores))
+        )
+    assert len({one["v1"].sha256 for one in seen}) == 1
 
-    def one(number: int) -> None:
-        store = SqlitePublished(url)
-        start.wait()
-        seen.append(store.publish({"v1": f"{number:064}"}, at=NOW)["v1"].sha256)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(seen) == 6 and len(set(seen)) == 1
+async def test_what_an_earlier_version_published_in_its_table_is_still_published(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("CREATE TABLE published_prompts (id VARCHAR, sha256 VARCHAR, published_at FLOAT)")
+        old.execute("INSERT INTO published_prompts VALUES ('v1', 'aa', 7.0)")
+        old.commit()
+    kept = {"v1": Published("aa", 7.0), "v2": Published("cc", 9.0)}
+    async with on_a_file(path) as store:
+        assert await store.read() == {"v1": Published("aa", 7.0)}
+        assert await store.publish({"v1": "bb", "v2": "cc"}, at=9.0) == kept
+        with closing(sqlite3.connect(path)) as old:
+            old.execute("DROP TABLE published_prompts")
+        assert await store.read() == kept, "it is on the stream now"
+
+
+async def test_more_versions_than_one_record_holds_are_published_in_several() -> None:
+    streams = MemoryStreams()
+    hashes = {f"v{number}": f"{number:064}" for number in range(2_500)}
+    kept = await StreamPublished(MemoryStateStore(streams, unix_time=time.time)).publish(hashes, at=1.0)
+    assert len(kept) == 2_500 and len(streams.records["prompts.published"]) == 3
+    again = StreamPublished(MemoryStateStore(streams, unix_time=time.time))
+    assert await again.publish(hashes, at=2.0) == kept == await again.read()
+    assert len(streams.records["prompts.published"]) == 3
 
 
 @given(
     steps=st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), max_size=3), max_size=6)
 )
-def test_whatever_is_published_in_whatever_order_the_first_text_of_an_id_stays(
+async def test_whatever_is_published_in_whatever_order_the_first_text_of_an_id_stays(
     steps: list[dict[str, str]],
 ) -> None:
-    store, first = MemoryPublished(), dict[str, str]()
+    first: dict[str, str] = {}
+    stores: list[PublishedStore] = [MemoryPublished(), StreamPublished(MemoryStateStore(unix_time=time.time))]
     for hashes in steps:
         for version_id, sha256 in hashes.items():
             first.setdefault(version_id, sha256)
-        assert {name: one.sha256 for name, one in store.publish(hashes, at=NOW).items()} == first
+        for store in stores:
+            kept = await store.publish(hashes, at=NOW)
+            assert {name: one.sha256 for name, one in kept.items()} == first

@@ -1,11 +1,13 @@
-"""Answers kept under the caller's idempotency key, in the state store."""
+"""Answers kept under the caller's idempotency key, in the SQLite file of the state store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 from sqlalchemy import (
+    URL,
     Column,
     Float,
     Integer,
@@ -19,15 +21,12 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from gateway.config import ConfigError
 from gateway.ports import StoredReply
+from gateway.state.idempotency import KEEP_S, MAX_REPLIES
 
-KEEP_S = 24 * 3600.0
-# Bounds the table: the oldest go first.
-MAX_ROWS = 100_000
 BUSY_TIMEOUT_MS = 2_000
 
 _METADATA = MetaData()
@@ -47,21 +46,28 @@ _REPLIES = Table(
 class SqliteIdempotencyStore:
     """Keeps replies for 24 h in SQLite.
 
-    An operation that fails turns ``healthy`` false and raises SQLAlchemyError; the HTTP edge decides what
-    that means for the caller (it refuses when it cannot look, and answers when it cannot keep).
+    An operation that fails turns ``healthy`` false and raises SQLAlchemyError.
+
+    Args:
+        path: the file.
+        unix_time: seconds since 1970.
+        busy_timeout_ms: longest wait for another process that writes.
+        max_replies: the oldest beyond it go, looked at every hundredth time.
     """
 
-    def __init__(self, url: str, *, unix_time: Callable[[], float]) -> None:
-        """Raises ConfigError for a url that is not SQLite's."""
-        if not url.startswith("sqlite:///"):
-            raise ConfigError(f"state.url: given {url!r}; allowed: sqlite:///FILE")
-        try:
-            self._engine: AsyncEngine = create_async_engine(
-                url.replace("sqlite:", "sqlite+aiosqlite:", 1), pool_size=2, max_overflow=0, pool_timeout=5
-            )
-        except ArgumentError as error:
-            raise ConfigError(f"state.url: {error}") from None
-        event.listen(self._engine.sync_engine, "connect", _pragmas)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        unix_time: Callable[[], float],
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+        max_replies: int = MAX_REPLIES,
+    ) -> None:
+        url = URL.create("sqlite+aiosqlite", database=str(path))
+        self._engine = create_async_engine(url, pool_size=2, max_overflow=0, pool_timeout=5)
+        self._busy_timeout_ms = busy_timeout_ms
+        self._max_replies = max_replies
+        event.listen(self._engine.sync_engine, "connect", self._connected)
         self._unix_time = unix_time
         self._log = structlog.get_logger("state")
         self._puts = 0
@@ -117,9 +123,9 @@ class SqliteIdempotencyStore:
                     excess = (
                         await connection.execute(select(func.count()).select_from(_REPLIES))
                     ).scalar_one()
-                    if excess > MAX_ROWS:
+                    if excess > self._max_replies:
                         oldest = select(_REPLIES.c.stored_at).order_by(_REPLIES.c.stored_at)
-                        limit = oldest.offset(excess - MAX_ROWS).limit(1).scalar_subquery()
+                        limit = oldest.offset(excess - self._max_replies).limit(1).scalar_subquery()
                         await connection.execute(delete(_REPLIES).where(_REPLIES.c.stored_at < limit))
         except SQLAlchemyError as error:
             self._failed("put", error)
@@ -130,10 +136,9 @@ class SqliteIdempotencyStore:
         self.healthy = False
         self._log.warning("state store failed", operation=what, error=type(error).__name__)
 
-
-def _pragmas(connection: object, _record: object) -> None:
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
+    def _connected(self, connection: object, _record: object) -> None:
+        cursor = connection.cursor()  # type: ignore[attr-defined]
+        cursor.execute(f"PRAGMA busy_timeout={self._busy_timeout_ms}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.close()

@@ -1,0 +1,63 @@
+"""Errors of the state store.
+
+::
+
+    StateError
+    ├── Conflict           somebody else appended first
+    ├── StateUnavailable   the store does not answer, is locked or refuses
+    └── RecordTooLarge     a record is longer than a store takes
+
+Messages name streams and numbers, never a record's content nor a password of a url.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StateError(Exception):
+    """Something cannot be written to, or read from, the state store; ``code`` is stable."""
+
+    code: ClassVar[str] = "state_error"
+
+
+class Conflict(StateError):
+    """The stream's last record is not the one that the writer had seen; nothing was written."""
+
+    code: ClassVar[str] = "state_conflict"
+
+    def __init__(self, stream: str, expected: int, found: int) -> None:
+        self.stream = stream
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            f"stream {stream!r}: given {expected} as the last record, found {found}; read what came between "
+            "and decide again"
+        )
+
+
+class StateUnavailable(StateError):
+    """The store did not do what was asked.
+
+    After an append it is not known whether the record was written: read before appending again. With
+    ``expected`` a second append is safe, because it meets a :class:`Conflict` when the first one was written.
+    """
+
+    code: ClassVar[str] = "state_unavailable"
+
+    def __init__(self, operation: str, reason: str) -> None:
+        self.operation = operation
+        self.reason = reason
+        super().__init__(f"state store: {operation} failed ({reason})")
+
+
+class RecordTooLarge(StateError):
+    """Longer than ``allowed`` bytes; nothing was written."""
+
+    code: ClassVar[str] = "record_too_large"
+
+    def __init__(self, stream: str, size: int, allowed: int) -> None:
+        self.stream = stream
+        self.size = size
+        self.allowed = allowed
+        super().__init__(f"stream {stream!r}: given a record of {size} bytes; allowed: {allowed}")

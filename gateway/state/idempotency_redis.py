@@ -1,0 +1,126 @@
+"""Replies in Redis: each under a key that expires, and an index by time that bounds how many there are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from gateway.ports import StoredReply
+from gateway.state.idempotency import KEEP_S, MAX_REPLIES
+from gateway.state.redis_client import REDIS_ERRORS, prefix, reason_of
+
+# Keeps the first reply that has not expired by our clock (Redis expires by its own). Then drops from the
+# index what has expired, and from the store the oldest beyond the bound; the keys of those are not declared,
+# but lie in the namespace's slot.
+_PUT = """
+local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
+if at and tonumber(at) >= tonumber(ARGV[4]) and redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('ZADD', KEYS[2], ARGV[3], KEYS[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. ARGV[4])
+local excess = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[5])
+if excess > 0 then
+  local oldest = redis.call('ZPOPMIN', KEYS[2], excess)
+  for i = 1, #oldest, 2 do redis.call('DEL', oldest[i]) end
+end
+return 1
+"""
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    fingerprint: str
+    status: int
+    content_type: str
+    body: bytes
+    stored_at: float
+
+
+class RedisIdempotencyStore:
+    """Keeps replies for 24 h in Redis.
+
+    Args:
+        client: as ``redis_client.connect`` makes it; this store closes it.
+        namespace: as the streams'.
+        unix_time: seconds since 1970.
+        max_replies: the oldest beyond it go.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        namespace: str,
+        unix_time: Callable[[], float],
+        max_replies: int = MAX_REPLIES,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix(namespace) + "reply:"
+        self._index = prefix(namespace) + "replies"
+        self._unix_time = unix_time
+        self._max_replies = max_replies
+        self._log = structlog.get_logger("state")
+        self.healthy = True
+
+    async def open(self) -> None:
+        """See whether it is there."""
+        try:
+            await cast(Awaitable[Any], self._client.ping())
+        except REDIS_ERRORS as error:
+            self._failed("open", error)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        """The body's fingerprint and the reply, when kept within the last 24 h."""
+        found = await self._ask("get", self._client.get(self._key(tenant, key)))
+        if found is None:
+            return None
+        kept = msgspec.msgpack.decode(found, type=_Kept)
+        # Redis expires by its own clock, which may be another than ours.
+        if kept.stored_at < self._unix_time() - KEEP_S:
+            return None
+        return kept.fingerprint, StoredReply(kept.status, kept.content_type, kept.body)
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+        """Keep a reply; the first one under a key stays unless it has expired."""
+        now, name = self._unix_time(), self._key(tenant, key)
+        kept = msgspec.msgpack.encode(_Kept(fingerprint, reply.status, reply.content_type, reply.body, now))
+        arguments: tuple[bytes | float, ...] = (
+            kept,
+            int(KEEP_S * 1000),
+            now,
+            now - KEEP_S,
+            self._max_replies,
+        )
+        await self._ask("put", self._client.eval(_PUT, 2, name, self._index, *map(_argument, arguments)))
+
+    def _key(self, tenant: str, key: str) -> str:
+        # Hashed: a caller's key may be long, and neither part can reach into the other.
+        digest = hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass"))
+        return self._prefix + digest.hexdigest()
+
+    async def _ask(self, operation: str, command: object) -> Any:
+        # redis-py types its commands for both of its clients at once.
+        try:
+            answer = await cast(Awaitable[Any], command)
+        except REDIS_ERRORS as error:
+            self._failed(operation, error)
+            raise
+        self.healthy = True
+        return answer
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.healthy = False
+        self._log.warning("idempotent replies not reached", operation=what, reason=reason_of(error))
+
+
+def _argument(value: bytes | float) -> bytes | str:
+    # In full: Redis' own way of writing a float drops digits of a time.
+    return value if isinstance(value, bytes) else repr(value)

@@ -1,0 +1,55 @@
+"""Who is told of a stream's growth, and whether the store is reached: the same for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import structlog
+
+
+class Listeners:
+    """Callbacks by stream; wired at the start, so their number is bounded by the code."""
+
+    def __init__(self) -> None:
+        self._by_stream: dict[str, list[Callable[[int], None]]] = {}
+
+    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+        """Tell ``told`` from now on."""
+        self._by_stream.setdefault(stream, []).append(told)
+
+    def tell(self, stream: str, number: int) -> None:
+        """Tell those who listen to ``stream``."""
+        for told in self._by_stream.get(stream, ()):
+            told(number)
+
+    def tell_all(self, heads: Mapping[str, int]) -> None:
+        """Tell everybody, also those whose stream is not there."""
+        for stream in self._by_stream:
+            self.tell(stream, heads.get(stream, 0))
+
+
+class Reach:
+    """Whether the store was reached last time; logs each change once."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._log = structlog.get_logger("state")
+        self._away = False
+        self.healthy = False
+
+    def ok(self) -> None:
+        """It answered."""
+        if self._away:
+            self._log.info("state store is back", store=self._shown)
+        self._away, self.healthy = False, True
+
+    def failed(self, operation: str, reason: str) -> None:
+        """It did not."""
+        if not self._away:
+            self._log.warning(
+                "state store is away; serving goes on with the last good state, changes are refused",
+                store=self._shown,
+                operation=operation,
+                reason=reason,
+            )
+        self._away, self.healthy = True, False

@@ -1,0 +1,125 @@
+"""A stream's records in a file of this machine, so that a gateway starts and serves while the store is away.
+
+The file is replaced as a whole, after it is on disk, so it is always one state of the stream. Its first line
+tells the stream, the last number and a digest of the rest; then comes a line a record. Only its owner may
+read it. Several processes may keep one file: one that is further is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gateway.state.port import Record
+
+# A first line is some 150 bytes; longer ones are not ours.
+MAX_HEADER_BYTES = 1_024
+
+
+class _Header(msgspec.Struct):
+    stream: str
+    number: int
+    sha256: str
+
+
+class _Line(msgspec.Struct):
+    number: int
+    at: float
+    author: str
+    data: str
+
+
+class LocalCopy:
+    """The file of one stream. All methods block on disk; called from threads."""
+
+    def __init__(self, folder: Path, stream: str) -> None:
+        self._path = folder / f"{stream}.jsonl"
+        self._stream = stream
+        self._log = structlog.get_logger("state")
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._path
+
+    def head(self) -> int:
+        """The last number in the file, by its first line; 0 when there is none to be used."""
+        try:
+            with self._path.open("rb") as file:
+                header = msgspec.json.decode(file.readline(MAX_HEADER_BYTES), type=_Header)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return 0
+        return header.number if header.stream == self._stream else 0
+
+    def load(self) -> Sequence[Record]:
+        """All records, or none when the file is missing or damaged: that is logged, and it is put aside."""
+        try:
+            first, _, rest = self._path.read_bytes().partition(b"\n")
+            header = msgspec.json.decode(first, type=_Header)
+            if header.stream != self._stream or header.sha256 != hashlib.sha256(rest).hexdigest():
+                raise ValueError("its digest is another one")
+            lines = msgspec.json.Decoder(_Line).decode_lines(rest)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._log.warning("local copy not read", file=str(self._path), reason=type(error).__name__)
+            return []
+        # Both of msgspec's errors, and that of a wrong encoding, are ValueErrors.
+        except ValueError as error:
+            aside = self._path.with_suffix(".damaged")
+            self._log.warning(
+                "local copy damaged, not used", put_aside=str(aside), reason=type(error).__name__
+            )
+            os.replace(self._path, aside)
+            return []
+        return [Record(self._stream, one.number, one.at, one.author, one.data.encode()) for one in lines]
+
+    def extend(self, records: Sequence[Record]) -> bool:
+        """Add records that follow what is in the file; the first of them may be the file's last.
+
+        Returns whether the file now ends with them, or went further already; ``False`` when they do not
+        follow, that is when the file is of another history.
+
+        Raises:
+            OSError: it cannot be written; the old file stays.
+        """
+        kept = list(self.load())
+        for record in records:
+            if record.number <= len(kept):
+                if kept[record.number - 1] != record:
+                    return False
+            elif record.number == len(kept) + 1:
+                kept.append(record)
+            else:
+                return False
+        self._replace(kept)
+        return True
+
+    def _replace(self, records: Sequence[Record]) -> None:
+        lines = [_Line(one.number, one.at, one.author, one.data.decode()) for one in records]
+        rest = msgspec.json.Encoder().encode_lines(lines)
+        header = _Header(self._stream, len(records), hashlib.sha256(rest).hexdigest())
+        folder = self._path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{self._stream}-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(header) + b"\n" + rest)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self._path)
+        except OSError:
+            os.unlink(name)
+            raise
+        # The new name is on disk too, not the bytes alone.
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,106 @@
+"""The fake: streams in memory, shared by the stores made of them as a file is by processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakSet
+
+from gateway.state.errors import Conflict, StateUnavailable
+from gateway.state.listeners import Listeners, Reach
+from gateway.state.port import MAX_READ, Record, check_read, check_record
+
+POLL_S = 1.0
+
+
+class MemoryStreams:
+    """What several stores share; ``down`` makes them all fail."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[Record]] = {}
+        self.stores: WeakSet[MemoryStateStore] = WeakSet()
+        self.down = False
+
+
+class MemoryStateStore:
+    """A store for tests and for a gateway that may forget: nothing survives the process (``memory://``).
+
+    Args:
+        streams: shared ones; its own when absent.
+        unix_time: seconds since 1970.
+        poll_s: longest time between two words to listeners.
+    """
+
+    def __init__(
+        self,
+        streams: MemoryStreams | None = None,
+        *,
+        unix_time: Callable[[], float],
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._streams = streams if streams is not None else MemoryStreams()
+        self._streams.stores.add(self)
+        self._unix_time = unix_time
+        self._poll_s = poll_s
+        self._listeners = Listeners()
+        self._reach = Reach("memory://")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last operation succeeded."""
+        return self._reach.healthy
+
+    async def open(self) -> None:
+        """Nothing to prepare."""
+        if not self._streams.down:
+            self._reach.ok()
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+        self._streams.stores.discard(self)
+
+    async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
+        """Add a record."""
+        check_record(stream, data, author)
+        self._reached("append")
+        records = self._streams.records.setdefault(stream, [])
+        if expected is not None and expected != len(records):
+            raise Conflict(stream, expected, len(records))
+        record = Record(stream, len(records) + 1, self._unix_time(), author, data)
+        records.append(record)
+        for store in list(self._streams.stores):
+            store._listeners.tell(stream, record.number)
+        return record
+
+    async def read(
+        self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
+    ) -> Sequence[Record]:
+        """Records above ``after``."""
+        check_read(after, limit)
+        self._reached("read")
+        records = self._streams.records.get(stream, [])[after:]
+        return records[-limit:][::-1] if newest_first else records[:limit]
+
+    async def heads(self) -> Mapping[str, int]:
+        """The last number of each stream."""
+        self._reached("heads")
+        return {stream: len(records) for stream, records in self._streams.records.items() if records}
+
+    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+        """Have ``told`` called while ``run`` runs."""
+        self._listeners.listen(stream, told)
+
+    async def run(self) -> None:
+        """Tell everybody at each poll; appends tell at once."""
+        while True:
+            if self._streams.down:
+                self._reach.failed("watch", "down")
+            else:
+                self._listeners.tell_all(await self.heads())
+            await asyncio.sleep(self._poll_s)
+
+    def _reached(self, operation: str) -> None:
+        if self._streams.down:
+            self._reach.failed(operation, "down")
+            raise StateUnavailable(operation, "down")
+        self._reach.ok()

@@ -1,0 +1,71 @@
+"""A Redis client as this gateway wants it: bounded, with timeouts, and without retries of its own.
+
+redis-py by itself sends a command again when a connection breaks; a script that appends would then append
+twice. So nothing is sent twice here, and who may try again does so knowingly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, RedisError
+
+from gateway.config import ConfigError
+
+MAX_CONNECTIONS = 16
+# Longest time to connect, for an answer, and for a free connection of the pool.
+TIMEOUT_S = 2.0
+# Longest reason that is logged, in characters.
+MAX_REASON = 200
+# What an operation raises when Redis is away, refuses, or does not know what was asked.
+REDIS_ERRORS = (RedisError, OSError)
+
+
+def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
+    """A client of ``redis://`` or ``rediss://``; connects when it is first used.
+
+    Raises:
+        ConfigError: the url cannot be used; it is not shown.
+    """
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=max_connections,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"state.url: not a url of Redis ({type(error).__name__})") from None
+    # from_pool: closing the client closes the pool.
+    return Redis.from_pool(pool)
+
+
+def prefix(namespace: str) -> str:
+    """What all keys of a namespace begin with; the braces put them into one slot of a cluster."""
+    return f"sluice:{{{namespace}}}:"
+
+
+def reason_of(error: Exception) -> str:
+    """The error's class; of a failed connection also what was said, which holds host and port, no password.
+
+    Other texts may repeat what was sent.
+    """
+    name = type(error).__name__
+    return f"{name}: {error}"[:MAX_REASON] if isinstance(error, ConnectionError) else name
+
+
+def end_if_cancelled() -> None:
+    """Raise the cancellation that redis-py lost.
+
+    A task that is cancelled while the client connects may go on as if it had not been (seen with redis-py 8.1
+    on Python 3.11; ``tests/state/test_redis_store.py``). A loop that asks after each call ends all the same.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -1,0 +1,163 @@
+"""Streams in Redis, for a fleet: a list a stream, a hash of heads, and a channel that tells of appends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+from redis.asyncio import Redis
+
+from gateway.state.errors import Conflict, StateUnavailable
+from gateway.state.listeners import Listeners, Reach
+from gateway.state.port import MAX_READ, Record, check_read, check_record
+from gateway.state.redis_client import REDIS_ERRORS, end_if_cancelled, prefix, reason_of
+
+POLL_S = 1.0
+# Longest wait for a message in one go; what comes meanwhile ends the wait.
+LISTEN_S = 5.0
+
+# One step of Redis: compare, append, tell. The list's own length is what counts; a hash that says otherwise
+# means that keys were evicted or deleted, and nothing is written then.
+_APPEND = """
+local head = redis.call('LLEN', KEYS[1])
+if head ~= tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') then return {-1, head} end
+if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= head then return {0, head} end
+redis.call('RPUSH', KEYS[1], ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], head + 1)
+redis.call('PUBLISH', KEYS[3], (head + 1) .. ' ' .. ARGV[1])
+return {1, head + 1}
+"""
+
+
+class RedisStateStore:
+    """A store in Redis.
+
+    Args:
+        client: as ``redis_client.connect`` makes it; this store closes it.
+        shown: the url without its password.
+        namespace: several fleets may share one Redis under different ones.
+        unix_time: seconds since 1970.
+        poll_s: longest time between two words to listeners.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        shown: str,
+        namespace: str,
+        unix_time: Callable[[], float],
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._client = client
+        self._unix_time = unix_time
+        self._poll_s = poll_s
+        keys = prefix(namespace)
+        self._heads_key, self._channel, self._stream_key = f"{keys}heads", f"{keys}told", f"{keys}stream:"
+        self._listeners = Listeners()
+        self._reach = Reach(shown)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether Redis answered last time."""
+        return self._reach.healthy
+
+    async def open(self) -> None:
+        """See whether it is there."""
+        with contextlib.suppress(StateUnavailable):
+            await self.heads()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
+        """Add a record; as durable as Redis was told to be."""
+        check_record(stream, data, author)
+        at = self._unix_time()
+        kept = orjson.dumps({"at": at, "author": author}) + b"\n" + data
+        keys = (f"{self._stream_key}{stream}", self._heads_key, self._channel)
+        seen = "" if expected is None else str(expected)
+        done, number = await self._ask("append", self._client.eval(_APPEND, 3, *keys, stream, seen, kept))
+        if done < 0:
+            reason = f"stream {stream!r} is damaged: its list has {number} records, its head says otherwise"
+            raise StateUnavailable("append", reason)
+        if not done:
+            raise Conflict(stream, cast(int, expected), number)
+        self._listeners.tell(stream, number)
+        return Record(stream, number, at, author, data)
+
+    async def read(
+        self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
+    ) -> Sequence[Record]:
+        """Records above ``after``."""
+        check_read(after, limit)
+        key = f"{self._stream_key}{stream}"
+        first, last = after, after + limit - 1
+        if newest_first:
+            last = await self._ask("read", self._client.llen(key)) - 1
+            first = max(after, last - limit + 1)
+            if last < first:
+                return []
+        kept = await self._ask("read", self._client.lrange(key, first, last))
+        records = [_record(stream, number, one) for number, one in enumerate(kept, first + 1)]
+        return records[::-1] if newest_first else records
+
+    async def heads(self) -> Mapping[str, int]:
+        """The last number of each stream."""
+        found = await self._ask("heads", self._client.hgetall(self._heads_key))
+        return {stream.decode(): int(number) for stream, number in found.items()}
+
+    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+        """Have ``told`` called while ``run`` runs."""
+        self._listeners.listen(stream, told)
+
+    async def run(self) -> None:
+        """Hear of appends on one connection, and poll on the others: one that is dead unseen costs a poll."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._hear(), name="state-hear")
+            loops.create_task(self._poll(), name="state-poll")
+
+    async def _poll(self) -> None:
+        while True:
+            # A failure is told by `healthy`, and the next poll comes.
+            with contextlib.suppress(StateUnavailable):
+                self._listeners.tell_all(await self.heads())
+            end_if_cancelled()
+            await asyncio.sleep(self._poll_s)
+
+    async def _hear(self) -> None:
+        while True:
+            # The poll tells whether Redis is there; this only comes back when it is.
+            with contextlib.suppress(*REDIS_ERRORS):
+                async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+                    await channel.subscribe(self._channel)
+                    end_if_cancelled()
+                    while True:
+                        message = await channel.get_message(timeout=LISTEN_S)
+                        end_if_cancelled()
+                        if message is not None:
+                            number, stream = message["data"].decode().split(" ", 1)
+                            self._listeners.tell(stream, int(number))
+            end_if_cancelled()
+            await asyncio.sleep(self._poll_s)
+
+    async def _ask(self, operation: str, command: object) -> Any:
+        # redis-py types its commands for both of its clients at once.
+        try:
+            answer = await cast(Awaitable[Any], command)
+        except REDIS_ERRORS as error:
+            reason = reason_of(error)
+            self._reach.failed(operation, reason)
+            raise StateUnavailable(operation, reason) from error
+        self._reach.ok()
+        return answer
+
+
+def _record(stream: str, number: int, kept: bytes) -> Record:
+    head, data = kept.split(b"\n", 1)
+    told = orjson.loads(head)
+    return Record(stream, number, told["at"], told["author"], data)

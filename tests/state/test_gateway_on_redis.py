@@ -1,0 +1,54 @@
+"""A whole gateway whose state is in Redis, with Redis killed under it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import redis
+
+from tests.integration.live import LiveGateway, gateway
+from tests.state.servers import redis_server
+
+ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tokens": 4}}
+
+
+def ask(live: LiveGateway, key: str | None = None) -> httpx.Response:
+    headers = live.headers if key is None else {**live.headers, "Idempotency-Key": key}
+    return httpx.post(f"{live.url}/v1/generate", json=ASKED, headers=headers, timeout=30.0)
+
+
+def wait_for_store(live: LiveGateway, up: float) -> None:
+    deadline = time.monotonic() + 10.0
+    while live.metric("sluice_state_store_up") != up:
+        assert time.monotonic() < deadline, live.log.read_text()
+        time.sleep(0.05)
+
+
+def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", password="s3cret") as server:
+        settings = {"SLUICE_STATE__URL": server.url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / "copies")}
+        with gateway(tmp_path, **settings) as live:
+            first, again = ask(live, "k"), ask(live, "k")
+            assert first.status_code == again.status_code == 200 and first.content == again.content
+            assert again.headers["x-idempotent-replay"] == "true"
+            with redis.Redis.from_url(server.url) as client:
+                names = sorted(key.decode() for key in client.scan_iter())
+            assert "sluice:{default}:stream:prompts.published" in names
+            assert all(name.startswith("sluice:{default}:") for name in names)
+            listed = httpx.get(f"{live.url}/admin/prompts", headers=live.headers).json()
+            assert all(one["published_at"] for one in listed["prompts"])
+
+            server.kill()
+            wait_for_store(live, 0.0)
+            assert ask(live).status_code == 200
+            assert ask(live, "k").status_code == 503
+            ready = httpx.get(f"{live.url}/ready")
+            assert ready.status_code == 200 and ready.json()["checks"]["state_store"] is True
+
+            server.start()
+            wait_for_store(live, 1.0)
+            assert ask(live, "k").content == first.content
+        log = live.log.read_text()
+        assert "state store is away" in log and "state store is back" in log and "s3cret" not in log

@@ -1,0 +1,166 @@
+"""What only a real Redis can show: killed, restarted, locked out, emptied."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from gateway.state.errors import StateUnavailable
+from gateway.state.follower import Follower, Standing
+from gateway.state.redis_client import connect, prefix
+from gateway.state.redis_store import RedisStateStore
+from tests.state.conftest import redis_store, until, until_done
+from tests.state.servers import RedisServer, free_port, redis_server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as running:
+        yield running
+
+
+async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_and_all_catch_up(
+    server: RedisServer,
+) -> None:
+    store, watching = redis_store(server), redis_store(server)
+    seen: list[bytes] = []
+    follower = Follower(
+        watching, "s", lambda record: seen.append(record.data), copy=None, clock=time.monotonic
+    )
+    rng = random.Random(7)
+    await follower.start()
+    acknowledged: list[tuple[int, bytes]] = []
+    refused = 0
+    with capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(watching.run()), group.create_task(follower.run())]
+            for round_ in range(3):
+                kill_at = rng.randrange(5, 30)
+                for number in range(40):
+                    data = f'"{round_}-{number}"'.encode()
+                    if number == kill_at:
+                        kill = group.create_task(asyncio.to_thread(server.kill))
+                    try:
+                        record = await store.append("s", data, author="ann")
+                    except StateUnavailable as error:
+                        assert "s3cret" not in str(error)
+                        refused += 1
+                    else:
+                        acknowledged.append((record.number, data))
+                await kill
+                with pytest.raises(StateUnavailable):
+                    await store.append("s", b'"late"', author="ann")
+                assert not store.healthy
+                await asyncio.to_thread(server.start)
+                await until_done(lambda: _reached(store))
+            kept = await store.read("s")
+            assert await follower.caught_up_to(kept[-1].number, 10.0)
+            await until(lambda: follower.healthy)
+            for task in loops:
+                task.cancel()
+    assert refused > 0 and len(acknowledged) > 20
+    assert [record.number for record in kept] == list(range(1, len(kept) + 1))
+    assert all(kept[number - 1].data == data for number, data in acknowledged)
+    assert seen == [record.data for record in kept], "each once, in order, through three restarts"
+    assert follower.standing is Standing.FOLLOWING
+    assert sum("state store is away" in line["event"] for line in logs) <= 6, "not at every poll"
+    await store.close()
+    await watching.close()
+
+
+async def _reached(store: RedisStateStore) -> bool:
+    with contextlib.suppress(StateUnavailable):
+        await store.heads()
+    return store.healthy
+
+
+async def test_a_stream_that_was_evicted_in_part_takes_no_further_record(one_redis: RedisServer) -> None:
+    one_redis.flush()
+    store = redis_store(one_redis)
+    await store.append("s", b"1", author="ann")
+    async with Redis.from_url(one_redis.url) as client:
+        await client.delete(f"{prefix('test')}stream:s")
+    with pytest.raises(StateUnavailable, match="damaged"):
+        await store.append("s", b"2", author="ann")
+    await store.close()
+
+
+async def test_namespaces_share_a_server_and_nothing_else(one_redis: RedisServer) -> None:
+    one_redis.flush()
+    one = redis_store(one_redis)
+    other = RedisStateStore(connect(one_redis.url), shown="redis", namespace="other", unix_time=time.time)
+    await one.append("s", b"1", author="ann")
+    assert dict(await other.heads()) == {} and list(await other.read("s")) == []
+    await one.close()
+    await other.close()
+
+
+async def test_a_wrong_password_is_an_absence_that_shows_neither_password(one_redis: RedisServer) -> None:
+    url = one_redis.url.replace("s3cret", "wr0ng")
+    store = RedisStateStore(connect(url), shown="redis://here", namespace="test", unix_time=time.time)
+    with capture_logs() as logs, pytest.raises(StateUnavailable, match="AuthenticationError") as caught:
+        await store.append("s", b"1", author="ann")
+    told = f"{caught.value}{logs}"
+    assert "wr0ng" not in told and "s3cret" not in told and store.healthy is False
+    await store.close()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_away_within_its_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.state.redis_client.TIMEOUT_S", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(silent, "127.0.0.1", port):
+        url = f"redis://127.0.0.1:{port}"
+        store = RedisStateStore(connect(url), shown=url, namespace="n", unix_time=time.time)
+        begun = time.monotonic()
+        with pytest.raises(StateUnavailable):
+            await store.append("s", b"1", author="ann")
+        assert time.monotonic() - begun < 2.0
+        await store.close()
+
+
+async def test_a_loop_that_is_cancelled_at_any_moment_ends(one_redis: RedisServer) -> None:
+    for turns in range(40):
+        store = redis_store(one_redis)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            task = group.create_task(store.run())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await store.close()
+
+
+async def test_an_append_whose_connection_breaks_is_not_sent_again(tmp_path: Path) -> None:
+    """What is sent again by the client itself would be appended twice."""
+    sent: list[bytes] = []
+
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if b"EVAL" in data:
+                sent.append(data)
+                break
+            writer.write(b"+OK\r\n" * data.count(b"*"))
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(broken, "127.0.0.1", port):
+        url = f"redis://127.0.0.1:{port}?protocol=2"
+        store = RedisStateStore(connect(url), shown=url, namespace="n", unix_time=time.time)
+        with pytest.raises(StateUnavailable):
+            await store.append("s", b"1", author="ann")
+        await store.close()
+    assert len(sent) == 1

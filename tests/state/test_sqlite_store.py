@@ -1,0 +1,200 @@
+"""What only a real file can show: locked, replaced, damaged, shared by processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gateway.state.errors import StateUnavailable
+from gateway.state.follower import Follower, Standing
+from gateway.state.local_copy import LocalCopy
+from gateway.state.sqlite_store import SqliteStateStore
+from tests.state.conftest import until
+
+APPENDER = """
+import asyncio, sys, time
+from pathlib import Path
+from gateway.state.sqlite_store import SqliteStateStore
+async def main():
+    store = SqliteStateStore(Path(sys.argv[1]), unix_time=time.time, busy_timeout_ms=20_000)
+    for number in range(int(sys.argv[3])):
+        await store.append("s", b"[]", author=sys.argv[2])
+    await store.close()
+asyncio.run(main())
+"""
+LOCKER = """
+import sqlite3, sys
+lock = sqlite3.connect(sys.argv[1], isolation_level=None)
+lock.execute("begin immediate")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def on(path: Path, **options: int) -> SqliteStateStore:
+    return SqliteStateStore(path, unix_time=time.time, poll_s=0.1, **options)
+
+
+def process(code: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def remove(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_is_refused_in_time(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s.db"
+    store = on(path, busy_timeout_ms=300)
+    await store.append("s", b"1", author="ann")
+    with process(LOCKER, str(path)) as locker:
+        assert locker.stdout is not None and locker.stdin is not None
+        assert await asyncio.to_thread(locker.stdout.readline) == "locked\n"
+        begun = time.monotonic()
+        with pytest.raises(StateUnavailable, match="locked"):
+            await store.append("s", b"2", author="ann")
+        assert 0.2 < time.monotonic() - begun < 2.0
+        assert [record.data for record in await store.read("s")] == [b"1"]
+        assert store.healthy, "it is there; only its writers wait"
+        locker.stdin.close()
+        await asyncio.to_thread(locker.wait)
+    assert (await store.append("s", b"2", author="ann")).number == 2
+    await store.close()
+
+
+async def test_processes_that_make_the_file_and_append_at_once_leave_no_gap_and_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s.db"
+    children = [process(APPENDER, str(path), f"p{number}", "10") for number in range(3)]
+    for child in children:
+        with child:
+            assert await asyncio.to_thread(child.wait, 60) == 0
+    store = on(path)
+    records = await store.read("s")
+    assert [record.number for record in records] == list(range(1, 31))
+    assert [sum(record.author == f"p{n}" for record in records) for n in range(3)] == [10] * 3
+    await store.close()
+
+
+async def test_a_file_that_is_replaced_is_opened_anew_and_what_it_lost_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = on(path)
+    seen: list[int] = []
+    follower = Follower(
+        store, "s", lambda record: seen.append(record.number), copy=None, clock=time.monotonic
+    )
+    await store.append("s", b"1", author="ann")
+    await follower.start()
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(store.run()), group.create_task(follower.run())]
+        await until(lambda: store.healthy)
+        remove(path)
+        await until(lambda: follower.standing is Standing.LOST)
+        assert seen == [1]
+        await until(lambda: store.healthy)
+        other = on(path)
+        assert [record.number for record in await other.read("s")] == []
+        await other.close()
+        for task in loops:
+            task.cancel()
+    await store.close()
+
+
+async def test_a_file_that_is_gone_when_watching_begins_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = on(path)
+    await store.append("s", b"1", author="ann")
+    remove(path)
+    told: list[int] = []
+    store.listen("s", told.append)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        await until(lambda: bool(told))
+        task.cancel()
+    assert set(told) == {0} and path.exists()
+    await store.close()
+
+
+async def test_a_file_that_is_no_database_or_nowhere_is_an_absence(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database" * 1_000)
+    for path in (tmp_path / "text", tmp_path / "no" / "folder" / "s.db"):
+        store = on(path)
+        await store.open()
+        assert store.healthy is False
+        with pytest.raises(StateUnavailable):
+            await store.append("s", b"1", author="ann")
+        with pytest.raises(StateUnavailable):
+            await store.read("s")
+        with pytest.raises(StateUnavailable):
+            await store.heads()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(store.run())
+            await asyncio.sleep(0.05)
+            task.cancel()
+        await store.close()
+
+
+async def test_a_folder_that_comes_later_is_used_then(tmp_path: Path) -> None:
+    path = tmp_path / "later" / "s.db"
+    store = on(path)
+    await store.open()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        path.parent.mkdir()
+        await until(lambda: store.healthy)
+        task.cancel()
+    assert (await store.append("s", b"1", author="ann")).number == 1
+    await store.close()
+
+
+async def test_an_append_cancelled_at_any_moment_leaves_no_lock_and_no_gap(tmp_path: Path) -> None:
+    store = on(tmp_path / "s.db", busy_timeout_ms=500)
+    await store.open()
+    for turns in range(0, 60, 3):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(store.append("s", b"1", author="ann"))
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            task.cancel()
+    head = (await store.append("s", b"2", author="ann")).number
+    assert [record.number for record in await store.read("s")] == list(range(1, head + 1))
+    await store.close()
+
+
+async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path: Path) -> None:
+    path, copy = tmp_path / "s.db", LocalCopy(tmp_path / "copies", "s")
+    first = on(path)
+    copy.extend([await first.append("s", b"1", author="ann")])
+    await first.close()
+    # Exclusive outside of WAL: not even readers get in.
+    with closing(sqlite3.connect(path, isolation_level=None)) as lock:
+        lock.execute("PRAGMA locking_mode=EXCLUSIVE")
+        lock.execute("PRAGMA journal_mode=DELETE")
+        lock.execute("begin exclusive")
+        store = on(path, busy_timeout_ms=100)
+        seen: list[int] = []
+        follower = Follower(
+            store, "s", lambda record: seen.append(record.number), copy=copy, clock=time.monotonic
+        )
+        await store.open()
+        await follower.start(0.5)
+        assert seen == [1] and follower.standing is Standing.AWAY and not follower.healthy
+        lock.execute("rollback")
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(store.run()), group.create_task(follower.run())]
+        await until(lambda: follower.healthy)
+        for task in loops:
+            task.cancel()
+    await store.close()

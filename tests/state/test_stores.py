@@ -1,0 +1,137 @@
+"""What every state store holds to: the fake, SQLite and Redis alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.state.errors import Conflict, RecordTooLarge
+from gateway.state.port import MAX_READ, MAX_RECORD_BYTES, Record, StateStore
+from tests.state.conftest import World, until
+
+
+def data(number: int) -> bytes:
+    return json.dumps({"n": number}).encode()
+
+
+async def add(store: StateStore, count: int, stream: str = "s") -> list[Record]:
+    return [await store.append(stream, data(n), author="ann") for n in range(1, count + 1)]
+
+
+async def test_records_are_numbered_from_one_and_read_back_by_another_store_as_they_were_written(
+    world: World,
+) -> None:
+    async with world.running() as writer, world.running() as reader:
+        written = await add(writer, 5)
+        assert [record.number for record in written] == [1, 2, 3, 4, 5]
+        assert list(await reader.read("s")) == written
+        assert list(await reader.read("s", after=3)) == written[3:]
+        assert list(await reader.read("s", after=1, limit=2)) == written[1:3]
+        assert list(await reader.read("s", after=9)) == []
+        assert list(await reader.read("s", limit=2, newest_first=True)) == [written[4], written[3]]
+        assert list(await reader.read("s", after=3, newest_first=True)) == [written[4], written[3]]
+        assert list(await reader.read("s", after=5, newest_first=True)) == []
+        assert list(await reader.read("other")) == [] == list(await reader.read("other", newest_first=True))
+
+
+async def test_streams_do_not_know_of_each_other(world: World) -> None:
+    async with world.running() as store:
+        assert dict(await store.heads()) == {}
+        await add(store, 2, "a")
+        await add(store, 1, "b")
+        assert dict(await store.heads()) == {"a": 2, "b": 1}
+
+
+async def test_an_append_that_expects_another_head_writes_nothing_and_says_both_numbers(world: World) -> None:
+    async with world.running() as store:
+        await store.append("s", data(1), author="ann", expected=0)
+        for wrong in (0, 2):
+            with pytest.raises(Conflict, match=rf"'s'.*{wrong}.*found 1") as caught:
+                await store.append("s", data(2), author="bob", expected=wrong)
+            assert (caught.value.expected, caught.value.found) == (wrong, 1)
+        assert dict(await store.heads()) == {"s": 1}
+        assert (await store.append("s", data(2), author="bob", expected=1)).number == 2
+
+
+async def test_of_writers_that_expect_the_same_head_one_wins(world: World) -> None:
+    async with world.running() as one, world.running() as two:
+        for head in range(5):
+
+            async def attempt(store: StateStore, head: int = head) -> bool:
+                try:
+                    await store.append("s", data(head), author="ann", expected=head)
+                except Conflict:
+                    return False
+                return True
+
+            assert sorted(await asyncio.gather(*map(attempt, (one, two, one, two)))) == [False] * 3 + [True]
+        assert [record.number for record in await one.read("s")] == [1, 2, 3, 4, 5]
+
+
+async def test_appends_without_an_expectation_never_conflict_nor_get_lost(world: World) -> None:
+    async with world.running() as one, world.running() as two:
+        stores = [one, two] * 10
+        done = await asyncio.gather(*(s.append("audit", data(n), author="x") for n, s in enumerate(stores)))
+        assert sorted(record.number for record in done) == list(range(1, 21))
+        kept = await one.read("audit")
+        assert sorted(kept, key=lambda r: r.number) == list(kept) == sorted(done, key=lambda r: r.number)
+
+
+async def test_listeners_are_told_of_what_others_append_and_at_every_poll(world: World) -> None:
+    async with world.running() as writer, world.running() as reader:
+        told: list[int] = []
+        nothing: list[int] = []
+        reader.listen("s", told.append)
+        reader.listen("never", nothing.append)
+        for number in range(1, 4):
+            await writer.append("s", data(number), author="ann")
+            await until(lambda number=number: bool(told) and told[-1] == number)  # type: ignore[misc]
+        count = len(told)
+        await until(lambda: len(told) >= count + 2)
+        assert told[-1] == 3 and set(nothing) == {0}
+
+
+async def test_a_writer_hears_of_its_own_append_at_once(world: World) -> None:
+    async with world.running(loop=False) as store:
+        told: list[int] = []
+        store.listen("s", told.append)
+        await store.append("s", data(1), author="ann")
+        assert told == [1]
+
+
+async def test_what_no_store_takes_is_refused_with_what_is_allowed(world: World) -> None:
+    async with world.running() as store:
+        with pytest.raises(RecordTooLarge, match=f"allowed: {MAX_RECORD_BYTES}"):
+            await store.append("s", b'"' + b"x" * MAX_RECORD_BYTES + b'"', author="ann")
+        with pytest.raises(ValueError, match="not JSON"):
+            await store.append("s", b"{'secret'", author="ann")
+        with pytest.raises(ValueError, match="not JSON"):
+            await store.append("s", b'"\xff"', author="ann")
+        for name in ("", "UPPER", "a/b", "a:b", ".a", "a" * 65):
+            with pytest.raises(ValueError, match="stream"):
+                await store.append(name, b"{}", author="ann")
+        with pytest.raises(ValueError, match="author"):
+            await store.append("s", b"{}", author="")
+        for after, limit in ((-1, 1), (0, 0), (0, MAX_READ + 1)):
+            with pytest.raises(ValueError, match="allowed"):
+                await store.read("s", after=after, limit=limit)
+        assert dict(await store.heads()) == {}
+
+
+async def test_data_of_the_largest_size_and_of_any_text_comes_back_as_it_was(world: World) -> None:
+    async with world.running() as store:
+        texts = [b'"' + b"x" * (MAX_RECORD_BYTES - 2) + b'"', '"漫画\\n"'.encode(), b"[\n1,\n2]\n", b"0"]
+        for text in texts:
+            await store.append("s", text, author="Ωmega ann")
+        kept = await store.read("s")
+        assert [record.data for record in kept] == texts and kept[0].author == "Ωmega ann"
+
+
+async def test_a_store_is_healthy_once_it_was_reached(world: World) -> None:
+    store = world.make()
+    assert store.healthy is False
+    await store.open()
+    assert store.healthy is True
+    await store.close()

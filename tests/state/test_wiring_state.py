@@ -1,0 +1,95 @@
+"""The state store as a gateway holds it: when it counts as ready, and what a start takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError
+from gateway.config_state import StateConfig
+from gateway.state.follower import Standing
+from gateway.state.port import Record
+from gateway.wiring_state import State, make_state
+from tests.state.conftest import until
+from tests.state.servers import free_port, redis_server
+
+
+def state_of(url: str, cache_dir: Path | None = None) -> State:
+    config = StateConfig(url=url, cache_dir=None if cache_dir is None else str(cache_dir), poll_seconds=0.05)
+    return make_state(config, clock=time.monotonic, unix_time=time.time)
+
+
+async def test_a_file_of_this_machine_that_cannot_be_read_makes_it_not_ready_until_it_can(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    path.write_text("no database" * 1_000)
+    state = state_of(f"sqlite:///{path}")
+    await state.open()
+    assert not state.ready and not state.healthy
+    async with asyncio.TaskGroup() as group:
+        loop = group.create_task(state.run())
+        path.unlink()
+        await until(lambda: state.ready)
+        path.unlink()
+        path.write_text("no database" * 1_000)
+        await until(lambda: not state.ready)
+        loop.cancel()
+    await state.close()
+
+
+async def test_a_store_that_all_share_counts_until_it_was_reached_or_a_local_copy_stands_in(
+    tmp_path: Path,
+) -> None:
+    with redis_server(tmp_path / "redis") as server:
+        seen: list[int] = []
+        state = state_of(server.url, tmp_path / "copies")
+        state.follow("s", lambda record: seen.append(record.number))
+        await state.open()
+        async with asyncio.TaskGroup() as group:
+            loop = group.create_task(state.run())
+            await state.store.append("s", b"1", author="ann")
+            await until(lambda: seen == [1] and any((tmp_path / "copies").rglob("s.jsonl")))
+            await asyncio.to_thread(server.kill)
+            await until(lambda: not state.healthy)
+            assert state.ready and state.figures()[1]["s"].number == 1
+            loop.cancel()
+        await state.close()
+
+        nothing = state_of(server.url, tmp_path / "other copies")
+        nothing.follow("s", _ignore)
+        later: list[int] = []
+        held = state_of(server.url, tmp_path / "copies")
+        follower = held.follow("s", lambda record: later.append(record.number))
+        for one, ready in ((nothing, False), (held, True)):
+            await one.open()
+            assert one.ready is ready and not one.healthy
+        assert later == [1] and follower.standing is Standing.AWAY
+        for one in (nothing, held):
+            await one.close()
+
+
+async def test_a_stream_has_one_follower_in_a_process(tmp_path: Path) -> None:
+    state = state_of("memory://")
+    state.follow("s", _ignore)
+    with pytest.raises(ValueError, match="'s' has a follower"):
+        state.follow("s", _ignore)
+
+
+async def test_a_redis_that_is_not_there_keeps_nobody_from_starting_and_its_password_is_not_shown() -> None:
+    state = state_of(f"redis://:s3cret@127.0.0.1:{free_port()}")
+    await state.open()
+    assert not state.ready and "s3cret" not in state.shown
+    await state.close()
+
+
+def test_a_url_of_something_else_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"state\.url"):
+        state_of("mysql://:s3cret@host")
+
+
+def _ignore(record: Record) -> None:
+    """Its number is what counts here."""
