@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from resilience.classify_aws import aws_failure, kind_of_status
 from resilience.failures import BackendFailure, FailureKind
+from resilience.names import names_of
 
-# Classes that cannot be imported here, by name, searched through an exception's whole line of ancestors.
-_BY_CLASS_NAME: Mapping[str, FailureKind] = MappingProxyType(
+# Classes that cannot be imported here, by package and name. The first of an exception's ancestors that is
+# here decides, so a base may stand beside what derives from it.
+_BY_NAME: Mapping[str, FailureKind] = MappingProxyType(
     {
-        "OutOfMemoryError": FailureKind.CUDA_OOM,  # torch
-        "EngineDeadError": FailureKind.ENGINE_DEAD,  # vLLM
+        "torch.OutOfMemoryError": FailureKind.CUDA_OOM,
+        "torch.DistBackendError": FailureKind.CUDA_DRIVER_ERROR,
+        "vllm.EngineDeadError": FailureKind.ENGINE_DEAD,
+        "vllm.QueueOverflowError": FailureKind.THROTTLED,
+        "vllm.MaxQueuedTokensError": FailureKind.THROTTLED,
+        "vllm.RetryableRequestError": FailureKind.BACKEND_UNAVAILABLE,
+        "vllm.VLLMNotFoundError": FailureKind.MODEL_NOT_FOUND,
+        "vllm.VLLMClientError": FailureKind.INVALID_INPUT,
+        "aiohttp.ClientPayloadError": FailureKind.STREAM_BROKEN,
+        "aiohttp.ContentTypeError": FailureKind.BACKEND_UNAVAILABLE,
+        "aiohttp.InvalidURL": FailureKind.INTERNAL,
     }
 )
+# Raised around another exception, which is what happened.
+_WRAPPERS = frozenset({"vllm.EngineGenerateError"})
+_CLIENT_ERROR_OF_VLLM = "vllm.VLLMClientError"
+_ANSWER_OF_AIOHTTP = "aiohttp.ClientResponseError"
+
+# Connections that break: before anything of an answer the backend is away, after that a stream has broken.
+_CONNECTION = (ConnectionError, EOFError)
+_CONNECTION_NAMES = frozenset({"aiohttp.ClientConnectionError"})
 
 # Texts of PyTorch's runtime errors, lower case. Memory comes first: "CUDA error: out of memory" is an OOM,
 # which is contained, and not a driver error, which costs a restart.
 _BY_RUNTIME_MESSAGE: tuple[tuple[str, FailureKind], ...] = (
     ("out of memory", FailureKind.CUDA_OOM),
     ("defaultcpuallocator: ", FailureKind.CUDA_OOM),  # the host's memory, on machines without a GPU
-    ("cublas_status_alloc_failed", FailureKind.CUDA_OOM),
+    ("status_alloc_failed", FailureKind.CUDA_OOM),  # cuBLAS, cuDNN, hipBLAS
+    ("nans detected in logits", FailureKind.NAN_OUTPUT),  # vLLM with VLLM_RAISE_ON_LOGIT_NANS
+    ("probability tensor contains either", FailureKind.NAN_OUTPUT),  # torch.multinomial
     ("cuda error", FailureKind.CUDA_DRIVER_ERROR),
+    ("hip error", FailureKind.CUDA_DRIVER_ERROR),
     ("cudnn error", FailureKind.CUDA_DRIVER_ERROR),
     ("nccl error", FailureKind.CUDA_DRIVER_ERROR),
 )
+# Raised for nothing but errors of the device, whatever its text.
+_DEVICE_ERROR = "torch.AcceleratorError"
 
-_BY_CLASS: tuple[tuple[type[Exception], FailureKind], ...] = (
-    (MemoryError, FailureKind.CUDA_OOM),
-    (TimeoutError, FailureKind.TIMEOUT),
-    (ConnectionError, FailureKind.BACKEND_UNAVAILABLE),
-    (EOFError, FailureKind.BACKEND_UNAVAILABLE),
-)
+# What vLLM's refusal of a prompt says when the prompt is too long (lower case here).
+_TOO_LONG = ("maximum model length", "maximum context length", "max_model_len")
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 
 _TOLD: Mapping[FailureKind, str] = MappingProxyType(
     {
         FailureKind.CUDA_OOM: "the backend ran out of memory",
         FailureKind.CUDA_DRIVER_ERROR: "the device or its driver failed",
         FailureKind.ENGINE_DEAD: "the engine is dead",
+        FailureKind.NAN_OUTPUT: "the model computed something that is not a number",
         FailureKind.TIMEOUT: "the backend did not answer in time",
-        FailureKind.BACKEND_UNAVAILABLE: "the connection to the backend is gone",
+        FailureKind.THROTTLED: "the backend is busy",
+        FailureKind.BACKEND_UNAVAILABLE: "the backend is away or out of service",
+        FailureKind.STREAM_BROKEN: "the answer broke off",
+        FailureKind.ACCESS_DENIED: "the backend refused the gateway's credentials",
+        FailureKind.INVALID_INPUT: "the backend refused the request",
+        FailureKind.MODEL_NOT_FOUND: "the backend does not have the model",
+        FailureKind.TOKEN_LIMIT_EXCEEDED: "prompt and answer are longer than the backend takes",
         FailureKind.INTERNAL: "the backend failed in an unknown way",
     }
 )
@@ -48,57 +78,90 @@ _TOLD: Mapping[FailureKind, str] = MappingProxyType(
 MAX_GROUP_DEPTH = 8
 
 
-def classify(error: Exception) -> BackendFailure:
+def classify(error: Exception, *, delivered: bool = False) -> BackendFailure:
     """The failure that ``error`` stands for; a :class:`BackendFailure` is returned as it is.
 
     A task group's :class:`ExceptionGroup` stands for the first failure in it that is known, since the
     others usually follow from it. The message names the exception's class and never repeats its text,
     which may hold a prompt; ``__cause__`` keeps the exception itself for the log.
+
+    Args:
+        error: what an attempt raised.
+        delivered: whether some of the answer had come by then.
     """
-    return _classified(error, 0)
+    return _classified(error, delivered, 0)
 
 
-def _classified(error: Exception, depth: int) -> BackendFailure:
+def _classified(error: Exception, delivered: bool, depth: int) -> BackendFailure:
     if isinstance(error, BackendFailure):
         return error
     if isinstance(error, ExceptionGroup) and depth < MAX_GROUP_DEPTH:
-        found = [_classified(inner, depth + 1) for inner in error.exceptions]
+        found = [_classified(inner, delivered, depth + 1) for inner in error.exceptions]
         return next((one for one in found if one.kind is not FailureKind.INTERNAL), found[0])
-    kind = _kind(error)
-    failure = BackendFailure(kind, f"{_TOLD[kind]} ({type(error).__name__})")
+    inner = error.__cause__
+    if isinstance(inner, Exception) and depth < MAX_GROUP_DEPTH and not _WRAPPERS.isdisjoint(names_of(error)):
+        return _classified(inner, delivered, depth + 1)
+    kind = _kind(error, delivered)
+    failure = BackendFailure(kind, f"{_TOLD[kind]} ({type(error).__name__})", param=_param(error, kind))
     failure.__cause__ = error
     return failure
 
 
-def _kind(error: Exception) -> FailureKind:
+def _kind(error: Exception, delivered: bool) -> FailureKind:
     for ask in _QUESTIONS:
-        kind = ask(error)
+        kind = ask(error, delivered)
         if kind is not None:
             return kind
     return FailureKind.INTERNAL
 
 
-def _by_class_name(error: Exception) -> FailureKind | None:
-    for cls in type(error).__mro__:
-        if cls.__name__ in _BY_CLASS_NAME:
-            return _BY_CLASS_NAME[cls.__name__]
-    return None
+def _by_name(error: Exception, delivered: bool) -> FailureKind | None:
+    names = names_of(error)
+    if _CLIENT_ERROR_OF_VLLM in names and any(sign in str(error).lower() for sign in _TOO_LONG):
+        return FailureKind.TOKEN_LIMIT_EXCEEDED
+    known = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    if known is None and _ANSWER_OF_AIOHTTP in names:
+        status = getattr(error, "status", 0)
+        return FailureKind.INVALID_INPUT if status in (400, 422) else kind_of_status(status)
+    return known
 
 
-def _by_runtime_message(error: Exception) -> FailureKind | None:
+def _by_runtime_message(error: Exception, delivered: bool) -> FailureKind | None:
     # Only runtime errors, as PyTorch raises them: another exception's text may be anything, a prompt too.
     if not isinstance(error, RuntimeError):
         return None
     text = str(error).lower()
-    return next((kind for sign, kind in _BY_RUNTIME_MESSAGE if sign in text), None)
+    known = next((kind for sign, kind in _BY_RUNTIME_MESSAGE if sign in text), None)
+    if known is None and _DEVICE_ERROR in names_of(error):
+        return FailureKind.CUDA_DRIVER_ERROR
+    return known
 
 
-def _by_class(error: Exception) -> FailureKind | None:
-    return next((kind for cls, kind in _BY_CLASS if isinstance(error, cls)), None)
+def _by_aws(error: Exception, delivered: bool) -> FailureKind | None:
+    told = aws_failure(error, delivered=delivered)
+    return told[0] if told is not None else None
 
 
-_QUESTIONS: tuple[Callable[[Exception], FailureKind | None], ...] = (
-    _by_class_name,
+def _by_class(error: Exception, delivered: bool) -> FailureKind | None:
+    if isinstance(error, MemoryError):
+        return FailureKind.CUDA_OOM
+    if isinstance(error, TimeoutError):
+        return FailureKind.TIMEOUT
+    if isinstance(error, _CONNECTION) or not _CONNECTION_NAMES.isdisjoint(names_of(error)):
+        return FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
+    return None
+
+
+_QUESTIONS: tuple[Callable[[Exception, bool], FailureKind | None], ...] = (
+    _by_name,
     _by_runtime_message,
+    _by_aws,
     _by_class,
 )
+
+
+def _param(error: Exception, kind: FailureKind) -> str | None:
+    """The field that vLLM's refusal names, when it looks like one."""
+    named = getattr(error, "parameter", None)
+    wrong = kind is FailureKind.INVALID_INPUT and isinstance(named, str) and _FIELD.match(named)
+    return named if wrong else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from resilience.degenerate import Sign
 from resilience.failures import FailureKind
 
 
@@ -12,7 +13,8 @@ class AttemptFailed:
     """An attempt ended in a failure.
 
     ``attempt`` counts from 1; ``delivered`` tells whether the caller had got something of the answer by
-    then; ``error_type`` is the class of the exception behind the failure.
+    then; ``error_type`` is the class of the exception behind the failure. A caller who leaves ends the
+    attempt with ``cancelled_by_client``.
     """
 
     backend: str
@@ -32,4 +34,59 @@ class Retried:
     wait_s: float
 
 
-ResilienceEvent = AttemptFailed | Retried
+@dataclass(frozen=True, slots=True)
+class RetryRefused:
+    """Attempt ``attempt`` failed with ``kind`` and would be made again, but the retry budget is empty."""
+
+    backend: str
+    kind: FailureKind
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Attempt ``attempt`` succeeded where the one before had failed with ``kind``."""
+
+    backend: str
+    kind: FailureKind
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadScaled:
+    """A backend is given another share of its usual load: less after it ran out of memory, later more.
+
+    ``backend`` is the engine's name where several backends share one.
+    """
+
+    backend: str
+    factor: float
+    shrunk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Degenerated:
+    """An answer was found beyond hope after ``tokens``, and ``action`` was taken: retry, end, abort."""
+
+    backend: str
+    sign: Sign
+    action: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A call went on with an answer that another had begun, ``tokens`` into it.
+
+    ``mode`` is ``exact``, ``spelled`` or ``text``. ``result`` is ``whole`` when it gave the answer to its
+    end, ``broken`` when it failed as well, ``cut`` when the caller left or the deadline passed.
+    """
+
+    source: str
+    target: str
+    mode: str
+    result: str
+    tokens: int
+
+
+ResilienceEvent = AttemptFailed | Retried | RetryRefused | Recovered | LoadScaled | Degenerated | Resumed

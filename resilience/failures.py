@@ -20,50 +20,164 @@ class FailureKind(StrEnum):
     ENGINE_DEAD = "engine_dead"
     PREEMPTED = "preempted"
     NAN_OUTPUT = "nan_output"
+    DEGENERATE_OUTPUT = "degenerate_output"
     TIMEOUT = "timeout"
     WORKER_RESTARTED = "worker_restarted"
     THROTTLED = "throttled"
     BACKEND_UNAVAILABLE = "backend_unavailable"
     STREAM_BROKEN = "stream_broken"
+    ACCESS_DENIED = "access_denied"
     INVALID_INPUT = "invalid_input"
     MODEL_NOT_FOUND = "model_not_found"
     TOKEN_LIMIT_EXCEEDED = "token_limit_exceeded"
+    CANCELLED_BY_CLIENT = "cancelled_by_client"
     INTERNAL = "internal"
+
+
+class Health(StrEnum):
+    """What a failure says about the backend."""
+
+    NOTHING = "nothing"  # the request, or who sent it, is at fault
+    COUNTS_AGAINST = "counts_against"  # a failed answer in the rate that opens its circuit
+    SHRINK_LOAD = "shrink_load"  # that, and it should be given less for a while
+    RESTART_ENGINE = "restart_engine"  # its process is of no use any more; the circuit is for living ones
+    MISCONFIGURED = "misconfigured"  # a failed answer, and an operator has something to mend
+
+
+class Change(StrEnum):
+    """What the next attempt on the same backend does differently."""
+
+    NOTHING = "nothing"
+    SHORTER_CONTEXT = "shorter_context"
+    OTHER_SEED = "other_seed"
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What a failure permits.
+    """What a failure means and permits.
 
     Args:
+        means: one sentence for an operator.
+        health: what it says about the backend.
         retries_same: tries again on the same backend before anything was delivered (seed 001).
         other_backend: whether another backend could do better with the same request.
+        resumes: whether an answer that it broke off may be gone on with.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.
         longest_wait_s: upper bound of the wait, seconds.
+        retry_with: what the retry does differently.
     """
 
-    retries_same: int
-    other_backend: bool
+    means: str
+    health: Health
+    retries_same: int = 0
+    other_backend: bool = True
+    resumes: bool = True
     first_wait_s: float = 0.0
     longest_wait_s: float = 0.0
+    retry_with: Change = Change.NOTHING
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is a failed answer in the backend's rate of failures.
+
+        A dead engine's are not: its state tells, and an open circuit would keep requests away from the new
+        one.
+        """
+        return self.health in _COUNTED
+
+
+_COUNTED = frozenset({Health.COUNTS_AGAINST, Health.SHRINK_LOAD, Health.MISCONFIGURED})
 
 POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
     {
-        FailureKind.CUDA_OOM: FailurePolicy(3, True, 0.1, 5.0),
-        FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(0, True),
-        FailureKind.ENGINE_DEAD: FailurePolicy(0, True),
-        FailureKind.PREEMPTED: FailurePolicy(3, True, 0.1, 5.0),
-        FailureKind.NAN_OUTPUT: FailurePolicy(1, True, 0.1, 0.1),
-        FailureKind.TIMEOUT: FailurePolicy(2, True, 1.0, 10.0),
-        FailureKind.WORKER_RESTARTED: FailurePolicy(2, True, 5.0, 5.0),
-        FailureKind.THROTTLED: FailurePolicy(0, True),
-        FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(0, True),
-        FailureKind.STREAM_BROKEN: FailurePolicy(0, True),
-        FailureKind.INVALID_INPUT: FailurePolicy(0, False),
-        FailureKind.MODEL_NOT_FOUND: FailurePolicy(0, True),
-        FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(0, False),
-        FailureKind.INTERNAL: FailurePolicy(0, True),
+        FailureKind.CUDA_OOM: FailurePolicy(
+            "Memory was too short for this request's part of a step; the engine goes on.",
+            Health.SHRINK_LOAD,
+            retries_same=3,
+            first_wait_s=0.1,
+            longest_wait_s=5.0,
+            retry_with=Change.SHORTER_CONTEXT,
+        ),
+        FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
+            "The device or its driver failed; nothing that the process computes can be trusted.",
+            Health.RESTART_ENGINE,
+        ),
+        FailureKind.ENGINE_DEAD: FailurePolicy(
+            "The engine's process has ended or hangs.", Health.RESTART_ENGINE
+        ),
+        FailureKind.PREEMPTED: FailurePolicy(
+            "The engine pushed the request out of its batch and did not take it back.",
+            Health.COUNTS_AGAINST,
+            retries_same=3,
+            first_wait_s=0.1,
+            longest_wait_s=5.0,
+        ),
+        FailureKind.NAN_OUTPUT: FailurePolicy(
+            "The model computed something that is not a number.",
+            Health.COUNTS_AGAINST,
+            retries_same=1,
+            first_wait_s=0.1,
+            longest_wait_s=0.1,
+            retry_with=Change.OTHER_SEED,
+        ),
+        # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
+        FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
+            "The answer ran into an endless repetition or into replacement characters.",
+            Health.NOTHING,
+            retries_same=1,
+            resumes=False,  # what goes on with a repetition repeats
+            first_wait_s=0.1,
+            longest_wait_s=0.1,
+            retry_with=Change.OTHER_SEED,
+        ),
+        FailureKind.TIMEOUT: FailurePolicy(
+            "The backend did not answer in its time.",
+            Health.COUNTS_AGAINST,
+            retries_same=2,
+            first_wait_s=1.0,
+            longest_wait_s=10.0,
+        ),
+        FailureKind.WORKER_RESTARTED: FailurePolicy(
+            "The worker that had the request has restarted.",
+            Health.COUNTS_AGAINST,
+            retries_same=2,
+            first_wait_s=5.0,
+            longest_wait_s=5.0,
+        ),
+        FailureKind.THROTTLED: FailurePolicy(
+            "The backend is busy, or a quota there is used up.", Health.COUNTS_AGAINST
+        ),
+        FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
+            "The backend cannot be reached, or says that it is out of service.", Health.COUNTS_AGAINST
+        ),
+        FailureKind.STREAM_BROKEN: FailurePolicy(
+            "The answer broke off in the middle.", Health.COUNTS_AGAINST
+        ),
+        FailureKind.ACCESS_DENIED: FailurePolicy(
+            "The backend refuses the gateway's credentials, or there are none.", Health.MISCONFIGURED
+        ),
+        FailureKind.INVALID_INPUT: FailurePolicy(
+            "The request cannot be honoured as it is.", Health.NOTHING, other_backend=False, resumes=False
+        ),
+        # One tenant's adapter may be what is missing: no reason to keep the others away.
+        FailureKind.MODEL_NOT_FOUND: FailurePolicy(
+            "The backend does not have the model or the adapter.", Health.NOTHING
+        ),
+        FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
+            "Prompt and answer are longer than the model takes.",
+            Health.NOTHING,
+            other_backend=False,
+            resumes=False,
+        ),
+        FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
+            "The caller left, or the gateway stopped, before the answer was whole.",
+            Health.NOTHING,
+            other_backend=False,
+            resumes=False,
+        ),
+        FailureKind.INTERNAL: FailurePolicy(
+            "The backend failed in a way that has no name here.", Health.COUNTS_AGAINST
+        ),
     }
 )
 
@@ -76,6 +190,7 @@ class BackendFailure(Exception):
         message: what an operator should read; never prompt text, never a secret.
         retry_after_s: seconds after which the backend may be able again, when it said so.
         param: the field of the request at fault, when it is one.
+        final: the same backend is not to be asked again, whatever the policy permits.
     """
 
     def __init__(
@@ -85,10 +200,12 @@ class BackendFailure(Exception):
         *,
         retry_after_s: float | None = None,
         param: str | None = None,
+        final: bool = False,
     ) -> None:
         self.kind = kind
         self.retry_after_s = retry_after_s
         self.param = param
+        self.final = final
         super().__init__(message)
 
     @property

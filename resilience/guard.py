@@ -12,8 +12,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from resilience.classify import classify
 from resilience.errors import DeadlinePassed
-from resilience.events import AttemptFailed, ResilienceEvent, Retried
+from resilience.events import AttemptFailed, Recovered, ResilienceEvent, Retried, RetryRefused
 from resilience.failures import BackendFailure, FailureKind
+from resilience.retry_budget import RetryBudget
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class Guard:
         sleep: waits that many seconds.
         random: source of the jitter.
         emit: takes each event; must not block.
+        budget: what retries of all requests together may add; one of the usual size when absent.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Guard:
         sleep: Callable[[float], Awaitable[None]],
         random: random.Random,
         emit: Callable[[ResilienceEvent], None],
+        budget: RetryBudget | None = None,
     ) -> None:
         self._clock = clock
         self._sleep = sleep
         self._random = random
         self._emit = emit
+        self._budget = budget if budget is not None else RetryBudget()
 
     async def run(
         self,
@@ -63,8 +67,9 @@ class Guard:
         """The result of the first attempt that succeeds.
 
         A failed attempt is made again on the same backend while all of this holds: its failure's policy
-        still permits a retry, nothing of the answer was delivered, and the wait before it ends before
-        ``deadline``. Attempts never overlap: each has ended, cleaned up, before this goes on.
+        still permits a retry, nothing of the answer was delivered, the wait before it ends before
+        ``deadline``, and the backend's retry budget pays for it. Attempts never overlap: each has ended,
+        cleaned up, before this goes on.
 
         Raises:
             BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
@@ -75,13 +80,20 @@ class Guard:
         def enough(state: RetryCallState) -> bool:
             failure = _failure(state)
             wait_s = state.upcoming_sleep
-            return (
+            if (
                 delivered()
+                or failure.final
                 or state.attempt_number > failure.policy.retries_same
                 # A backend that wants to be left alone for longer than we would wait is better left.
                 or (failure.retry_after_s or 0.0) > failure.policy.longest_wait_s
                 or (deadline is not None and self._clock() + wait_s >= deadline)
-            )
+            ):
+                return True
+            # Asked last, since asking pays: all else permits the retry.
+            if self._budget.take(backend, self._clock()):
+                return False
+            self._emit(RetryRefused(backend, failure.kind, state.attempt_number))
+            return True
 
         def tell(state: RetryCallState) -> None:
             self._emit(Retried(backend, _failure(state).kind, state.attempt_number, state.upcoming_sleep))
@@ -106,6 +118,7 @@ class Guard:
                 last = failure.kind
                 raise
 
+        self._budget.attempted(backend, self._clock())
         try:
             return await once()
         except BackendFailure as failure:
@@ -121,6 +134,8 @@ class Guard:
             reraise=True,
         )
         result: T = await retrying(once)
+        if last is not None:
+            self._emit(Recovered(backend, last, made))
         return result
 
     async def _attempt(
@@ -138,11 +153,16 @@ class Guard:
                 return await attempt(this)
             async with limit:
                 return await attempt(this)
+        except asyncio.CancelledError:
+            # Not the deadline, which comes out of `limit` as a TimeoutError.
+            kind = FailureKind.CANCELLED_BY_CLIENT
+            self._emit(AttemptFailed(backend, kind, this.number, delivered(), "CancelledError"))
+            raise
         except Exception as error:
             # Once the time is up, whatever the attempt raised is how it took its cancellation.
             if limit is not None and limit.expired():
                 raise DeadlinePassed(backend=backend, attempts=this.number) from error
-            failure = classify(error)
+            failure = classify(error, delivered=delivered())
             error_type = type(failure.__cause__ or failure).__name__
             self._emit(AttemptFailed(backend, failure.kind, this.number, delivered(), error_type))
             if failure is error:

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import aiohttp
+import boto3
+import botocore.eventstream
+import botocore.exceptions as aws
 import pytest
 import torch
+import torch.distributed
+import urllib3.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.classify import classify
-from resilience.failures import POLICIES, BackendFailure, FailureKind
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named like PyTorch's."""
-
-
-class EngineDeadError(Exception):
-    """Named like vLLM's."""
-
-
-class OurOutOfMemory(OutOfMemoryError):
-    """A subclass of it."""
+from resilience.failures import BackendFailure, FailureKind
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         (MemoryError(), FailureKind.CUDA_OOM),
-        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), FailureKind.CUDA_OOM),
-        (OurOutOfMemory(), FailureKind.CUDA_OOM),
         (RuntimeError("CUDA error: out of memory"), FailureKind.CUDA_OOM),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), FailureKind.CUDA_OOM),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), FailureKind.CUDA_OOM),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureKind.CUDA_DRIVER_ERROR),
+        (RuntimeError("CUDA error: device-side assert triggered"), FailureKind.CUDA_DRIVER_ERROR),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), FailureKind.CUDA_DRIVER_ERROR),
+        (RuntimeError("HIP error: the operation cannot be performed"), FailureKind.CUDA_DRIVER_ERROR),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), FailureKind.CUDA_DRIVER_ERROR),
         (RuntimeError("NCCL error in: x, unhandled cuda error"), FailureKind.CUDA_DRIVER_ERROR),
-        (EngineDeadError(), FailureKind.ENGINE_DEAD),
+        (RuntimeError("NaNs detected in logits: {'a': 3}"), FailureKind.NAN_OUTPUT),
         (TimeoutError(), FailureKind.TIMEOUT),
         (ConnectionResetError(), FailureKind.BACKEND_UNAVAILABLE),
         (BrokenPipeError(), FailureKind.BACKEND_UNAVAILABLE),
@@ -53,14 +55,276 @@ def test_an_exception_is_known_by_its_type_or_its_runtime_message(
     assert classify(error).kind is kind
 
 
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(), EOFError(), aiohttp.ServerDisconnectedError(), aiohttp.ClientOSError()]
+)
+def test_a_connection_that_breaks_is_a_broken_stream_once_something_was_delivered(error: Exception) -> None:
+    assert classify(error).kind is FailureKind.BACKEND_UNAVAILABLE
+    assert classify(error, delivered=True).kind is FailureKind.STREAM_BROKEN
+
+
+# PyTorch
+
+
+def raised(call: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
+
+
 def test_real_exceptions_of_pytorch_are_known() -> None:
     assert classify(torch.OutOfMemoryError("CUDA out of memory.")).kind is FailureKind.CUDA_OOM
-    assert classify(torch.AcceleratorError("CUDA error: unspecified launch failure")).kind is (
-        FailureKind.CUDA_DRIVER_ERROR
+    launch = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    assert classify(launch).kind is FailureKind.CUDA_DRIVER_ERROR
+    assert classify(torch.AcceleratorError("CUDA error: out of memory")).kind is FailureKind.CUDA_OOM
+    assert classify(torch.AcceleratorError("words of a new device")).kind is FailureKind.CUDA_DRIVER_ERROR
+    peer_gone = torch.distributed.DistBackendError("NCCL watchdog")
+    assert classify(peer_gone).kind is FailureKind.CUDA_DRIVER_ERROR
+    petabyte = raised(lambda: torch.empty(2**48))
+    assert classify(petabyte).kind is FailureKind.CUDA_OOM
+    not_a_number = raised(lambda: torch.multinomial(torch.tensor([float("nan"), 1.0]), 1))
+    assert classify(not_a_number).kind is FailureKind.NAN_OUTPUT
+    defect = raised(lambda: torch.zeros(2, 3) @ torch.zeros(2, 3))
+    assert classify(defect).kind is FailureKind.INTERNAL
+
+
+# vLLM
+
+
+@pytest.fixture(scope="module")
+def vllm() -> SimpleNamespace:
+    """vLLM's modules of exceptions, alone: importing the package takes six seconds."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("vLLM is not installed")
+    folder = Path(spec.origin).parent
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "vllm"}
+    try:
+        sys.modules["vllm"] = ModuleType("vllm")
+        loaded = {
+            name: _load(name, folder.joinpath(*name.split(".")[1:]).with_suffix(".py"))
+            for name in ("vllm.exceptions", "vllm.v1.engine.exceptions")
+        }
+    finally:
+        for name in ("vllm", "vllm.exceptions", "vllm.v1.engine.exceptions"):
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+    return SimpleNamespace(
+        **{key: value for module in loaded.values() for key, value in vars(module).items()}
     )
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**48)  # a petabyte
-    assert classify(caught.value).kind is FailureKind.CUDA_OOM
+
+
+def _load(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_real_exceptions_of_vllm_are_known(vllm: SimpleNamespace) -> None:
+    assert vllm.EngineDeadError.__module__ == "vllm.v1.engine.exceptions"
+    for error, kind in (
+        (vllm.EngineDeadError(), FailureKind.ENGINE_DEAD),
+        (vllm.QueueOverflowError(), FailureKind.THROTTLED),
+        (vllm.MaxQueuedTokensError(), FailureKind.THROTTLED),
+        (vllm.RetryableRequestError(), FailureKind.BACKEND_UNAVAILABLE),
+        (vllm.LoRAAdapterNotFoundError("a", "/a"), FailureKind.MODEL_NOT_FOUND),
+        (vllm.VLLMValidationError("wrong"), FailureKind.INVALID_INPUT),
+        (
+            vllm.VLLMValidationError("the prompt is longer than the maximum model length of 64"),
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+        ),
+        (vllm.GenerationError(), FailureKind.INTERNAL),
+        (vllm.EngineGenerateError(), FailureKind.INTERNAL),
+    ):
+        assert classify(error).kind is kind, error
+
+
+def test_vllms_wrapper_stands_for_what_it_was_raised_from(vllm: SimpleNamespace) -> None:
+    error = vllm.EngineGenerateError()
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
+    assert classify(error).kind is FailureKind.CUDA_OOM
+
+
+def test_the_field_that_vllm_names_is_passed_on_when_it_is_one(vllm: SimpleNamespace) -> None:
+    assert classify(vllm.VLLMValidationError("wrong", parameter="top_k", value=-3)).param == "top_k"
+    quoted = classify(vllm.VLLMValidationError("wrong", parameter="my secret prompt", value="secret"))
+    assert quoted.param is None and "secret" not in str(quoted)
+
+
+# aiohttp, with a real server
+
+
+@asynccontextmanager
+async def server(answer: bytes, *, then_wait: bool = False) -> AsyncIterator[str]:
+    """A server that reads a request, writes these bytes and closes, or holds the connection open."""
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        if then_wait:
+            await over.wait()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        async with listening:
+            yield f"http://127.0.0.1:{port}/"
+            over.set()
+    finally:
+        over.set()
+
+
+async def asked(url: str, use: Callable[[aiohttp.ClientResponse], Awaitable[object]]) -> Exception:
+    timeout = aiohttp.ClientTimeout(total=5, sock_read=0.2)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        with pytest.raises(Exception) as caught:
+            async with session.get(url) as response:
+                await use(response)
+    return caught.value
+
+
+async def whole(response: aiohttp.ClientResponse) -> object:
+    response.raise_for_status()
+    return await response.json()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+
+async def test_real_exceptions_of_aiohttp_are_known() -> None:
+    for answer, wait, kind in (
+        (b"", False, FailureKind.BACKEND_UNAVAILABLE),
+        (b"", True, FailureKind.TIMEOUT),
+        (HEAD + b'{"half"', False, FailureKind.STREAM_BROKEN),
+        (HEAD + b'{"half"', True, FailureKind.TIMEOUT),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>", False, FailureKind.BACKEND_UNAVAILABLE),
+        *(
+            (f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode(), False, kind)
+            for status, kind in (
+                (400, FailureKind.INVALID_INPUT),
+                (401, FailureKind.ACCESS_DENIED),
+                (403, FailureKind.ACCESS_DENIED),
+                (404, FailureKind.MODEL_NOT_FOUND),
+                (408, FailureKind.TIMEOUT),
+                (422, FailureKind.INVALID_INPUT),
+                (429, FailureKind.THROTTLED),
+                (500, FailureKind.BACKEND_UNAVAILABLE),
+                (503, FailureKind.BACKEND_UNAVAILABLE),
+                (504, FailureKind.TIMEOUT),
+                (418, FailureKind.INTERNAL),
+            )
+        ),
+    ):
+        async with server(answer, then_wait=wait) as url:
+            error = await asked(url, whole)
+        assert isinstance(error, aiohttp.ClientError), error
+        assert classify(error).kind is kind, (answer, error)
+    async with server(b"") as url:
+        pass
+    gone = await asked(url, whole)
+    assert isinstance(gone, aiohttp.ClientConnectorError)
+    assert classify(gone).kind is FailureKind.BACKEND_UNAVAILABLE
+    assert classify(aiohttp.InvalidURL("http:/nowhere")).kind is FailureKind.INTERNAL
+
+
+# botocore, with the exceptions of the service's own model
+
+BEDROCK = {
+    "AccessDeniedException": FailureKind.ACCESS_DENIED,
+    "InternalServerException": FailureKind.BACKEND_UNAVAILABLE,
+    "ModelErrorException": FailureKind.BACKEND_UNAVAILABLE,
+    "ModelNotReadyException": FailureKind.BACKEND_UNAVAILABLE,
+    "ModelTimeoutException": FailureKind.TIMEOUT,
+    "ResourceNotFoundException": FailureKind.MODEL_NOT_FOUND,
+    "ServiceUnavailableException": FailureKind.BACKEND_UNAVAILABLE,
+    "ThrottlingException": FailureKind.THROTTLED,
+    "ValidationException": FailureKind.INVALID_INPUT,
+}
+
+
+def test_every_error_that_bedrocks_model_names_for_a_conversation_is_known() -> None:
+    client = boto3.client(
+        "bedrock-runtime", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y"
+    )
+    model = client.meta.service_model
+    for operation in ("Converse", "ConverseStream"):
+        codes = {shape.name for shape in model.operation_model(operation).error_shapes}
+        assert codes == set(BEDROCK)
+        for code in codes:
+            error = getattr(client.exceptions, code)({"Error": {"Code": code, "Message": "no"}}, operation)
+            assert isinstance(error, aws.ClientError)
+            assert classify(error).kind is BEDROCK[code], code
+    stream = model.operation_model("ConverseStream").output_shape.members["stream"]
+    for name, member in stream.members.items():
+        if member.metadata.get("exception"):
+            error = aws.EventStreamError({"Error": {"Code": name, "Message": "no"}}, "ConverseStream")
+            assert classify(error, delivered=True).kind is not FailureKind.INTERNAL, name
+
+
+def client_error(code: str, message: str = "no", status: int = 400) -> aws.ClientError:
+    return aws.ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "Converse",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (client_error("ServiceQuotaExceededException"), FailureKind.THROTTLED),
+        (client_error("ExpiredTokenException", status=403), FailureKind.ACCESS_DENIED),
+        (client_error("UnrecognizedClientException", status=403), FailureKind.ACCESS_DENIED),
+        (client_error("SomethingNew", status=502), FailureKind.BACKEND_UNAVAILABLE),
+        (client_error("SomethingNew", status=429), FailureKind.THROTTLED),
+        (client_error("SomethingNew", status=403), FailureKind.ACCESS_DENIED),
+        (client_error("SomethingNew", status=400), FailureKind.INTERNAL),
+        (
+            client_error("ValidationException", "Input is too long for requested model."),
+            FailureKind.TOKEN_LIMIT_EXCEEDED,
+        ),
+        (
+            client_error("ValidationException", "The provided model identifier is invalid."),
+            FailureKind.MODEL_NOT_FOUND,
+        ),
+        (aws.ReadTimeoutError(endpoint_url="u"), FailureKind.TIMEOUT),
+        (aws.ConnectTimeoutError(endpoint_url="u"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.EndpointConnectionError(endpoint_url="u"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.SSLError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.ProxyConnectionError(proxy_url="u"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.ConnectionClosedError(endpoint_url="u"), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.NoCredentialsError(), FailureKind.ACCESS_DENIED),
+        (aws.PartialCredentialsError(provider="env", cred_var="x"), FailureKind.ACCESS_DENIED),
+        (aws.ProfileNotFound(profile="x"), FailureKind.ACCESS_DENIED),
+        (aws.UnauthorizedSSOTokenError(), FailureKind.ACCESS_DENIED),
+        (aws.ParamValidationError(report="r"), FailureKind.INTERNAL),
+        (aws.NoRegionError(), FailureKind.INTERNAL),
+        (aws.IncompleteReadError(actual_bytes=1, expected_bytes=2), FailureKind.STREAM_BROKEN),
+        (botocore.eventstream.ChecksumMismatch(1, 2), FailureKind.STREAM_BROKEN),
+        (urllib3.exceptions.ProtocolError("cut"), FailureKind.BACKEND_UNAVAILABLE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
+)
+def test_real_exceptions_of_botocore_are_known(error: Exception, kind: FailureKind) -> None:
+    failure = classify(error)
+    assert failure.kind is kind
+    assert failure.__cause__ is error
+    if kind is FailureKind.BACKEND_UNAVAILABLE and isinstance(error, aws.ConnectionClosedError):
+        assert classify(error, delivered=True).kind is FailureKind.STREAM_BROKEN
+
+
+# Whatever it is
+
+
+def test_a_class_of_the_same_name_from_elsewhere_is_not_taken_for_the_librarys() -> None:
+    class EngineDeadError(Exception):
+        """Named like vLLM's."""
+
+    assert classify(EngineDeadError()).kind is FailureKind.INTERNAL
 
 
 def test_a_backend_failure_stays_the_very_object() -> None:
@@ -88,7 +352,3 @@ def test_the_exceptions_text_is_not_repeated_but_the_exception_is_kept(text: str
     assert "secret" not in str(failure)
     assert "RuntimeError" in str(failure)
     assert failure.__cause__ is error
-
-
-def test_every_kind_has_a_policy() -> None:
-    assert set(POLICIES) == set(FailureKind)

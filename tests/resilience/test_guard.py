@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.errors import DeadlinePassed
-from resilience.events import AttemptFailed, ResilienceEvent, Retried
+from resilience.events import AttemptFailed, Recovered, ResilienceEvent, Retried, RetryRefused
 from resilience.failures import POLICIES, BackendFailure, FailureKind
 from resilience.guard import Guard, Try
+from resilience.retry_budget import RetryBudget
 
 RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
 NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_same]
@@ -31,6 +32,7 @@ class Bench:
     attempts: int = 0
     running: int = 0
     delivered: bool = False
+    budget: RetryBudget | None = None
 
     def __post_init__(self) -> None:
         self.guard = Guard(
@@ -38,6 +40,7 @@ class Bench:
             sleep=self._sleep,
             random=random.Random(self.seed),
             emit=self.told.append,
+            budget=self.budget,
         )
 
     async def _sleep(self, seconds: float) -> None:
@@ -157,7 +160,62 @@ async def test_what_happened_is_told_in_order() -> None:
     assert bench.told == [
         AttemptFailed("local", FailureKind.NAN_OUTPUT, 1, False, "BackendFailure"),
         Retried("local", FailureKind.NAN_OUTPUT, 1, 0.1),
+        Recovered("local", FailureKind.NAN_OUTPUT, 2),
     ]
+
+
+async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
+    bench, tries = Bench(), []
+
+    async def attempt(this: Try) -> str:
+        tries.append(this)
+        if this.number < 3:
+            raise failure(FailureKind.CUDA_OOM)
+        return "ok"
+
+    await bench.guard.run(attempt, backend="local", delivered=lambda: False, deadline=None)
+    oom = FailureKind.CUDA_OOM
+    assert tries == [Try(1), Try(2, oom), Try(3, oom)]
+
+
+async def test_a_final_failure_is_not_tried_again_whatever_its_policy() -> None:
+    bench = Bench()
+    with pytest.raises(BackendFailure):
+        await bench.run(BackendFailure(FailureKind.DEGENERATE_OUTPUT, "nonsense", final=True), "ok")
+    assert bench.attempts == 1
+
+
+async def test_an_empty_retry_budget_ends_the_retries_and_says_so() -> None:
+    bench = Bench(budget=RetryBudget(share=0.0, per_second=0.0, most=1.0))
+    with pytest.raises(BackendFailure):
+        await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    assert bench.attempts == 2
+    assert bench.told[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
+
+
+async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() -> None:
+    budget = RetryBudget(share=0.0, per_second=0.0, most=1.0)
+    bench = Bench(budget=budget)
+    for wrong in (failure(FailureKind.INVALID_INPUT), failure(FailureKind.CUDA_OOM, retry_after_s=9.0)):
+        with pytest.raises(BackendFailure):
+            await bench.run(wrong)
+    assert budget.left("local", bench.now) == 1.0
+    assert not [event for event in bench.told if isinstance(event, RetryRefused)]
+
+
+async def test_under_an_outage_all_requests_together_add_a_tenth_of_the_load() -> None:
+    bench = Bench(budget=RetryBudget(share=0.1, per_second=0.0, most=3.0))
+    for _ in range(500):
+        with pytest.raises(BackendFailure):
+            await bench.run(*[failure(FailureKind.CUDA_OOM)] * 4)
+    assert 500 + 50 <= bench.attempts <= 500 + 50 + 3
+
+
+async def test_a_connection_that_breaks_after_something_was_delivered_is_a_broken_stream() -> None:
+    bench = Bench(delivered=True)
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(ConnectionResetError())
+    assert caught.value.kind is FailureKind.STREAM_BROKEN
 
 
 async def test_a_deadline_that_has_passed_begins_no_attempt() -> None:
@@ -228,7 +286,8 @@ async def _sleep_forever(_: float) -> None:
 
 @pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
 async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Try], Awaitable[str]]) -> None:
-    guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=lambda _: None)
+    told: list[ResilienceEvent] = []
+    guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=told.append)
     ended: list[BaseException] = []
 
     async def work() -> None:
@@ -244,6 +303,8 @@ async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Try], 
             await asyncio.sleep(0)
         task.cancel()
     assert [type(error) for error in ended] == [asyncio.CancelledError]
+    if attempt is _forever:
+        assert told == [AttemptFailed("local", FailureKind.CANCELLED_BY_CLIENT, 1, False, "CancelledError")]
 
 
 @settings(max_examples=60, deadline=None)

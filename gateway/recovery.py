@@ -1,0 +1,95 @@
+"""What a failure means for the requests after it: less load on a backend, another engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
+from resilience.failures import POLICIES, FailureKind, Health
+from resilience.oom import LoadFactor
+
+# A timer may fire a little early; then it is set again for what is left, but not at once.
+LEAST_WAIT_S = 0.05
+
+
+class Cancellable(Protocol):
+    """A timer that has been set."""
+
+    def cancel(self) -> None:
+        """It will not fire."""
+
+
+Later = Callable[[float, Callable[[], None]], Cancellable]
+
+
+def call_later(delay_s: float, call: Callable[[], None]) -> Cancellable:
+    """The event loop's own timer."""
+    return asyncio.get_running_loop().call_later(delay_s, call)
+
+
+class Recovery:
+    """Hears what the guard tells, acts on it, and passes it on.
+
+    * Memory ran out: admission gives the backend less, and more again as time goes by without that.
+    * The device failed: the engine is started anew. A dead engine's supervisor has seen its death itself.
+
+    Args:
+        gate_of: the name under which a backend is admitted; several on one engine share it.
+        scale: takes the gate's name and the share of the usual load that it is to be given.
+        restart: by backend on an engine in process: asks for another one, with the reason. Asking again while
+            that is under way does nothing.
+        clock: seconds, monotonic.
+        later: sets a timer.
+        emit: takes each event; must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        gate_of: Callable[[str], str],
+        scale: Callable[[str, float], None],
+        restart: Callable[[str, str], None],
+        clock: Callable[[], float],
+        emit: Callable[[ResilienceEvent], None],
+        later: Later = call_later,
+    ) -> None:
+        self._gate_of = gate_of
+        self._scale = scale
+        self._restart = restart
+        self._clock = clock
+        self._emit = emit
+        self._later = later
+        # By gate, which are configured, so their number is bounded.
+        self._factors: dict[str, LoadFactor] = {}
+        self._timers: dict[str, Cancellable] = {}
+
+    def saw(self, event: ResilienceEvent) -> None:
+        """Take one event."""
+        self._emit(event)
+        if not isinstance(event, AttemptFailed):
+            return
+        health = POLICIES[event.kind].health
+        if health is Health.SHRINK_LOAD:
+            gate = self._gate_of(event.backend)
+            factor = self._factors.setdefault(gate, LoadFactor())
+            before, now = factor.at(self._clock()), self._clock()
+            self._give(gate, before, factor.ran_out(now))
+        elif health is Health.RESTART_ENGINE and event.kind is not FailureKind.ENGINE_DEAD:
+            self._restart(event.backend, event.kind.value)
+
+    def _give(self, gate: str, before: float, after: float) -> None:
+        if after != before:
+            self._scale(gate, after)
+            self._emit(LoadScaled(gate, after, shrunk=after < before))
+        timer = self._timers.pop(gate, None)
+        if timer is not None:
+            timer.cancel()
+        now = self._clock()
+        at = self._factors[gate].next_change(now)
+        if at is not None:
+            self._timers[gate] = self._later(max(LEAST_WAIT_S, at - now), lambda: self._restore(gate, after))
+
+    def _restore(self, gate: str, before: float) -> None:
+        self._give(gate, before, self._factors[gate].at(self._clock()))

@@ -1,0 +1,136 @@
+"""What AWS answers and what its SDK raises, as the closed set of failures; the SDK is not imported.
+
+What is told names AWS's own code, never its text, which may hold a part of the prompt or the account's
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from resilience.failures import FailureKind
+from resilience.names import names_of
+
+# Bedrock's and the signature check's codes. In streams they begin with a small letter.
+_CODES: Mapping[str, FailureKind] = MappingProxyType(
+    {
+        "ThrottlingException": FailureKind.THROTTLED,
+        "TooManyRequestsException": FailureKind.THROTTLED,
+        "ServiceQuotaExceededException": FailureKind.THROTTLED,
+        "ModelTimeoutException": FailureKind.TIMEOUT,
+        "ModelNotReadyException": FailureKind.BACKEND_UNAVAILABLE,
+        "ModelErrorException": FailureKind.BACKEND_UNAVAILABLE,
+        "ModelStreamErrorException": FailureKind.STREAM_BROKEN,
+        "InternalServerException": FailureKind.BACKEND_UNAVAILABLE,
+        "ServiceUnavailableException": FailureKind.BACKEND_UNAVAILABLE,
+        "ResourceNotFoundException": FailureKind.MODEL_NOT_FOUND,
+        "AccessDeniedException": FailureKind.ACCESS_DENIED,
+        "UnrecognizedClientException": FailureKind.ACCESS_DENIED,
+        "InvalidSignatureException": FailureKind.ACCESS_DENIED,
+        "ExpiredTokenException": FailureKind.ACCESS_DENIED,
+    }
+)
+
+# What a ValidationException is about shows only in its text (lower case here).
+_TOO_LONG = (
+    "input is too long",
+    "prompt is too long",
+    "too many input tokens",
+    "context length",
+    "context window",
+    "context limit",
+)
+_NO_MODEL = ("model identifier is invalid", "on-demand throughput isn")
+
+_CREDENTIALS = frozenset(
+    {
+        "botocore.NoCredentialsError",
+        "botocore.PartialCredentialsError",
+        "botocore.CredentialRetrievalError",
+        "botocore.UnknownCredentialError",
+        "botocore.NoAuthTokenError",
+        "botocore.TokenRetrievalError",
+        "botocore.ProfileNotFound",
+        "botocore.SSOError",
+        "botocore.LoginError",
+        "botocore.MetadataRetrievalError",
+        "botocore.RefreshWithMFAUnsupportedError",
+    }
+)
+_TIMEOUT = frozenset({"botocore.ReadTimeoutError", "urllib3.ReadTimeoutError"})
+_NO_CONNECTION = frozenset(
+    {
+        "botocore.EndpointConnectionError",
+        "botocore.ConnectTimeoutError",
+        "botocore.SSLError",
+        "botocore.ProxyConnectionError",
+    }
+)
+_BROKEN = frozenset({"botocore.HTTPClientError", "urllib3.HTTPError"})
+# An event stream that cannot be read: a wrong checksum, a frame of nonsense.
+_UNREADABLE = frozenset({"botocore.ParserError", "botocore.IncompleteReadError", "botocore.ChecksumError"})
+
+
+def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str] | None:
+    """What ``error`` stands for and a text for the operator; ``None`` when it is nothing of AWS's.
+
+    Args:
+        error: anything.
+        delivered: whether some of the answer had come; a connection that breaks then is a broken stream.
+    """
+    names = names_of(error)
+    name = type(error).__name__
+    known = frozenset(names)
+    if "botocore.ClientError" in known:  # an answer, in a stream too
+        response = getattr(error, "response", None)
+        return _of_answer(response if isinstance(response, Mapping) else {})
+    if known & _TIMEOUT:
+        return FailureKind.TIMEOUT, "nothing came within read_timeout_seconds"
+    if known & _CREDENTIALS:
+        return FailureKind.ACCESS_DENIED, f"no usable credentials ({name})"
+    if known & _NO_CONNECTION:
+        return FailureKind.BACKEND_UNAVAILABLE, f"no connection ({name})"
+    if known & _UNREADABLE:
+        return FailureKind.STREAM_BROKEN, f"the answer cannot be read ({name})"
+    if known & _BROKEN:
+        kind = FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
+        return kind, f"the connection broke ({name})"
+    if "botocore.BotoCoreError" in known:
+        return FailureKind.INTERNAL, f"boto3 refused the call ({name})"
+    return None
+
+
+def kind_of_status(status: int) -> FailureKind:
+    """What an HTTP status means when nothing else is known of the answer."""
+    if status == 429:
+        return FailureKind.THROTTLED
+    if status in (408, 504):
+        return FailureKind.TIMEOUT
+    if status == 404:
+        return FailureKind.MODEL_NOT_FOUND
+    if status in (401, 403):
+        return FailureKind.ACCESS_DENIED
+    return FailureKind.BACKEND_UNAVAILABLE if status >= 500 else FailureKind.INTERNAL
+
+
+def _of_answer(response: Mapping[str, Any]) -> tuple[FailureKind, str]:
+    error = response.get("Error", {})
+    code = str(error.get("Code", ""))
+    code = code[:1].upper() + code[1:]
+    if code == "ValidationException":
+        text = str(error.get("Message", "")).lower()
+        if any(sign in text for sign in _TOO_LONG):
+            return FailureKind.TOKEN_LIMIT_EXCEEDED, "the prompt is longer than the model takes"
+        if any(sign in text for sign in _NO_MODEL):
+            return FailureKind.MODEL_NOT_FOUND, "there is no such model, or only by an inference profile"
+        return FailureKind.INVALID_INPUT, "it refused the request (ValidationException)"
+    kind = _CODES.get(code)
+    if kind is FailureKind.ACCESS_DENIED:
+        return kind, f"access denied ({code}): see `sluice doctor`"
+    if kind is not None:
+        return kind, f"it answered {code}"
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    shown = code if code.isalnum() and len(code) <= 64 else "an unknown code"
+    return kind_of_status(status), f"it answered {shown} (HTTP {status})"

@@ -1,0 +1,171 @@
+"""Answers that have gone wrong though every number was one: endless repetition, replacement characters.
+
+Sans I/O: fed with the pieces of one text, it says when the text is beyond hope. A token costs a constant
+time, and what is kept is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import Generic, TypeVar
+
+REPLACEMENT = "\ufffd"
+# Tokens of a stretch that is looked at as a whole; repetition is found at most two stretches late.
+LOOK_EVERY = 32
+# English, and code, of usual tokenizers; what a limit in tokens is in characters when ids are not told.
+CHARS_PER_TOKEN = 4
+
+S = TypeVar("S", str, tuple[int, ...])
+
+
+class Sign(StrEnum):
+    """What was seen."""
+
+    REPETITION = "repetition"
+    REPLACEMENT = "replacement"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is too much.
+
+    Defaults are twice the longest that ``python -m benchmarks.repetition`` finds in ordinary text and code,
+    by a tokenizer of short tokens: 78 of one token in a ruled line, 246 of one cycle in the rule of a table.
+
+    Args:
+        repeat_tokens: the same token so many times on end.
+        cycle_tokens: so many tokens on end of one cycle.
+        cycle_length: longest cycle, tokens.
+        replacement_chars: so many replacement characters in a window; 0: not looked at.
+        replacement_window: the window, characters.
+    """
+
+    repeat_tokens: int = 160
+    cycle_tokens: int = 512
+    cycle_length: int = 8
+    replacement_chars: int = 8
+    replacement_window: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (("repeat_tokens", 2), ("cycle_length", 1), ("replacement_window", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: {least} or more")
+        if self.cycle_tokens < 2 * self.cycle_length:
+            raise ValueError(
+                f"cycle_tokens is {self.cycle_tokens}; allowed: two cycles ({2 * self.cycle_length}) or more"
+            )
+        if not 0 <= self.replacement_chars <= self.replacement_window:
+            raise ValueError(
+                f"replacement_chars is {self.replacement_chars}; "
+                f"allowed: 0 to replacement_window ({self.replacement_window})"
+            )
+
+
+class Detector:
+    """Reads one text as it comes.
+
+    Repetition is judged by token ids as long as every piece brings them, else by the text, where a token
+    counts as ``CHARS_PER_TOKEN`` characters and one rule stands for both: many characters of one short cycle.
+    A text that repeated itself and went on is none of its business: only what repeats now has no end in
+    sight.
+    """
+
+    __slots__ = ("_by_ids", "_chars", "_ids", "_limits", "_replaced", "_text")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_ids = True
+        self._ids: _Repetition[tuple[int, ...]] = _Repetition(
+            _joined_ids, limits.cycle_length, limits.cycle_tokens, limits.repeat_tokens, LOOK_EVERY
+        )
+        chars = CHARS_PER_TOKEN
+        self._text: _Repetition[str] = _Repetition(
+            "".join,
+            limits.cycle_length * chars,
+            limits.cycle_tokens * chars,
+            limits.cycle_tokens * chars,
+            LOOK_EVERY * chars,
+        )
+        self._chars = 0
+        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # places of the last ones
+
+    def saw(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
+        """Take the next piece; what is wrong with the text up to here, if anything is.
+
+        Args:
+            text: the piece.
+            tokens: how many tokens it stands for.
+            token_ids: their ids, or nothing.
+        """
+        garbled = REPLACEMENT in text and self._garbled(text)
+        self._chars += len(text)
+        if garbled:
+            return Sign.REPLACEMENT
+        if tokens and len(token_ids) != tokens:
+            self._by_ids = False
+        repeats = self._ids.saw(token_ids) if self._by_ids else self._text.saw(text)
+        return Sign.REPETITION if repeats else None
+
+    def _garbled(self, text: str) -> bool:
+        most, places = self._limits.replacement_chars, self._replaced
+        for at, char in enumerate(text, self._chars):
+            if char == REPLACEMENT:
+                places.append(at)
+                if len(places) == most > 0 and at - places[0] < self._limits.replacement_window:
+                    return True
+        return False
+
+
+class _Repetition(Generic[S]):
+    """Whether a sequence ends in many repetitions of one short cycle.
+
+    It is read in stretches of ``every``: of each it is known whether all of it repeats what stood one cycle
+    before, so nothing longer than a stretch and a cycle is kept.
+
+    Args:
+        join: makes one sequence of several.
+        cycle: longest cycle.
+        cycles_over: length from which a repeated cycle is too much.
+        one_over: the same for a cycle of one.
+        every: length of a stretch.
+    """
+
+    __slots__ = ("_every", "_join", "_new", "_overs", "_pieces", "_runs")
+
+    def __init__(
+        self, join: Callable[[Sequence[S]], S], cycle: int, cycles_over: int, one_over: int, every: int
+    ) -> None:
+        self._join: Callable[[Sequence[S]], S] = join
+        self._every = every
+        self._overs = (one_over, *[cycles_over] * (cycle - 1))  # by the cycle's length, from 1
+        self._runs = [0] * cycle
+        self._pieces: list[S] = []
+        self._new = 0
+
+    def saw(self, piece: S) -> bool:
+        """Take the next piece; whether the end repeats itself, at the times when it is looked at."""
+        self._pieces.append(piece)
+        self._new += len(piece)
+        if self._new < self._every:
+            return False
+        seen, new, runs = self._join(self._pieces), self._new, self._runs
+        self._pieces, self._new = [seen[-len(runs) :]], 0
+        found = False
+        for at, over in enumerate(self._overs):
+            before = at + 1
+            if len(seen) > before and seen[-1] == seen[-1 - before]:
+                start = max(len(seen) - new, before)
+                if seen[start:] == seen[start - before : -before]:
+                    runs[at] += len(seen) - start
+                    found = found or runs[at] + before >= over
+                    continue
+            runs[at] = 0
+        return found
+
+
+def _joined_ids(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(pieces))

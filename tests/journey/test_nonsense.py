@@ -1,0 +1,103 @@
+"""An answer that becomes nonsense, over a whole journey: what the caller gets, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.backends.guarded import Action
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
+from resilience.events import Degenerated
+from resilience.failures import FailureKind
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+STUCK = Script(("It", " is") + (" no",) * 400, token_ids=(1, 2) + (7,) * 400)
+SOUND = Script(("Vinland", " Saga"), token_ids=(3, 4))
+SAMPLED = Sampling(temperature=0.7, seed=5)
+
+
+async def test_one_that_is_given_whole_is_made_again_with_another_seed(build_house: Build, ask: Ask) -> None:
+    house = build_house(STUCK, SOUND, nonsense=Action.RETRY)
+    sink = await house.run(ask(stream=False, sampling=SAMPLED))
+    assert sink.answer is not None
+    assert (sink.answer.output_text, sink.answer.finish_reason) == ("Vinland Saga", FinishReason.STOP)
+    first, second = house.backends["local"].calls
+    assert first.sampling.seed == 5 != second.sampling.seed
+    assert second.begun is None, "nonsense is not gone on with"
+    [row] = house.outbox.rows
+    assert row.output_tokens == 2, "what was thrown away is not billed"
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["sampled", "greedy"])
+async def test_a_stream_ends_with_what_was_given_and_says_why(
+    build_house: Build, ask: Ask, sampling: Sampling
+) -> None:
+    house = build_house(STUCK, SOUND, nonsense=Action.RETRY)
+    sink = await house.run(ask(stream=True, sampling=sampling))
+    answer = sink.answer
+    assert answer is not None, sink.error
+    assert answer.finish_reason is FinishReason.ERROR
+    assert sink.text == answer.output_text
+    assert answer.usage.output_tokens == len(sink.deltas) < 300
+    assert any("repeats itself" in warning for warning in answer.warnings)
+    assert len(house.backends["local"].calls) == 1
+    assert house.outbox.rows[0].output_tokens == answer.usage.output_tokens
+    assert house.left_behind() == []
+
+
+async def test_one_that_is_nonsense_twice_ends_with_what_there_is(build_house: Build, ask: Ask) -> None:
+    house = build_house(STUCK, STUCK, nonsense=Action.RETRY)
+    sink = await house.run(ask(stream=False, sampling=SAMPLED))
+    assert sink.answer is not None
+    assert sink.answer.finish_reason is FinishReason.ERROR
+    assert sink.answer.output_text.startswith("It is no no")
+    assert [event.action for event in house.events if isinstance(event, Degenerated)] == ["retry", "end"]
+
+
+async def test_when_told_to_abort_the_next_leg_answers(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[
+            ScriptedBackend("local", scripts=[STUCK]),
+            ScriptedBackend("other", scripts=[SOUND]),
+        ],
+        route={"fallback": ["other"]},
+        nonsense=Action.ABORT,
+    )
+    sink = await house.run(ask(stream=False))
+    assert sink.answer is not None and sink.answer.fallback is not None
+    assert sink.answer.fallback.reason == FailureKind.DEGENERATE_OUTPUT.value
+    assert sink.answer.output_text == "Vinland Saga"
+    assert len(house.backends["local"].calls) == 1
+
+
+async def test_when_told_to_abort_a_stream_that_began_ends_in_an_error(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[
+            ScriptedBackend("local", scripts=[STUCK]),
+            ScriptedBackend("other", scripts=[SOUND]),
+        ],
+        route={"fallback": ["other"]},
+        nonsense=Action.ABORT,
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None and sink.error is not None
+    assert "degenerate_output" in sink.error.message
+    assert house.backends["other"].calls == [], "what goes on with a repetition repeats"
+    assert house.left_behind() == []
+
+
+async def test_a_tenant_whose_prompts_bring_nonsense_does_not_close_the_backend_to_others(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(*[STUCK] * 30, SOUND, nonsense=Action.ABORT)
+    for number in range(30):
+        sink = await house.run(ask(stream=False, request_id=f"r{number}", generation_id=f"g{number}"))
+        assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
+    sink = await house.run(ask(stream=False))
+    assert sink.answer is not None and sink.answer.output_text == "Vinland Saga"

@@ -1,0 +1,158 @@
+"""Answers that become nonsense: made again, ended or given up, and nothing else is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from gateway.backends.guarded import READ_EVERY, Action, Watch
+from gateway.backends.port import Completion, Delta, DeltaSink, Work
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import FinishReason, Sampling, Usage
+from resilience.degenerate import LOOK_EVERY, Limits, Sign
+from resilience.events import Degenerated
+from resilience.failures import BackendFailure, FailureKind
+
+LIMITS = Limits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
+LATEST = 40 + 2 * LOOK_EVERY + READ_EVERY
+SOUND = Script(tuple(f"{number} " for number in range(300)), token_ids=tuple(range(300)))
+STUCK = Script(("It", " is") + (" no",) * 400, cached_tokens=3, token_ids=(1, 2) + (7,) * 400)
+GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))
+
+
+@dataclass
+class Bench:
+    """A watch, and what it told and passed on."""
+
+    action: Action
+    may_again: bool = True
+    told: list[Degenerated] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    heard: list[Delta] = field(default_factory=list)
+
+    async def run(self, *scripts: Script, n: int = 1, temperature: float | None = None) -> Completion:
+        self.backend = ScriptedBackend(scripts=scripts)
+        watch = Watch(self.action, LIMITS, self.told.append)
+        sampling = Sampling(max_tokens=500, n=n, temperature=temperature)
+        work = Work("g", (1, 2, 3, 4), (), sampling)
+        return await watch.generate(
+            self.backend, work, self._take, again=lambda: self.may_again, note=self.notes.append
+        )
+
+    async def _take(self, delta: Delta) -> None:
+        self.heard.append(delta)
+
+    @property
+    def tokens(self) -> int:
+        return sum(delta.tokens for delta in self.heard)
+
+
+@pytest.mark.parametrize("action", Action)
+async def test_a_sound_answer_passes_untouched(action: Action) -> None:
+    bench = Bench(action)
+    completion = await bench.run(SOUND)
+    assert completion == Completion(FinishReason.STOP, Usage(4, 300, 0))
+    assert "".join(delta.text for delta in bench.heard) == "".join(SOUND.pieces)
+    assert (bench.told, bench.notes) == ([], [])
+
+
+async def test_nonsense_fails_so_that_it_is_made_again_while_that_is_possible() -> None:
+    bench = Bench(Action.RETRY)
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(STUCK)
+    assert (caught.value.kind, caught.value.final) == (FailureKind.DEGENERATE_OUTPUT, False)
+    assert bench.told == [Degenerated("local", Sign.REPETITION, "retry", bench.tokens)]
+    assert bench.backend.active == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "may_again", "temperature"),
+    [(Action.END, True, None), (Action.RETRY, False, None), (Action.RETRY, True, 0.0)],
+    ids=["told to end", "something was given out", "greedy"],
+)
+async def test_nonsense_ends_the_answer_with_what_there_is_when_making_it_again_is_no_way(
+    action: Action, may_again: bool, temperature: float | None
+) -> None:
+    bench = Bench(action, may_again=may_again)
+    completion = await bench.run(STUCK, temperature=temperature)
+    assert completion.finish_reason is FinishReason.ERROR
+    assert completion.usage == Usage(4, bench.tokens, 3)
+    assert 40 <= bench.tokens <= LATEST
+    assert bench.told == [Degenerated("local", Sign.REPETITION, "end", bench.tokens)]
+    assert bench.notes == [f"the answer was ended after {bench.tokens} tokens because it repeats itself"]
+    assert bench.backend.active == 0
+
+
+async def test_nonsense_fails_for_good_when_told_to_abort() -> None:
+    bench = Bench(Action.ABORT)
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(STUCK)
+    assert (caught.value.kind, caught.value.final) == (FailureKind.DEGENERATE_OUTPUT, True)
+    assert "no" not in str(caught.value).split(), "nothing of the answer is repeated"
+
+
+async def test_replacement_characters_are_nonsense_too() -> None:
+    bench = Bench(Action.END)
+    completion = await bench.run(GARBLED)
+    assert completion.finish_reason is FinishReason.ERROR
+    assert bench.told[0].sign is Sign.REPLACEMENT
+    assert bench.tokens <= 20 + 8 + READ_EVERY
+
+
+async def test_a_watch_that_is_off_looks_at_nothing() -> None:
+    bench = Bench(Action.OFF)
+    completion = await bench.run(STUCK)
+    assert (completion.finish_reason, completion.usage.output_tokens) == (FinishReason.STOP, 402)
+
+
+async def test_the_backends_own_failure_stays_its_own() -> None:
+    failure = BackendFailure(FailureKind.CUDA_OOM, "no memory")
+    bench = Bench(Action.RETRY)
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(replace(SOUND, failure=failure))
+    assert caught.value is failure
+    assert bench.told == []
+
+
+async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
+    class Two(ScriptedBackend):
+        """One text is stuck, the other counts."""
+
+        async def generate(self, work: Work, out: DeltaSink) -> Completion:
+            for number in range(200):
+                await out(Delta(" no", 1, index=0, token_ids=(7,)))
+                await out(Delta(f"{number}", 1, index=1, token_ids=(number,)))
+            return Completion(FinishReason.STOP, Usage(4, 400), others=(FinishReason.STOP,))
+
+    bench = Bench(Action.END)
+    watch = Watch(bench.action, LIMITS, bench.told.append)
+    completion = await watch.generate(
+        Two(),
+        Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
+        bench._take,
+        again=lambda: True,
+        note=bench.notes.append,
+    )
+    assert (completion.finish_reason, bench.tokens) == (FinishReason.STOP, 400)
+
+
+async def test_when_all_texts_are_nonsense_each_is_ended() -> None:
+    bench = Bench(Action.END)
+    completion = await bench.run(STUCK, n=2)
+    assert (completion.finish_reason, completion.others) == (FinishReason.ERROR, (FinishReason.ERROR,))
+
+
+async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
+    async def gone(delta: Delta) -> None:
+        raise ConnectionResetError
+
+    watch = Watch(Action.END, LIMITS, lambda event: None)
+    with pytest.raises(ConnectionResetError):
+        await watch.generate(
+            ScriptedBackend(),
+            Work("g", (1,), (), Sampling(max_tokens=5)),
+            gone,
+            again=lambda: True,
+            note=lambda line: None,
+        )

@@ -1,0 +1,80 @@
+"""The guard as the gateway wires it: a failure reaches admission, the engine and the figures."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from admission.controller import AdmissionController
+from admission.values import Limits
+from gateway.backends.guarded import Action
+from gateway.config_resilience import ResilienceSection
+from gateway.wiring_resilience import Resilience, make_resilience
+from observability.metrics import Metrics
+from resilience.events import ResilienceEvent
+from resilience.failures import BackendFailure, FailureKind
+from resilience.guard import Try
+
+
+class House:
+    """Admission, metrics and a resilience around two backends on one engine."""
+
+    def __init__(self, **section: object) -> None:
+        self.now = 1000.0
+        self.restarts: list[str] = []
+        self.told: list[ResilienceEvent] = []
+        self.metrics = Metrics(version="1")
+        self.admission = AdmissionController(
+            Limits(),
+            load=lambda backend: None,
+            clock=lambda: self.now,
+            emit=lambda event: None,
+            random=random.Random(1),
+            engine_of={"local": "local", "tuned": "local"},
+        )
+        self.made: Resilience = make_resilience(
+            ResilienceSection.model_validate({"retry_most": 1.0, "retry_per_second": 0.0, **section}),
+            admission=self.admission,
+            on_engine=("local", "tuned"),
+            restart_engine=self.restarts.append,
+            metrics=self.metrics.resilience,
+            emit=self.told.append,
+            clock=lambda: self.now,
+        )
+
+    async def fail(self, kind: FailureKind, backend: str = "local") -> None:
+        async def attempt(this: Try) -> None:
+            raise BackendFailure(kind, "scripted", final=True)
+
+        with pytest.raises(BackendFailure):
+            await self.made.guard.run(attempt, backend=backend, delivered=lambda: False, deadline=None)
+
+
+async def test_memory_that_ran_out_on_one_backend_lowers_the_gate_of_its_engine() -> None:
+    house = House()
+    await house.fail(FailureKind.CUDA_OOM, "tuned")
+    assert house.admission.gate("local").factor == 0.7
+    assert house.admission.gate("elsewhere").factor == 1.0
+
+
+async def test_a_failing_device_restarts_the_engine_in_process_and_no_other() -> None:
+    house = House()
+    await house.fail(FailureKind.CUDA_DRIVER_ERROR, "bedrock")
+    assert house.restarts == []
+    await house.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
+    assert house.restarts == ["cuda_driver_error"]
+
+
+async def test_what_is_left_of_the_budget_shows_in_a_scrape() -> None:
+    house = House()
+    await house.fail(FailureKind.INTERNAL)
+    shown = house.metrics.registry.get_sample_value("sluice_retry_budget", {"backend": "local"})
+    assert shown == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "action"), [("retry", Action.RETRY), ("abort", Action.ABORT), (False, Action.OFF)]
+)
+def test_the_action_is_a_word_and_yamls_off_is_one(given: object, action: Action) -> None:
+    assert ResilienceSection.model_validate({"degenerate_action": given}).degenerate_action is action
