@@ -191,6 +191,16 @@ class EngineClient:
         """The child's process id; None before the start."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How the child ended, negative for a signal; None before it has."""
+        return None if self._process is None else self._process.returncode
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that were submitted and have not ended."""
+        return len(self._by_wire_id)
+
     async def start(self) -> EngineInfo:
         """Starts the process and loads the model.
 

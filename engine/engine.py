@@ -19,7 +19,7 @@ from engine.runner import OutOfMemory, Runner, StepResult
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import AdapterVersion, Sequence, Status
 from engine.structured import Grammar, Grammars, Matcher
-from engine.text import Detokenizer, StopStrings
+from engine.text import Detokenizer, StopStrings, text_of
 from engine.values import (
     EngineInfo,
     EngineSignals,
@@ -42,8 +42,11 @@ class _Entry:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
-        self.detokenizer = Detokenizer(tokenizer)
+        begun = sequence.request.begun_token_ids
+        self.detokenizer = Detokenizer(tokenizer, begun)
         self.stops = StopStrings(sequence.request.sampling.stop)
+        if begun and self.stops.stops:
+            self.stops.begin(text_of(tokenizer, begun))
 
 
 class Engine:
@@ -137,6 +140,9 @@ class Engine:
         adapter = None if request.adapter_id is None else self._adapters.version(request.adapter_id)
         sequence = Sequence(request, arrived_at=self._clock(), seed=seed, adapter=adapter)
         sequence.adjustments = adjustments_of(request.sampling, request.prompt_token_ids)
+        if sequence.adjustments is not None:
+            for token in request.begun_token_ids:
+                sequence.adjustments.add(token)
         self._entries[request.request_id] = _Entry(sequence, self._tokenizer)
         if request.sampling.structured is None:
             self._scheduler.add(sequence)
@@ -153,14 +159,14 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """Computes one batch and returns what it brought."""
-        refused = self._queue_built() if self._building else []
+        ended = self._queue_built() if self._building else []
         started_at = self._clock()
         chunks = self._scheduler.schedule()
         for chunk in chunks:
             if chunk.sequence.first_scheduled_at is None:
                 chunk.sequence.first_scheduled_at = started_at
         chunks, result = self._run(chunks)
-        outputs = refused + self._update(chunks, result)
+        outputs = ended + self._update(chunks, result)
         self._last_step = replace(
             self._last_step,
             step_s=self._clock() - started_at,
@@ -174,19 +180,26 @@ class Engine:
         self._scheduler.check_integrity()
 
     def _queue_built(self) -> list[SequenceOutput]:
-        """Queues the sequences whose grammar is built; those whose shape has none end here."""
+        """Queues the sequences whose grammar is built. Those whose shape has none end here, and those whose
+        answer, begun elsewhere, is complete already.
+        """
         if not (self._scheduler.running or self._scheduler.waiting):
             wait(self._building.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
-        refused = []
+        ended = []
         for sequence, built in [item for item in self._building.items() if item[1].done()]:
             try:
                 sequence.matcher = Matcher(built.result())
+                complete = sequence.matcher.resume(sequence.request.begun_token_ids)
             except InvalidGrammar as error:
-                refused.append(self._fail(sequence, error.code, str(error)))
+                ended.append(self._fail(sequence, error.code, str(error)))
+                continue
+            if complete:
+                self._drop(sequence)
+                ended.append(self._output(sequence, "", (), FinishReason.STOP))
             else:
                 del self._building[sequence]
                 self._scheduler.add(sequence)
-        return refused
+        return ended
 
     def _run(self, chunks: list[Chunk]) -> tuple[list[Chunk], StepResult | None]:
         """Runs the step; when memory is short, with ever fewer sequences. None: not even one could run."""
@@ -241,7 +254,9 @@ class Engine:
                 reason, stop_reason = FinishReason.STOP, stops.matched
             elif complete:
                 reason = FinishReason.STOP
-            elif sequence.num_output >= sampling.max_tokens or sequence.num_tokens >= self.info.max_model_len:
+            elif (
+                sequence.num_sampled >= sampling.max_tokens or sequence.num_tokens >= self.info.max_model_len
+            ):
                 reason = FinishReason.LENGTH
         if reason is not None:
             text += stops.flush()
@@ -285,14 +300,14 @@ class Engine:
         detail: str | None = None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> SequenceOutput:
-        timed = reason is not None or sequence.num_output == 1
+        timed = reason is not None or sequence.num_sampled == 1
         return SequenceOutput(
             request_id=sequence.request.request_id,
             text=text,
             token_ids=token_ids,
             finish_reason=reason,
             prompt_tokens=sequence.num_prompt,
-            output_tokens=sequence.num_output,
+            output_tokens=sequence.num_sampled,
             cached_tokens=sequence.num_cached,
             queue_wait_s=sequence.queue_wait_s if timed else None,
             prefill_s=sequence.prefill_s if timed else None,

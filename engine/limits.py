@@ -14,15 +14,18 @@ MAX_SPEC_CHARS = 65_536
 
 def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Raises the ``RequestRefused`` that tells why ``request`` can never run on this engine."""
-    prompt = request.prompt_token_ids
+    prompt, begun = request.prompt_token_ids, request.begun_token_ids
     if not prompt:
         raise EmptyPrompt("the prompt has no tokens")
-    if len(prompt) >= info.max_model_len:
+    if len(prompt) + len(begun) >= info.max_model_len:
+        rest = f" and {len(begun)} of its answer" if begun else ""
         raise PromptTooLong(
-            f"the prompt has {len(prompt)} tokens; at most {info.max_model_len - 1} leave room for an answer"
+            f"the prompt has {len(prompt)} tokens{rest}; "
+            f"at most {info.max_model_len - 1} leave room for an answer"
         )
-    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-        raise UnknownToken(f"the prompt has a token id outside the vocabulary of {info.vocab_size}")
+    for name, tokens in (("prompt", prompt), ("begun answer", begun)):
+        if tokens and (min(tokens) < 0 or max(tokens) >= info.vocab_size):
+            raise UnknownToken(f"the {name} has a token id outside the vocabulary of {info.vocab_size}")
     _check_sampling(request.sampling)
     _check_adjustments(request.sampling, info.vocab_size)
 

@@ -179,7 +179,7 @@ class Scheduler:
         self._reserve(sequence, sequence.num_tokens)
         sequence.num_computed = len(cached) * pool.block_size
         if self._prefix_caching and not sequence.preemptions:  # one that returns finds its own blocks
-            sequence.num_cached = sequence.num_computed
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += sequence.num_cached
         del self.waiting[0]

@@ -1,6 +1,6 @@
 """One request on its way through the engine: what is known, what is computed, what it holds.
 
-    token_ids:  [ prompt ............ | output ...... ]
+    token_ids:  [ prompt ............ | output ...... ]      the output may begin with what another call gave
                 [ computed ...... | pending ......... ]      computed tokens have their keys and values in
                 blocks
 
@@ -67,7 +67,7 @@ class Sequence:
     matcher: "Matcher | None" = None
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.begun_token_ids]
 
     @property
     def num_prompt(self) -> int:
@@ -81,8 +81,13 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Tokens sampled."""
+        """Tokens of the answer, begun elsewhere or sampled here."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled here."""
+        return self.num_output - len(self.request.begun_token_ids)
 
     @property
     def num_pending(self) -> int:

@@ -53,6 +53,16 @@ class Matcher:
             raise InvalidGrammar(f"the shape became too complex to follow: {_problem(self._inner)}")
         return self._inner.is_stopped()
 
+    def resume(self, token_ids: Sequence[int]) -> bool:
+        """Takes the tokens that another call gave; True when the text is complete with them.
+
+        Raises InvalidGrammar when they are not of this shape.
+        """
+        for token_id in token_ids:
+            if self._inner.is_stopped() or not self._inner.consume_token(token_id):
+                raise InvalidGrammar("the begun answer is not of the shape that is asked for")
+        return self._inner.is_stopped() if token_ids else False
+
 
 class Grammars:
     """Builds grammars for one tokenizer, and keeps those that were used last."""

@@ -17,14 +17,16 @@ class Detokenizer:
     It decodes a window of recent tokens: some whose text has been given, for context (a decoder may treat the
     first token of its input differently), and the new ones. Text from the first unreadable end on is held
     back until the bytes that complete it come; what is never completed is never given. Special tokens give no
-    text.
+    text. Of the tokens that were ``given`` before, only what they leave unfinished comes out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, given: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._context = 0  # tokens of the window whose text was complete before the last ones came
         self._given = 0  # characters of the window's text given so far
+        for token_id in given[-2 * _MAX_WINDOW_TOKENS :]:  # what stood before is out of every window
+            self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; empty when it only begins a character."""
@@ -46,30 +48,45 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class StopStrings:
-    """Cuts a stream of text at the first stop string, and holds back an end that may begin one."""
+    """Cuts a stream of text at the first stop string, and holds back an end that may begin one.
+
+    Of a stop string that began in text which was given before (``begin``), what is still to come is cut.
+    """
 
     stops: Sequence[str]
     matched: str | None = None
     _held: str = field(default="", init=False)
+    _given: int = field(default=0, init=False)  # characters at the beginning of what is held
+
+    def begin(self, given: str) -> None:
+        """Text that was given before this stream."""
+        self._hold(given)
+        self._given = len(self._held)
 
     def push(self, delta: str) -> str:
         """The text that is safe to give. ``matched`` is set once a stop string is complete."""
         if not self.stops:
             return delta
-        text = self._held + delta
+        text, given = self._held + delta, self._given
         found = min(((at, stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
             at, self.matched = found
             self._held = ""
-            return text[:at]
-        keep = max(_overlap(text, stop) for stop in self.stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[given:at]
+        safe = self._hold(text)
+        self._given = max(0, given - safe)
+        return text[given:safe]
 
     def flush(self) -> str:
         """What was held back, when the sequence ended for another reason."""
-        text, self._held = self._held, ""
+        text, self._held = self._held[self._given :], ""
         return text
+
+    def _hold(self, text: str) -> int:
+        """Holds the end of ``text`` back that may begin a stop string; returns where it begins."""
+        safe = len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
+        self._held = text[safe:]
+        return safe
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -78,3 +95,9 @@ def _overlap(text: str, stop: str) -> int:
         if stop.startswith(text[len(text) - length :]):
             return length
     return 0
+
+
+def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of an answer's tokens, without the bytes of an unfinished character at its end."""
+    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    return text.rstrip(_UNFINISHED)

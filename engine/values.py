@@ -78,6 +78,10 @@ class GenerationRequest:
     ``adapter_id`` names a loaded LoRA adapter, None the base model. Only requests with the same
     ``cache_salt`` and the same adapter share cached prefixes: give each tenant its own salt where the time of
     a first token must not tell one what another has sent.
+
+    ``begun_token_ids`` are the first tokens of an answer that another call has given already: this one goes
+    on right behind them as if it had sampled them itself. Seed, penalties, shape and stop strings look at the
+    whole answer; ``sampling.max_tokens``, the output's text and its counts are of what is still to come.
     """
 
     request_id: str
@@ -86,6 +90,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str | None = None
     adapter_id: str | None = None
+    begun_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

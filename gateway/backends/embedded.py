@@ -22,6 +22,7 @@ from engine.values import (
 from engine.values import FinishReason as EngineFinish
 from engine.values import TokenLogprob as EngineLogprob
 from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.begun import check_begun
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
 from gateway.contracts.values import (
     FinishReason,
@@ -36,6 +37,7 @@ from resilience.failures import BackendFailure, FailureKind
 T = TypeVar("T")
 
 FEATURES = frozenset(Feature)
+CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED})
 
 _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
     {
@@ -82,7 +84,7 @@ class EmbeddedBackend:
         self._token_bytes = token_bytes
         self._adapters = adapters
         self._share_prefixes = share_prefixes
-        self.continues: frozenset[Continue] = frozenset()
+        self.continues = CONTINUES
         self.features = FEATURES if adapters.places else FEATURES - {Feature.LORA}
 
     @property
@@ -128,10 +130,16 @@ class EmbeddedBackend:
         logprobs = tuple([self._logprob(entry) for entry in output.logprobs]) if output.logprobs else ()
         if index == 0:
             return Delta(
-                output.text, len(output.token_ids), output.cached_tokens, output.queue_wait_s, 0, logprobs
+                output.text,
+                len(output.token_ids),
+                output.cached_tokens,
+                output.queue_wait_s,
+                0,
+                logprobs,
+                output.token_ids,
             )
         # The further texts find in the cache what the first one computed: only the first one's figures tell.
-        return Delta(output.text, len(output.token_ids), None, None, index, logprobs)
+        return Delta(output.text, len(output.token_ids), None, None, index, logprobs, output.token_ids)
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
         top = tuple([TokenLogprob(self._token_bytes(token), logprob) for token, logprob in entry.top])
@@ -141,6 +149,7 @@ class EmbeddedBackend:
         asked, default = work.sampling, self._defaults
         if asked.max_tokens is None:
             raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
+        begun = check_begun(work, self.continues, self.name)
         return GenerationRequest(
             request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
             prompt_token_ids=work.token_ids,
@@ -162,6 +171,7 @@ class EmbeddedBackend:
             priority=work.priority,
             cache_salt=None if self._share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
+            begun_token_ids=() if begun is None else begun.token_ids or (),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import Load
@@ -54,6 +54,7 @@ class Continue(StrEnum):
 
     TOKENS = "tokens"  # exactly: from the prompt's ids and the generated ones
     TEXT = "text"  # from an assistant message that it completes (prefill)
+    SHAPED = "shaped"  # beside one of these: also an answer whose shape is constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,18 @@ class Backend(Protocol):
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate, pushing each piece to ``out``."""
+
+
+@runtime_checkable
+class Restarting(Protocol):
+    """What a backend can do beside :class:`Backend` when its engine is started again after it died."""
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Seconds until it takes work again, as far as can be told; ``None`` when it is not restarting."""
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until it takes work, at most so long; whether it does. Returns at once when it never will."""
 
 
 # In the order in which `features_asked` looks at them.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from admission.values import Load
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
-from gateway.contracts.values import FinishReason, TokenLogprob, Usage
-from resilience.failures import BackendFailure
+from gateway.contracts.values import FinishReason, FormatType, TokenLogprob, Usage
+from resilience.failures import BackendFailure, FailureKind
 
 EVEN = math.log(0.5)
 
@@ -19,7 +19,9 @@ EVEN = math.log(0.5)
 class Script:
     """What one call does: the pieces it gives of each text, seconds before each, and how it ends.
 
-    A piece is one token, and as likely as not.
+    A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are told.
+    With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
+    A call that goes on with an answer plays the pieces behind it.
     """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
@@ -27,6 +29,31 @@ class Script:
     failure: BackendFailure | None = None
     finish_reason: FinishReason = FinishReason.STOP
     cached_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    breaks_after: int | None = None
+
+    def behind(self, work: Work) -> tuple[int, int]:
+        """How many pieces are not played again, and how many characters of the next one.
+
+        Raises:
+            BackendFailure: ``invalid_input``: the script is of another answer.
+        """
+        if work.begun is None:
+            return 0, 0
+        text = work.begun.text
+        if not "".join(self.pieces).startswith(text):
+            raise BackendFailure(FailureKind.INVALID_INPUT, "the begun answer is not this one")
+        known = work.begun.token_ids
+        if known is not None and self.token_ids:
+            if self.token_ids[: len(known)] != known:
+                raise BackendFailure(FailureKind.INVALID_INPUT, "the begun tokens are not this answer's")
+            return len(known), len(text) - len("".join(self.pieces[: len(known)]))
+        skipped = 0
+        for number, piece in enumerate(self.pieces):
+            if skipped + len(piece) > len(text):
+                return number, len(text) - skipped
+            skipped += len(piece)
+        return len(self.pieces), 0
 
 
 class ScriptedBackend:
@@ -59,18 +86,32 @@ class ScriptedBackend:
         """Play the next script."""
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.calls.append(work)
+        self._refuse_what_cannot_be_continued(work)
         self.active += 1
         try:
             n, told = work.sampling.n, work.sampling.logprobs is not None
-            for number, piece in enumerate(script.pieces):
+            begun, skipped = script.behind(work)
+            ends = len(script.pieces) if script.breaks_after is None else begun + script.breaks_after
+            for number, piece in enumerate(script.pieces[begun:ends], begun):
                 await asyncio.sleep(script.delay_s)
-                cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == 0 else (None, None)
+                text = piece[max(0, skipped) :]
+                skipped = max(0, skipped - len(piece))
+                cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == begun else (None, None)
                 logprobs = (TokenLogprob(piece.encode(), EVEN),) if told else ()
+                ids = script.token_ids[number : number + 1]
                 for index in range(n):
-                    await out(Delta(piece, 1, cached_tokens, wait_s, index, logprobs))
+                    await out(Delta(text, 1, cached_tokens, wait_s, index, logprobs, ids))
             if script.failure is not None:
                 raise script.failure
-            usage = Usage(len(work.token_ids), n * len(script.pieces), script.cached_tokens)
+            usage = Usage(len(work.token_ids), n * (len(script.pieces) - begun), script.cached_tokens)
             return Completion(script.finish_reason, usage, others=(script.finish_reason,) * (n - 1))
         finally:
             self.active -= 1
+
+    def _refuse_what_cannot_be_continued(self, work: Work) -> None:
+        if work.begun is None:
+            return
+        way = Continue.TEXT if work.begun.token_ids is None else Continue.TOKENS
+        shaped = work.response_format.type is not FormatType.TEXT
+        if way not in self.continues or (shaped and Continue.SHAPED not in self.continues):
+            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot go on with an answer")

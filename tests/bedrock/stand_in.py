@@ -24,6 +24,11 @@ from tests.bedrock.frames import event, exception, frame
 from tests.bedrock.requests import RequestChecker
 
 ANSWER = ("Vinland", " Saga", " and", " Vagabond", " are", " both", " worth", " reading", ".")
+# Of the ids of models that do not complete an assistant's message, and what they say then.
+WITHOUT_PREFILL = ("claude-opus-4-6", "claude-sonnet-4-6")
+NO_PREFILL = (
+    "This model does not support assistant message prefill. The conversation must end with a user message."
+)
 # Longest that a scripted hang lasts, should the other side not hang up.
 LONGEST_HANG_S = 60.0
 
@@ -109,10 +114,12 @@ def words_of(request: dict[str, Any]) -> int:
 
 @contextmanager
 def stand_in(
-    count_tokens: Callable[[dict[str, Any]], int] = words_of, tls: ssl.SSLContext | None = None
+    count_tokens: Callable[[dict[str, Any]], int] = words_of,
+    tls: ssl.SSLContext | None = None,
+    port: int = 0,
 ) -> Iterator[StandIn]:
-    """A stand-in on a free port."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+    """A stand-in on a port, or on a free one."""
+    server = _Server(("127.0.0.1", port), _Handler)
     scheme = "http"
     if tls is not None:
         scheme, server.socket = "https", tls.wrap_socket(server.socket, server_side=True)
@@ -193,8 +200,12 @@ class _Handler(BaseHTTPRequestHandler):
         faults = state.checker.faults(operation, request)
         if faults:
             return self._refuse(400, "ValidationException", "; ".join(faults))
+        if prefill_of(request) and any(part in request["modelId"] for part in WITHOUT_PREFILL):
+            return self._refuse(400, "ValidationException", NO_PREFILL)
         if act is NORMAL and state.model is not None:
             act = state.model(request)
+            if act.hang_before:
+                return self._hang()
             if act.status > 200:
                 return self._refuse(act.status, act.error, act.message)
         told = _Answer(act, request, state.count_tokens(request))
@@ -281,14 +292,34 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
 
+def prefill_of(request: dict[str, Any]) -> str:
+    """The beginning of the answer that the model is given."""
+    last = request["messages"][-1]
+    return "".join(block["text"] for block in last["content"]) if last["role"] == "assistant" else ""
+
+
+def behind(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]:
+    """What is left of a script behind the answer's beginning, if that is its own."""
+    given, left = prefill_of(request), list(pieces)
+    if not "".join(pieces).startswith(given):
+        return pieces
+    while given and left:
+        first = left.pop(0)
+        if len(first) > len(given):
+            left.insert(0, first[len(given) :])
+        given = given[len(first) :]
+    return tuple(left)
+
+
 class _Answer:
     """What a script says to a request: cut at ``maxTokens`` and before a stop sequence, a piece being a token."""
 
     def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
         config = request.get("inferenceConfig", {})
-        most = config.get("maxTokens", len(act.pieces))
-        self.pieces = act.pieces[:most]
-        self.stop_reason = "max_tokens" if most < len(act.pieces) else "end_turn"
+        pieces = behind(act.pieces, request)
+        most = config.get("maxTokens", len(pieces))
+        self.pieces = pieces[:most]
+        self.stop_reason = "max_tokens" if most < len(pieces) else "end_turn"
         for number, piece in enumerate(self.pieces):
             if any(stop in piece for stop in config.get("stopSequences", ())):
                 self.pieces, self.stop_reason = self.pieces[:number], "stop_sequence"

@@ -47,8 +47,8 @@ REFUSALS = [
     (refusal(502, "SomethingNew"), FailureKind.BACKEND_UNAVAILABLE),
     (refusal(429, "SomethingNew"), FailureKind.THROTTLED),
     (refusal(404, "ResourceNotFoundException"), FailureKind.MODEL_NOT_FOUND),
-    (refusal(403, "AccessDeniedException"), FailureKind.BACKEND_UNAVAILABLE),
-    (refusal(403, "ExpiredTokenException"), FailureKind.BACKEND_UNAVAILABLE),
+    (refusal(403, "AccessDeniedException"), FailureKind.ACCESS_DENIED),
+    (refusal(403, "ExpiredTokenException"), FailureKind.ACCESS_DENIED),
     (refusal(400, "ValidationException", "Malformed input"), FailureKind.INVALID_INPUT),
     (
         refusal(400, "ValidationException", "Input is too long for requested model."),
@@ -145,22 +145,22 @@ async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeB
     await at_rest(backend, bedrock)
 
 
-async def test_nobody_there_and_no_credentials_are_an_unavailable_backend(
+async def test_nobody_there_is_an_unavailable_backend_and_no_credentials_are_denied_access(
     make: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = await failure_of(make(endpoint_url="http://127.0.0.1:9"))
     assert (nobody.kind, "no connection" in str(nobody)) == (FailureKind.BACKEND_UNAVAILABLE, True)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     keyless = await failure_of(make())
-    assert (keyless.kind, "credentials" in str(keyless)) == (FailureKind.BACKEND_UNAVAILABLE, True)
+    assert (keyless.kind, "credentials" in str(keyless)) == (FailureKind.ACCESS_DENIED, True)
     profile = await failure_of(make(profile="nowhere"))
-    assert (profile.kind, "credentials" in str(profile)) == (FailureKind.BACKEND_UNAVAILABLE, True)
+    assert (profile.kind, "credentials" in str(profile)) == (FailureKind.ACCESS_DENIED, True)
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (aws.NoCredentialsError(), FailureKind.BACKEND_UNAVAILABLE),
+        (aws.NoCredentialsError(), FailureKind.ACCESS_DENIED),
         (aws.EndpointConnectionError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
         (aws.ConnectTimeoutError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),
         (aws.SSLError(endpoint_url="u", error="e"), FailureKind.BACKEND_UNAVAILABLE),

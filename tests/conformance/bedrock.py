@@ -38,7 +38,9 @@ class DemoModel:
         """The prompt."""
         turns = [Message(Role.SYSTEM, block["text"]) for block in request.get("system", [])]
         turns += [Message(Role(one["role"]), one["content"][0]["text"]) for one in request["messages"]]
-        return self.tokenizer.encode_chat(turns)
+        begun = turns.pop().content if turns[-1].role is Role.ASSISTANT else ""
+        prompt = self.tokenizer.encode_chat(turns)
+        return prompt + self.tokenizer.encode(begun, add_special_tokens=False) if begun else prompt
 
     def answer(self, request: dict[str, Any]) -> Behaviour:
         """What to say."""
@@ -92,6 +94,8 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
                 counts_cached=False,
                 exact_ids=False,
                 tells_blocks=False,
+                tells_ids=False,
+                exact_prompt=False,
             )
         finally:
             backend.stop()

@@ -48,6 +48,8 @@ class Specimen:
         salted: whether prompts of different ``cache_salt`` never share a prefix.
         priority: whether it takes a priority other than 0.
         tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
+        tells_ids: whether its deltas tell token ids.
+        exact_prompt: whether it can tell the prompt's tokens from those of a begun answer.
     """
 
     backend: Backend
@@ -62,6 +64,8 @@ class Specimen:
     salted: bool = True
     priority: bool = True
     tells_blocks: bool = True
+    tells_ids: bool = True
+    exact_prompt: bool = True
 
     async def at_rest(self) -> None:
         """Wait until nothing is left on the backend; fail when something stays."""

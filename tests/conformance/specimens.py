@@ -55,7 +55,7 @@ async def scripted(folder: Path) -> AsyncIterator[Specimen]:
     async def idle() -> bool:
         return backend.active == 0
 
-    yield Specimen(backend, idle, computes=False, counts_cached=False)
+    yield Specimen(backend, idle, computes=False, counts_cached=False, tells_ids=False)
 
 
 @asynccontextmanager
@@ -107,7 +107,9 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
     with contextlib.ExitStack() as stack:
         live = await asyncio.to_thread(stack.enter_context, gateway(folder, **env))
         async with remote(live.url, "sluice", adapters, model="demo") as specimen:
-            yield replace(specimen, salted=False)  # the worker sees one tenant: this gateway's key
+            yield replace(
+                specimen, salted=False, tells_ids=False
+            )  # the worker sees one tenant: this gateway's key
 
 
 @asynccontextmanager

@@ -78,6 +78,7 @@ def test_a_plain_request_asks_for_a_stream_with_usage_and_nothing_that_was_not_a
         "max_tokens": 16,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,
     }
 
 
@@ -104,7 +105,7 @@ def test_every_sampling_field_is_sent_under_its_name() -> None:
         "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3,
         "stop": ["END"], "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
         "repetition_penalty": 1.2, "logit_bias": {"17": -100.0}, "logprobs": True, "top_logprobs": 2,
-        "return_tokens_as_token_ids": True, "cache_salt": salt_of("acme"),
+        "return_tokens_as_token_ids": True, "return_token_ids": True, "cache_salt": salt_of("acme"),
     }  # fmt: skip
 
 
@@ -348,8 +349,8 @@ def test_an_error_in_the_stream_is_told_by_its_kind(told: object, kind: FailureK
             None,
             None,
         ),
-        (401, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, None),
-        (403, {}, None, FailureKind.BACKEND_UNAVAILABLE, None, None),
+        (401, {}, None, FailureKind.ACCESS_DENIED, None, None),
+        (403, {}, None, FailureKind.ACCESS_DENIED, None, None),
         (404, {}, None, FailureKind.MODEL_NOT_FOUND, None, None),
         (413, {}, None, FailureKind.TOKEN_LIMIT_EXCEEDED, None, None),
         (429, {}, "7", FailureKind.THROTTLED, None, 7.0),

@@ -21,6 +21,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.backends.workers.build import WorkerKeyMissing
 from gateway.config import ConfigError, load_settings
 from gateway.config_backends import OpenAIBackend
+from gateway.config_hedge import HedgeSection
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
 from gateway.routing.rank import rank
@@ -267,7 +268,10 @@ def test_a_wrong_section_names_place_and_what_is_allowed(tmp_path: Path, text: s
 
 def test_every_key_of_a_section_is_documented_with_its_default() -> None:
     rows = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    for key, field in OpenAIBackend.model_fields.items():
+    nested = {f"hedge.{key}": field for key, field in HedgeSection.model_fields.items()}
+    for key, field in {**OpenAIBackend.model_fields, **nested}.items():
+        if key == "hedge":
+            continue
         if key in ("kind", "base_urls", "model", "adapters"):
             assert f"| `backends.<name>.{key}` |" in rows
             continue

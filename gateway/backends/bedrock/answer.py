@@ -69,11 +69,13 @@ class AnswerReader:
     Args:
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, should Bedrock never tell.
+        share: of the input that Bedrock counts, what is the request's own prompt; the rest is a begun answer.
     """
 
-    def __init__(self, queue_wait_s: float, estimated_input: int) -> None:
+    def __init__(self, queue_wait_s: float, estimated_input: int, share: float = 1.0) -> None:
         self._queue_wait_s = queue_wait_s
         self._estimated_input = estimated_input
+        self._share = share
         self._bytes = 0
         self._pieces = 0
         self._counted = 0
@@ -117,8 +119,8 @@ class AnswerReader:
             return None, Completion(reason, usage, self._queue_wait_s)
         # Should the count be above what Bedrock told, what has been passed on cannot be taken back.
         missing = max(0, told.output_tokens - self._counted)
-        usage = Usage(told.input_tokens, self._counted + missing, told.cache_read_tokens)
-        rest = Delta("", missing, cached_tokens=told.cache_read_tokens)
-        return (rest if missing or told.cache_read_tokens else None), Completion(
-            reason, usage, self._queue_wait_s
-        )
+        input_tokens = round(told.input_tokens * self._share)
+        cached_tokens = min(told.cache_read_tokens, input_tokens)
+        usage = Usage(input_tokens, self._counted + missing, cached_tokens)
+        rest = Delta("", missing, cached_tokens=cached_tokens)
+        return (rest if missing or cached_tokens else None), Completion(reason, usage, self._queue_wait_s)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import structlog
 
 from admission.values import Load
-from budgeting.estimating import EstimatingCounter
+from budgeting.estimating import EstimatingCounter, rough_tokens
+from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import AnswerReader
 from gateway.backends.bedrock.call import Call
 from gateway.backends.bedrock.lanes import Lanes
 from gateway.backends.bedrock.request import RequestWriter
 from gateway.backends.bedrock.transport import Transport
+from gateway.backends.begun import Edge, check_begun, generate_behind
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
 from resilience.failures import BackendFailure, FailureKind
 
@@ -40,6 +42,7 @@ class BedrockBackend:
         max_input_tokens: longest prompt, as estimated at most.
         total_timeout_s: longest time of one answer, waiting and region changes included.
         features: what the model can honour.
+        prefill: the model completes a last message of the assistant.
         clock: seconds, monotonic.
     """
 
@@ -57,11 +60,12 @@ class BedrockBackend:
         max_input_tokens: int,
         total_timeout_s: float,
         features: frozenset[Feature],
+        prefill: bool,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
         self.model = model
-        self.continues: frozenset[Continue] = frozenset()
+        self.continues = frozenset({Continue.TEXT} if prefill else ())
         self.features = features
         self._writer = writer
         self._transport = transport
@@ -107,10 +111,18 @@ class BedrockBackend:
 
         Until some text has come, a region that fails is replaced by the next one.
         """
+        begun = check_begun(work, self.continues, self.name)
+        if begun is None:
+            return await self._generate(work, out)
+        edge = Edge(begun.text, work.sampling.stop, begun.text[len(begun.text.rstrip()) :])
+        return await generate_behind(edge, self._generate, work, out)
+
+    async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         if self._stopped:
             raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped")
         request = self._writer.request(work)
-        estimate = self._counter.estimate(self.model, work.messages)
+        sent = _sent(work)
+        estimate = self._counter.estimate(self.model, sent)
         if estimate.at_most > self._max_input_tokens:
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
@@ -131,8 +143,9 @@ class BedrockBackend:
                     ) from error
                 self._calls.add(call)
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
-                reader = AnswerReader(self._clock() - begun, estimate.expected)
-                return await self._relay(call, reader, work, out)
+                share = rough_tokens(work.messages) / rough_tokens(sent)
+                reader = AnswerReader(self._clock() - begun, round(estimate.expected * share), share)
+                return await self._relay(call, reader, sent, out)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -141,7 +154,9 @@ class BedrockBackend:
                 f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)",
             ) from error
 
-    async def _relay(self, call: Call, reader: AnswerReader, work: Work, out: DeltaSink) -> Completion:
+    async def _relay(
+        self, call: Call, reader: AnswerReader, sent: Sequence[Message], out: DeltaSink
+    ) -> Completion:
         try:
             over = False
             while not over and not reader.complete:
@@ -165,7 +180,7 @@ class BedrockBackend:
         if told is None:
             self._log.warning("no usage told; tokens are estimated", model=self.model)
         else:
-            self._counter.learn(self.model, work.messages, told.input_tokens)
+            self._counter.learn(self.model, sent, told.input_tokens)
             self._log.debug(
                 "answered",
                 latency_ms=told.latency_ms,
@@ -184,3 +199,10 @@ class BedrockBackend:
         self._calls.discard(call)
         self._lanes.leave()
         call.left()
+
+
+def _sent(work: Work) -> tuple[Message, ...]:
+    """The conversation with the beginning of its answer."""
+    if work.begun is None:
+        return work.messages
+    return (*work.messages, Message(Role.ASSISTANT, work.begun.text))

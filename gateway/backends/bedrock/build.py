@@ -11,6 +11,7 @@ from budgeting.estimating import EstimatingCounter
 from budgeting.values import Message
 from gateway.backends.bedrock.backend import FEATURES, BedrockBackend
 from gateway.backends.bedrock.caching import cacheable_from
+from gateway.backends.bedrock.prefill import takes_prefill
 from gateway.backends.bedrock.regions import Regions
 from gateway.backends.bedrock.request import RequestWriter
 from gateway.backends.bedrock.transport import Access, Transport
@@ -67,6 +68,7 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
         max_concurrency=section.max_concurrency,
         max_input_tokens=section.max_input_tokens,
         total_timeout_s=section.total_timeout_seconds,
+        prefill=takes_prefill(section.model_id, section.prefill),
         features=FEATURES if section.features is None else FEATURES & frozenset(section.features),
         clock=clock,
     )

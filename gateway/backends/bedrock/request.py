@@ -7,6 +7,7 @@ Converse has a list of system texts, then turns that begin with the user's and a
     turns of one role in a row              one turn, a blank line between them
     an assistant's turn at the beginning    stands behind a placeholder: the turns before it were trimmed
     blank messages                          left out: models refuse them
+    a begun answer                          is a last turn of the assistant, or the end of it
     white space at the end of a prefill     left out, as above
 """
 
@@ -55,6 +56,8 @@ class RequestWriter:
         told = [message for message in work.messages if message.content.strip()]
         opening = _opening(told)
         system, turns = told[:opening], _turns(_FORM.fold(told, opening)[opening:])
+        if turns and work.begun is not None:
+            _begin(turns, work.begun.text.rstrip())
         if not turns:
             raise BackendFailure(
                 FailureKind.INVALID_INPUT, "messages: a turn with some text is needed", param="messages"
@@ -89,6 +92,14 @@ def _opening(messages: Sequence[Message]) -> int:
         if message.role is not Role.SYSTEM or message.content.startswith(_VOLATILE):
             return index
     return len(messages)
+
+
+def _begin(turns: list[Message], text: str) -> None:
+    """Make the model go on behind ``text``."""
+    if turns[-1].role is Role.ASSISTANT:
+        turns[-1] = Message(Role.ASSISTANT, turns[-1].content + text)
+    elif text:
+        turns.append(Message(Role.ASSISTANT, text))
 
 
 def _turns(messages: Sequence[Message]) -> list[Message]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from admission.values import Load
 from engine import errors
 from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.begun import Edge, check_begun, generate_behind, seed_behind
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
@@ -20,10 +21,15 @@ from resilience.failures import BackendFailure, FailureKind
 T = TypeVar("T")
 
 FEATURES = frozenset(Feature)
+CONTINUES = frozenset({Continue.TOKENS})
 
 
 class VllmBackend:
     """Generates on vLLM in the gateway's process tree.
+
+    It goes on with a begun answer as with a longer prompt. vLLM counts the begun tokens to the prompt then:
+    ``presence_penalty`` and ``frequency_penalty`` see those behind them alone, and a seeded answer goes on
+    with another seed, since vLLM's generator cannot be wound forward.
 
     Args:
         name: its name in the configuration.
@@ -61,7 +67,7 @@ class VllmBackend:
         self._loaded = loaded
         self._shelf = shelf
         self._share_prefixes = share_prefixes
-        self.continues: frozenset[Continue] = frozenset()
+        self.continues = CONTINUES
         self.features = FEATURES if shelf.places else FEATURES - {Feature.LORA}
 
     @property
@@ -77,16 +83,24 @@ class VllmBackend:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early, in whatever way, aborts the sequences at once."""
+        begun = check_begun(work, self.continues, self.name)
+        if begun is None:
+            return await self._generate(work, out)
+        return await generate_behind(Edge(begun.text, work.sampling.stop), self._generate, work, out)
+
+    async def _generate(self, work: Work, out: DeltaSink) -> Completion:
+        begun = work.begun.token_ids or () if work.begun is not None else ()
         engine = self._engine()
         if engine is None or self.state is not BackendState.READY:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
-        if len(work.token_ids) > longest:
+        if len(work.token_ids) + len(begun) > longest:
+            rest = f" and {len(begun)} of its answer" if begun else ""
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
-                f"the prompt has {len(work.token_ids)} tokens; allowed: at most {longest}",
+                f"the prompt has {len(work.token_ids)} tokens{rest}; allowed: at most {longest}",
             )
         async with AsyncExitStack() as held:
             lora = None
@@ -102,12 +116,16 @@ class VllmBackend:
             outcome = await engine.run(
                 Ask(
                     request_id=work.generation_id,
-                    token_ids=work.token_ids,
-                    sampling=filled(work.sampling, self._defaults),
+                    token_ids=work.token_ids + begun,
+                    sampling=replace(
+                        filled(work.sampling, self._defaults),
+                        seed=seed_behind(work.sampling.seed, work.begun),
+                    ),
                     response_format=work.response_format,
                     priority=work.priority,
                     cache_salt=None if self._share_prefixes else work.cache_salt,
                     lora=lora,
+                    begun_tokens=len(begun),
                 ),
                 out,
             )

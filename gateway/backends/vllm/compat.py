@@ -26,6 +26,7 @@ from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape
 from gateway.config_engine import EngineSection
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
+from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind
 
 # Minor versions that this module was written against.
@@ -105,6 +106,8 @@ def prepare_environment(log_config: Path | None) -> None:
     # Nothing leaves the house.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    # Looks for NaN in each step's logits; what it finds comes with the request's figures.
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
 
 
 def load(version: str, go_on: Callable[[], None]) -> Vllm:
@@ -248,6 +251,11 @@ class Engine:
         """Whether its core has ended by itself."""
         return bool(self._llm.errored)
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that it was given and has not ended."""
+        return int(self._llm.get_num_unfinished_requests())
+
     async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
         """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
@@ -255,6 +263,8 @@ class Engine:
         cached, wait_s = 0, 0.0
         async with aclosing(self._stream(ask)) as outputs:
             while (output := await self._next(outputs, ask)) is not None:
+                if output.metrics is not None and output.metrics.is_corrupted:
+                    raise BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
                 for one in output.outputs:
                     if one.finish_reason is not None:
                         reasons[one.index] = _reason(one.finish_reason)
@@ -263,13 +273,15 @@ class Engine:
                         continue
                     tokens += count
                     logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
+                    ids = tuple(one.token_ids)
                     if told:
-                        await out(Delta(one.text, count, None, None, one.index, logprobs))
+                        await out(Delta(one.text, count, None, None, one.index, logprobs, ids))
                         continue
                     # The first text computes the prompt; the others find it in the cache.
                     told = True
-                    cached, wait_s = output.num_cached_tokens or 0, _queue_wait_s(output.metrics)
-                    await out(Delta(one.text, count, cached, wait_s, one.index, logprobs))
+                    cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.begun_tokens)
+                    wait_s = _queue_wait_s(output.metrics)
+                    await out(Delta(one.text, count, cached, wait_s, one.index, logprobs, ids))
         ended = tuple(reason or FinishReason.CANCELLED for reason in reasons)
         return Outcome(ended, tokens, cached, wait_s)
 
@@ -353,7 +365,7 @@ class Engine:
         if getattr(cause, "http_status", None) == 503:
             return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=RETRY_AFTER_S)
         if not isinstance(cause, self._client_errors):
-            return BackendFailure(FailureKind.INTERNAL, f"vLLM: {type(cause).__name__}: {text}")
+            return classify(cause)
         if "maximum model length" in text or "max_model_len" in text:
             return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, text)
         param = getattr(cause, "parameter", None)
@@ -382,6 +394,13 @@ class Engine:
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
         await self._llm.get_supported_tasks()
+
+    def give_up(self) -> None:
+        """Fail all that waits for the core; of a killed one vLLM leaves some of it waiting for ever."""
+        self._llm.output_processor.propagate_error(self._dead_error())
+        for result in self._llm.engine_core.utility_results.values():
+            if not result.done():
+                result.set_exception(self._dead_error())
 
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks."""

@@ -25,7 +25,7 @@ class Ask:
     """One request to the engine.
 
     ``sampling`` has no gaps left: what the caller did not say is filled in. ``priority`` is the gateway's,
-    higher first.
+    higher first. The last ``begun_tokens`` of ``token_ids`` are no prompt, but the beginning of the answer.
     """
 
     request_id: str
@@ -35,6 +35,7 @@ class Ask:
     priority: int = 0
     cache_salt: str | None = None
     lora: Lora | None = None
+    begun_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class LoadedEngine(Protocol):
     def dead(self) -> bool:
         """Whether its core has ended by itself."""
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that it was given and has not ended."""
+
     async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
         """Generate. Left early, in whatever way, the request is aborted.
 
@@ -86,6 +91,9 @@ class LoadedEngine(Protocol):
 
     async def remove_lora(self, number: int) -> None:
         """Forget an adapter."""
+
+    def give_up(self) -> None:
+        """Fail all that waits for the core: it has ended, or is about to. On the event loop."""
 
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks; not for the event loop."""

@@ -37,6 +37,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
+    token_ids: tuple[int, ...] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -78,9 +79,10 @@ _NULL = msgspec.Raw(b"null")
 class AnswerReader:
     """Reads one answer.
 
-    The chunks of one read come out as one delta a text. A chunk with text counts as one token, with
-    log-probabilities as many as they are; what the worker's usage says beside that comes with a last, empty
-    delta. Chunks without text make no delta, so that nothing counts as delivered before there is something.
+    The chunks of one read come out as one delta a text. A chunk with text counts as many tokens as it has ids
+    or log-probabilities, else as one; what the worker's usage says beside that comes with a last, empty
+    delta. Chunks without text make no delta, so that nothing counts as delivered before there is something;
+    their ids come with the next text.
     ``begun`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
 
     Args:
@@ -94,6 +96,7 @@ class AnswerReader:
         "_counts",
         "_events",
         "_fault",
+        "_ids",
         "_logprobs",
         "_queue_wait_s",
         "_reasons",
@@ -111,6 +114,7 @@ class AnswerReader:
         self._work = work
         self._running_counts = running_counts
         self._counts: dict[int, int] = {}
+        self._ids: dict[int, list[int]] = {}
         self._fault: BadHttp | BackendFailure | None = None
         self._events = EventReader()
         self._logprobs = LogprobReader(work.sampling.logprobs, token_bytes)
@@ -147,11 +151,14 @@ class AnswerReader:
                 self._fault = failure_in_stream(bytes(chunk.error))
                 break
             chunks.append(chunk)
-        if len(chunks) == 1 and (text := _plain_text(chunks[0])) is not None:
+        if len(chunks) == 1 and not self._ids and (choice := _plain_choice(chunks[0])) is not None:
             # A token of a plain stream, as nearly all reads of one bring: no more is made than is needed.
+            text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+            ids = choice.token_ids
+            count = 1 if ids is None else len(ids)
             self.begun = True
-            self._counted += 1
-            return [Delta(text, 1)]
+            self._counted += count
+            return [Delta(text, count, token_ids=ids or ())]
         return self._joined(chunks)
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
@@ -164,6 +171,8 @@ class AnswerReader:
                 self.begun = True
                 index = choice.index
                 text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+                if choice.token_ids is not None:
+                    self._ids.setdefault(index, []).extend(choice.token_ids)
                 if choice.logprobs != _NULL:
                     entries = self._logprobs.read(bytes(choice.logprobs))
                     logprobs.setdefault(index, []).extend(entries)
@@ -186,12 +195,15 @@ class AnswerReader:
         for index, pieces in texts.items():
             if not 0 <= index < self._work.sampling.n:
                 raise BadHttp(f"the stream has a choice {index} of {self._work.sampling.n} asked for")
-            count = tokens[index]
-            if index in told:
+            count, ids = tokens[index], self._ids.pop(index, None)
+            if ids is not None:
+                count = len(ids)
+            elif index in told:
                 count = max(0, told[index] - self._counts.get(index, 0))
                 self._counts[index] = told[index]
             self._counted += count
-            deltas.append(Delta("".join(pieces), count, None, None, index, tuple(logprobs.get(index, ()))))
+            told_logprobs = tuple(logprobs.get(index, ()))
+            deltas.append(Delta("".join(pieces), count, None, None, index, told_logprobs, tuple(ids or ())))
         return deltas
 
     def check(self) -> None:
@@ -217,14 +229,18 @@ class AnswerReader:
         if "error" in self._reasons.values():
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
         usage = self._usage
-        input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted, 0
+        ids = [token for index in range(n) for token in self._ids.get(index, ())]
+        input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
         if usage is not None:
-            input_tokens = usage.prompt_tokens
+            if self._work.begun is None:  # else the worker counts the begun answer to the prompt
+                input_tokens = usage.prompt_tokens
             if usage.completion_tokens is not None:
                 output_tokens = usage.completion_tokens
             if usage.prompt_tokens_details is not None:
-                cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
-        rest = Delta("", output_tokens - self._counted) if output_tokens > self._counted else None
+                cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
+        missing = output_tokens - self._counted
+        told = tuple(ids) if n == 1 and len(ids) == missing else ()
+        rest = Delta("", missing, token_ids=told) if missing > 0 else None
         first, *others = [_REASONS.get(self._reasons[index], FinishReason.STOP) for index in range(n)]
         first, wait_s = self._of_sluice(first)
         completion = Completion(
@@ -246,12 +262,12 @@ class AnswerReader:
             return first, wait_s
 
 
-def _plain_text(chunk: _Chunk) -> str | None:
-    """The text of a chunk that has one text of the first choice and nothing else; ``None`` for any other."""
+def _plain_choice(chunk: _Chunk) -> _Choice | None:
+    """The choice of a chunk that has a text of the first choice and nothing else; ``None`` for any other."""
     choices = chunk.choices
     if not choices or len(choices) > 1 or chunk.usage is not None or chunk.sluice is not None:
         return None
     choice = choices[0]
     if choice.index or choice.finish_reason is not None or choice.logprobs != _NULL:
         return None
-    return (choice.delta.content if choice.delta is not None else choice.text) or None
+    return choice if (choice.delta.content if choice.delta is not None else choice.text) else None

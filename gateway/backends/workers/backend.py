@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from admission.values import Load
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
+from gateway.backends.begun import check_begun, generate_behind
+from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
 from gateway.backends.workers.answer import AnswerReader
 from gateway.backends.workers.choice import NO_WISH, Choice, Wish
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import RequestWriter, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
+from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
 from gateway.backends.workers.load import pool_load
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
@@ -34,6 +36,7 @@ _WORKERS_FAULT = frozenset(
         FailureKind.TIMEOUT,
         FailureKind.INTERNAL,
         FailureKind.ENGINE_DEAD,
+        FailureKind.ACCESS_DENIED,
     }
 )
 
@@ -53,6 +56,7 @@ class WorkersBackend:
         max_attempts: most workers that one request is tried on.
         max_running: most sequences of one worker's batch; 0 when unknown.
         clock: seconds, monotonic.
+        hedging: when a late request is asked of a second worker too; ``None``: never.
     """
 
     kind = "openai"
@@ -71,10 +75,11 @@ class WorkersBackend:
         max_attempts: int,
         max_running: int,
         clock: Callable[[], float],
+        hedging: HedgePolicy | None = None,
     ) -> None:
         self.name = name
         self.model = model
-        self.continues: frozenset[Continue] = frozenset()
+        self.continues = writer.continues
         self.features = features
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
@@ -84,6 +89,7 @@ class WorkersBackend:
         self._max_attempts = max_attempts
         self._max_running = max_running
         self._clock = clock
+        self._hedging = hedging
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._told_no_usage = False
@@ -114,6 +120,11 @@ class WorkersBackend:
         now = self._clock()
         return tuple([worker.status(now) for worker in self._workers.values()])
 
+    @property
+    def hedged(self) -> HedgeCounts | None:
+        """What hedging came to; ``None`` when it is off."""
+        return None if self._hedging is None else self._hedging.counts
+
     async def run(self) -> None:
         """Probe and scrape every worker until cancelled; closes every connection then."""
         try:
@@ -134,6 +145,12 @@ class WorkersBackend:
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
                 param="response_format",
             )
+        begun = check_begun(work, self._writer.ways(work), self.name)
+        if begun is None:
+            return await self._generate(work, out)
+        return await generate_behind(self._writer.edge(work, begun), self._generate, work, out)
+
+    async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         body, path = self._writer.body(work), self._writer.path(work)
         wish = self._wish(work)
         tried: set[str] = set()
@@ -144,26 +161,68 @@ class WorkersBackend:
                 break
             tried.add(worker.url)
             attempt = _Attempt(out)
-            ticket = worker.load.sent(len(work.token_ids))
-            self._choice.sent(worker.url, wish)
+
             try:
-                completion = await self._ask(worker, path, body, work, attempt)
-                worker.succeeded()
-                return completion
-            except TransportError as error:
-                failure = failure_of_transport(error, delivered=attempt.delivered)
-                if not isinstance(error, ConnectionsInUse):
-                    worker.failed(last=self._is_last(worker))
+                if self._hedging is None or len(self._workers) == 1:
+                    return await self._on(worker, path, body, work, wish, attempt)
+                return await self._hedged(self._hedging, worker, path, body, work, wish, tried, attempt)
             except BackendFailure as error:
                 failure = error
-                if error.kind in _WORKERS_FAULT:
-                    worker.failed(last=self._is_last(worker))
-            finally:
-                worker.load.ended(ticket)
             if attempt.delivered or not failure.policy.other_backend:
                 raise failure
             self._log.info("tried another worker", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
+
+    async def _hedged(
+        self,
+        policy: HedgePolicy,
+        worker: Worker,
+        path: str,
+        body: bytes,
+        work: Work,
+        wish: Wish,
+        tried: set[str],
+        attempt: _Attempt,
+    ) -> Completion:
+        """Ask ``worker``, and another one of those not ``tried`` when it is late."""
+
+        def on(one: Worker) -> Run:
+            return lambda push: self._on(one, path, body, work, wish, _Attempt(push))
+
+        def second() -> Run | None:
+            other = self._pick(wish, tried) if len(tried) < self._max_attempts else None
+            if other is None or not policy.grant():
+                return None
+            tried.add(other.url)
+            self._log.info("asked a second worker", late=worker.url, worker=other.url)
+            return on(other)
+
+        policy.asked()
+        late_after_s = policy.late_after_s(self._clock())
+        return await race(
+            on(worker), second, attempt.push, late_after_s=late_after_s, policy=policy, clock=self._clock
+        )
+
+    async def _on(
+        self, worker: Worker, path: str, body: bytes, work: Work, wish: Wish, attempt: _Attempt
+    ) -> Completion:
+        """Ask one worker, and keep its books."""
+        ticket = worker.load.sent(len(work.token_ids))
+        self._choice.sent(worker.url, wish)
+        try:
+            completion = await self._ask(worker, path, body, work, attempt)
+            worker.succeeded()
+            return completion
+        except TransportError as error:
+            if not isinstance(error, ConnectionsInUse):
+                worker.failed(last=self._is_last(worker))
+            raise failure_of_transport(error, delivered=attempt.delivered) from error
+        except BackendFailure as error:
+            if error.kind in _WORKERS_FAULT:
+                worker.failed(last=self._is_last(worker))
+            raise
+        finally:
+            worker.load.ended(ticket)
 
     async def _ask(self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt) -> Completion:
         async with worker.client.post(path, body) as connection:

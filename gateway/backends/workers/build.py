@@ -11,6 +11,7 @@ from gateway.backends.workers.choice import Choice
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter
 from gateway.backends.workers.health import HealthRules
+from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.config_backends import OpenAIBackend
 
@@ -93,6 +94,8 @@ def make_workers(
         )
         for url in urls
     ]
+    hedge = section.hedge
+    rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
     return WorkersBackend(
         name,
         model=section.model,
@@ -111,6 +114,7 @@ def make_workers(
         max_attempts=section.max_attempts,
         max_running=section.max_running,
         clock=clock,
+        hedging=HedgePolicy(rules) if hedge.enabled else None,
     )
 
 

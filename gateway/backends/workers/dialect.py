@@ -11,12 +11,16 @@ from typing import Any
 
 import orjson
 
-from gateway.backends.port import Feature, Work
+from gateway.backends.begun import Edge, seed_behind
+from gateway.backends.port import Begun, Continue, Feature, Work
 from gateway.contracts.values import FormatType
 
 # Tokens a chunk after the first one, for a caller who does not stream: a chunk costs both sides the same
 # whatever it holds, and an answer that a deadline cuts short loses at most so many tokens.
 STREAM_INTERVAL = 16
+# Longest prompt whose answer's token ids are asked for: vLLM repeats the prompt's ids in its first chunk
+# then, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
+MAX_ECHOED_PROMPT = 65_536
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
 
 
@@ -81,6 +85,26 @@ class RequestWriter:
         """Where the work goes. A raw prompt has no messages."""
         return TEXT_PATH if self.token_ids or not work.messages else CHAT_PATH
 
+    @property
+    def continues(self) -> frozenset[Continue]:
+        """How the workers can go on with a begun answer."""
+        if self.dialect is Dialect.OPENAI:
+            return frozenset()
+        if self.token_ids:
+            return frozenset({Continue.TOKENS})
+        return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
+
+    def ways(self, work: Work) -> frozenset[Continue]:
+        """How they can go on with this one's: a raw prompt has no message to be filled."""
+        if work.messages or not self.continues:
+            return self.continues
+        return frozenset({Continue.TOKENS})
+
+    def edge(self, work: Work, begun: Begun) -> Edge:
+        """What is between the begun text and what the worker will say."""
+        trimmed = begun.text[len(begun.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
+        return Edge(begun.text, work.sampling.stop, trimmed)
+
     def in_larger_pieces(self, work: Work) -> bool:
         """Whether chunks of several tokens are asked for, each with a running count."""
         return self.dialect is Dialect.VLLM and not work.stream
@@ -93,6 +117,12 @@ class RequestWriter:
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
             body["messages"] = [{"role": m.role.value, "content": m.content} for m in work.messages]
+            # Templates take white space from a message's ends, and an empty message is no beginning.
+            if work.begun is not None and (begun := work.begun.text.rstrip()):
+                body["messages"].append({"role": "assistant", "content": begun})
+                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        elif work.begun is not None:
+            body["prompt"] = work.token_ids + (work.begun.token_ids or ())
         else:
             body["prompt"] = work.token_ids
         body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
@@ -101,7 +131,7 @@ class RequestWriter:
         given: dict[str, float | None] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": sampling.seed,
+            "seed": seed_behind(sampling.seed, work.begun),
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
         }
@@ -126,6 +156,8 @@ class RequestWriter:
         if work.response_format.type is not FormatType.TEXT:
             self._ask_shape(body, work)
         if self.dialect is Dialect.VLLM:
+            if len(work.token_ids) <= MAX_ECHOED_PROMPT:
+                body["return_token_ids"] = True
             if work.cache_salt is not None:
                 body["cache_salt"] = salt_of(work.cache_salt)
             if self.in_larger_pieces(work):

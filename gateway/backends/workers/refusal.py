@@ -126,7 +126,7 @@ def _failure(status: int, told: _Error, retry_after_s: float | None, model: str 
         )
     if status in (401, 403):
         return BackendFailure(
-            FailureKind.BACKEND_UNAVAILABLE,
+            FailureKind.ACCESS_DENIED,
             f"the worker refused the gateway's key with {status}; check the variable that api_key_env names",
         )
     if status == 404:

@@ -1,0 +1,164 @@
+"""Going on with a begun answer: what every backend checks, and what one that sees its text alone needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from gateway.backends.port import Begun, Completion, Continue, Delta, DeltaSink, Work
+from gateway.contracts.values import FinishReason, FormatType, Usage
+from resilience.failures import BackendFailure, FailureKind
+
+Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
+
+
+def check_begun(work: Work, ways: frozenset[Continue], name: str) -> Begun | None:
+    """What was begun; ``None`` when the work starts afresh.
+
+    Args:
+        work: what is asked.
+        ways: how the backend can go on with an answer.
+        name: the backend's.
+
+    Raises:
+        BackendFailure: it cannot go on with this one.
+    """
+    begun = work.begun
+    if begun is None:
+        return None
+    if not ways:
+        _refuse(f"{name} cannot go on with a begun answer")
+    if begun.token_ids is None and Continue.TEXT not in ways:
+        _refuse(f"{name} goes on with a begun answer from its token ids, which are not known")
+    if work.sampling.n != 1:
+        _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a begun answer", "n")
+    if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
+        _refuse(f"{name} cannot go on with an answer of a given shape", "response_format")
+    return begun
+
+
+def _refuse(message: str, param: str | None = None) -> None:
+    raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
+
+
+def seed_behind(seed: int | None, begun: Begun | None) -> int | None:
+    """The seed of what comes behind ``begun``, in 64 bits, for a backend whose generator starts anew.
+
+    With the same seed the rest would be drawn with the numbers of the beginning.
+    """
+    if seed is None or begun is None:
+        return seed
+    further = len(begun.text if begun.token_ids is None else begun.token_ids)
+    return (seed + further + 2**63) % 2**64 - 2**63
+
+
+class Edge:
+    """The place where new text follows text that was given before.
+
+    Behind it a stop string may end that began before it; the backend, which sees new text alone, does not
+    know. And where the white space at the end of the old text was not sent along, since many templates and
+    models take it away, it may come again. Text is held back only while one of both is open.
+
+    Args:
+        given: the old text.
+        stops: stop strings.
+        trimmed: the white space at the old text's end that the backend has not seen.
+    """
+
+    __slots__ = ("_held", "_rests", "_trimmed")
+
+    def __init__(self, given: str, stops: Sequence[str], trimmed: str = "") -> None:
+        self._rests = {
+            stop[length:] for stop in stops for length in range(1, len(stop)) if given.endswith(stop[:length])
+        }
+        self._trimmed = trimmed
+        self._held = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what comes next must still be looked at."""
+        return bool(self._rests or self._trimmed)
+
+    def push(self, text: str) -> str | None:
+        """What may be given of it; ``None`` when the answer has ended at a stop string."""
+        held = self._held + text
+        while self._trimmed and held and held[0] == self._trimmed[0]:
+            held, self._trimmed = held[1:], self._trimmed[1:]
+        if held:
+            self._trimmed = ""
+        if any(held.startswith(rest) for rest in self._rests):
+            return None
+        self._rests = {rest for rest in self._rests if rest.startswith(held)}
+        self._held = held if self._rests else ""
+        return "" if self._rests else held
+
+    def flush(self) -> str:
+        """What was held back, when the answer has ended in another way."""
+        return self._held
+
+
+async def generate_behind(edge: Edge, generate: Generate, work: Work, out: DeltaSink) -> Completion:
+    """Generate with ``edge`` before the sink; a stop string across it ends the generation."""
+    if not edge.is_open:
+        return await generate(work, out)
+    gate = _Gate(edge, out)
+    try:
+        completion = await generate(work, gate.push)
+    except _StoppedAtEdge:
+        await out(gate.first)
+        return Completion(
+            FinishReason.STOP,
+            Usage(len(work.token_ids), gate.first.tokens, gate.first.cached_tokens or 0),
+            gate.first.queue_wait_s or 0.0,
+        )
+    await gate.end()
+    return completion
+
+
+class _StoppedAtEdge(Exception):
+    """The answer has ended; nothing more is wanted of the backend."""
+
+
+class _Gate:
+    """A sink that passes on what the edge lets through. ``first`` gathers what it holds back."""
+
+    __slots__ = ("_edge", "_open", "_out", "first")
+
+    def __init__(self, edge: Edge, out: DeltaSink) -> None:
+        self._edge = edge
+        self._out = out
+        self._open = True
+        self.first = Delta("", 0)
+
+    async def push(self, delta: Delta) -> None:
+        if not self._open:
+            return await self._out(delta)
+        text = self._edge.push(delta.text)
+        self.first = _gathered(self.first, delta, text or "")
+        if text is None:
+            raise _StoppedAtEdge
+        if text or not self._edge.is_open:
+            self._open = False
+            await self._out(self.first)
+
+    async def end(self) -> None:
+        """The backend has ended."""
+        if self._open:
+            held = replace(self.first, text=self._edge.flush())
+            if held.text or held.tokens:
+                await self._out(held)
+
+
+def _gathered(first: Delta, delta: Delta, text: str) -> Delta:
+    """Both as one, with the ids as long as both tell theirs."""
+    tokens = first.tokens + delta.tokens
+    token_ids = first.token_ids + delta.token_ids
+    return Delta(
+        text,
+        tokens,
+        delta.cached_tokens if first.cached_tokens is None else first.cached_tokens,
+        delta.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
+        delta.index,
+        first.logprobs + delta.logprobs,
+        token_ids if len(token_ids) == tokens else (),
+    )

@@ -1,0 +1,237 @@
+"""Hedged requests: one that is late with its first token is asked of a second worker too.
+
+The first of the two to give a token has the answer; the other is cancelled at once, which closes its
+connection and so frees its sequence. When it is late, and how many may be sent twice, is
+:class:`HedgePolicy`'s to say, without I/O; :func:`race` runs the two.
+
+Source: Dean and Barroso, "The Tail at Scale" (CACM 2013): waiting for the 95th percentile or later keeps the
+extra load at a few percent and takes most of the tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.backends.port import Completion, Delta, DeltaSink
+
+# Times to the first token count for one to two of these, seconds: long enough for a p99, short enough to
+# follow the load.
+WINDOW_S = 60.0
+# Bounds of the histogram, seconds, and the ratio of one bucket's edge to the next: the error of a quantile.
+SHORTEST_S, LONGEST_S, RATIO = 0.001, 600.0, 1.1
+_BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
+# Extra requests that may be saved up in quiet times.
+MOST_SAVED = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeRules:
+    """When a request is late, and how many may be asked twice.
+
+    Args:
+        quantile: of the pool's own times to the first token; later than that is late.
+        min_s: nothing is late before this, seconds.
+        max_share: most extra requests, as a share of all requests.
+    """
+
+    quantile: float = 0.99
+    min_s: float = 0.05
+    max_share: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeCounts:
+    """What became of it since the start.
+
+    Args:
+        sent: requests asked of a second worker.
+        won: of these, the ones that the second worker answered first.
+        refused: late ones that were not asked twice, because the share was used up.
+    """
+
+    sent: int
+    won: int
+    refused: int
+
+
+class HedgePolicy:
+    """Knows how long first tokens take; grants extra requests. ``now`` is any monotonic clock, seconds."""
+
+    __slots__ = ("_needed", "_old", "_recent", "_rules", "_saved", "_since", "refused", "sent", "won")
+
+    def __init__(self, rules: HedgeRules) -> None:
+        self._rules = rules
+        # A quantile says nothing of fewer samples than it takes for one of them to lie beyond it.
+        self._needed = math.ceil(1.0 / (1.0 - rules.quantile))
+        self._recent = [0] * _BUCKETS
+        self._old = [0] * _BUCKETS
+        self._since = -math.inf
+        self._saved = 0.0
+        self.sent = 0
+        self.won = 0
+        self.refused = 0
+
+    @property
+    def counts(self) -> HedgeCounts:
+        """What became of it so far."""
+        return HedgeCounts(self.sent, self.won, self.refused)
+
+    def asked(self) -> None:
+        """A request begins; each earns its share of an extra one."""
+        self._saved = min(self._saved + self._rules.max_share, MOST_SAVED)
+
+    def took(self, first_token_s: float, now: float) -> None:
+        """A first token came after so long; one that was given up counts with the time it had taken."""
+        self._turn(now)
+        position = math.log(max(first_token_s, SHORTEST_S) / SHORTEST_S) / math.log(RATIO)
+        self._recent[min(_BUCKETS - 1, math.ceil(position))] += 1
+
+    def late_after_s(self, now: float) -> float | None:
+        """How long to wait for a first token; ``None`` while too little is known to call anything late."""
+        self._turn(now)
+        total = sum(self._recent) + sum(self._old)
+        if total < self._needed:
+            return None
+        wanted, seen = self._rules.quantile * total, 0
+        for bucket in range(_BUCKETS):
+            seen += self._recent[bucket] + self._old[bucket]
+            if seen >= wanted:
+                return max(self._rules.min_s, SHORTEST_S * RATIO**bucket)
+        return LONGEST_S
+
+    def grant(self) -> bool:
+        """Whether one more extra request may be sent; it is then counted as sent."""
+        if self._saved < 1.0:
+            self.refused += 1
+            return False
+        self._saved -= 1.0
+        self.sent += 1
+        return True
+
+    def _turn(self, now: float) -> None:
+        age = now - self._since
+        if age < WINDOW_S:
+            return
+        self._old = self._recent if age < 2 * WINDOW_S else [0] * _BUCKETS
+        self._recent = [0] * _BUCKETS
+        self._since = now
+
+
+Run = Callable[[DeltaSink], Awaitable[Completion]]
+
+
+async def race(
+    first: Run,
+    second: Callable[[], Run | None],
+    out: DeltaSink,
+    *,
+    late_after_s: float | None,
+    policy: HedgePolicy,
+    clock: Callable[[], float],
+) -> Completion:
+    """The answer of ``first``, or of the second run when that gives a token before it.
+
+    Args:
+        first: asks a worker.
+        second: another way to ask, made once the first is late; ``None`` when there may be none.
+        out: hears one of them, from its first piece to its last.
+        late_after_s: how long to wait for the first one's first piece; ``None``: it is never late.
+        policy: told how long first tokens took, and which run was first.
+        clock: seconds, monotonic.
+
+    Raises:
+        Exception: the failure of the one that was heard; when none was, the first one's.
+    """
+    match = _Match(out, policy, clock)
+    async with asyncio.TaskGroup() as group:
+        match.enter(group, first)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(late_after_s):
+                await match.settled.wait()
+        if not match.settled.is_set():
+            other = second()
+            if other is not None:
+                match.enter(group, other)
+    return match.result()
+
+
+class _Beaten(Exception):
+    """The other one has given a token already."""
+
+
+class _Match:
+    """Who has the sink. It is settled once somebody has, or the first one has ended."""
+
+    def __init__(self, out: DeltaSink, policy: HedgePolicy, clock: Callable[[], float]) -> None:
+        self.settled = asyncio.Event()
+        self._out = out
+        self._policy = policy
+        self._clock = clock
+        self._runners: list[_Runner] = []
+        self._winner: _Runner | None = None
+
+    def enter(self, group: asyncio.TaskGroup, run: Run) -> None:
+        """Let one more run."""
+        runner = _Runner(self, self._clock())
+        self._runners.append(runner)
+        runner.task = group.create_task(self._run(runner, run))
+
+    def claim(self, runner: _Runner) -> None:
+        """``runner`` has something to say. Raises _Beaten when another had before it."""
+        if self._winner is runner:
+            return
+        if self._winner is not None:
+            raise _Beaten
+        self._winner = runner
+        now = self._clock()
+        for one in self._runners:
+            if one.error is None:
+                self._policy.took(now - one.started_at, now)
+            if one is not runner and one.task is not None:
+                one.task.cancel()
+        if runner is not self._runners[0]:
+            self._policy.won += 1
+        self.settled.set()
+
+    async def say(self, runner: _Runner, delta: Delta) -> None:
+        self.claim(runner)
+        await self._out(delta)
+
+    async def _run(self, runner: _Runner, run: Run) -> None:
+        try:
+            completion = await run(runner.push)
+            self.claim(runner)  # an answer may be empty
+            runner.completion = completion
+        except _Beaten:
+            return
+        except Exception as error:
+            runner.error = error
+        finally:
+            self.settled.set()
+
+    def result(self) -> Completion:
+        best = self._winner or self._runners[0]
+        if best.completion is not None:
+            return best.completion
+        assert best.error is not None, "a runner that was not cancelled ends with an answer or an error"
+        raise best.error
+
+
+class _Runner:
+    """One of the two."""
+
+    __slots__ = ("_match", "completion", "error", "started_at", "task")
+
+    def __init__(self, match: _Match, started_at: float) -> None:
+        self._match = match
+        self.started_at = started_at
+        self.task: asyncio.Task[None] | None = None
+        self.completion: Completion | None = None
+        self.error: Exception | None = None
+
+    async def push(self, delta: Delta) -> None:
+        await self._match.say(self, delta)

@@ -1,0 +1,194 @@
+"""Going on with an answer that another call began: what every backend does that declares a way, and what
+those do that declare none."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.backends.port import Begun, Continue, Delta, Feature, Work
+from gateway.contracts.values import FinishReason, FormatType
+from resilience.failures import BackendFailure, FailureKind
+from tests.conformance.conftest import END_TOKEN, LONG_QUESTION, QUESTIONS
+from tests.conformance.harness import Specimen, hear, shaped
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TOKENS = 24
+# Where an answer of so many tokens is broken.
+SPLITS = (1, 2, 5, 9, 14, 20, 23)
+
+
+def needs_a_way(specimen: Specimen) -> None:
+    if not specimen.computes:
+        pytest.skip("a script computes nothing")
+    if not specimen.backend.continues:
+        pytest.skip(f"{specimen.backend.name} declares that it cannot go on with an answer")
+
+
+def begun(specimen: Specimen, text: str, split: int) -> Begun | None:
+    """The first tokens of ``text``; ``None`` where their text would be other tokens on the way back."""
+    ids = specimen.tokenizer.encode(text, add_special_tokens=False)
+    given = specimen.tokenizer.decode(ids[:split])
+    if Continue.TOKENS in specimen.backend.continues:
+        return Begun(given, ids[:split])
+    bare = specimen.tokenizer.encode(given.rstrip(), add_special_tokens=False)
+    return Begun(given) if bare == ids[: len(bare)] else None
+
+
+def going_on(specimen: Specimen, question: str, what: Begun, **changes: object) -> Work:
+    asked = specimen.work(question, **{"max_tokens": TOKENS, **changes})
+    return replace(asked, begun=what)
+
+
+async def test_it_declares_ways_that_the_port_knows(specimen: Specimen) -> None:
+    ways = specimen.backend.continues
+    assert ways <= frozenset(Continue)
+    assert ways != {Continue.SHAPED}, "a shape goes beside a way"
+
+
+async def test_the_ids_told_are_those_of_the_text(specimen: Specimen) -> None:
+    if not specimen.tells_ids:
+        pytest.skip("it does not tell ids")
+    for work in (
+        specimen.work(QUESTIONS[0], max_tokens=TOKENS),
+        specimen.work(QUESTIONS[0], max_tokens=TOKENS, stream=False),
+        specimen.work(QUESTIONS[0], max_tokens=TOKENS, stop=("no such words in any answer",)),
+        specimen.work(QUESTIONS[0], max_tokens=TOKENS, n=2),
+    ):
+        heard = await hear(specimen.backend, work)
+        for index in range(work.sampling.n):
+            mine = [delta for delta in heard.deltas if delta.index == index]
+            ids = [token for delta in mine for token in delta.token_ids]
+            assert specimen.tokenizer.decode([token for token in ids if token > END_TOKEN]) == heard.of(index)
+            if work.sampling.n == 1:
+                assert all(len(delta.token_ids) == delta.tokens for delta in mine)
+                assert len(ids) == heard.completion.usage.output_tokens
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_from_every_place_on_the_rest_is_the_rest_of_the_whole(
+    specimen: Specimen, stream: bool, reference: dict[str, str]
+) -> None:
+    needs_a_way(specimen)
+    whole, shown = reference[QUESTIONS[0]], 0
+    for split in SPLITS:
+        what = begun(specimen, whole, split)
+        if what is None:
+            continue
+        work = going_on(specimen, QUESTIONS[0], what, max_tokens=TOKENS - split, stream=stream)
+        heard = await hear(specimen.backend, work)
+        assert what.text + heard.text == whole, split
+        shown += 1
+    assert shown > 2
+    await specimen.at_rest()
+
+
+async def test_the_usage_is_of_the_own_prompt_and_of_this_call_alone(
+    specimen: Specimen, reference: dict[str, str]
+) -> None:
+    needs_a_way(specimen)
+    what = next(filter(None, (begun(specimen, reference[QUESTIONS[0]], split) for split in (14, 15, 16))))
+    for _ in range(2):  # the second one finds the first one's blocks
+        work = going_on(specimen, QUESTIONS[0], what, max_tokens=3, cache_salt="continuing")
+        heard = await hear(specimen.backend, work)
+        usage = heard.completion.usage
+        assert heard.tokens == usage.output_tokens == 3
+        assert heard.completion.finish_reason is FinishReason.LENGTH
+        assert usage.cached_tokens <= usage.input_tokens
+        assert all((delta.cached_tokens or 0) <= usage.input_tokens for delta in heard.deltas)
+        if specimen.exact_prompt:
+            assert usage.input_tokens == len(work.token_ids)
+        else:
+            assert 0 < usage.input_tokens < 1.5 * len(work.token_ids)
+
+
+async def test_a_stop_string_that_began_before_the_break_ends_the_rest(
+    specimen: Specimen, reference: dict[str, str]
+) -> None:
+    needs_a_way(specimen)
+    whole = reference[QUESTIONS[0]]
+    what = next(filter(None, (begun(specimen, whole, split) for split in (8, 9, 10, 11))))
+    behind = len(what.text)
+    stop = whole[behind - 3 : behind + 3]
+    heard = await hear(specimen.backend, going_on(specimen, QUESTIONS[0], what, stop=(stop,)))
+    assert heard.text == ""
+    assert heard.completion.finish_reason is FinishReason.STOP
+    assert heard.tokens == heard.completion.usage.output_tokens > 0
+    later = whole[behind + 4 : behind + 8]
+    heard = await hear(specimen.backend, going_on(specimen, QUESTIONS[0], what, stop=(later,)))
+    assert what.text + heard.text == whole[: whole.index(later, behind - 3)]
+    await specimen.at_rest()
+
+
+async def test_a_sampled_answer_goes_on_in_the_same_way_each_time(
+    specimen: Specimen, reference: dict[str, str]
+) -> None:
+    needs_a_way(specimen)
+    if Feature.SEED not in specimen.backend.features:
+        pytest.skip("it takes no seed")
+    what = next(filter(None, (begun(specimen, reference[QUESTIONS[0]], split) for split in (8, 9, 10, 11))))
+    asked = going_on(specimen, QUESTIONS[0], what, temperature=1.0, seed=7)
+    assert (await hear(specimen.backend, asked)).text == (await hear(specimen.backend, asked)).text
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_cancelling_one_that_goes_on_leaves_nothing(specimen: Specimen, after: int) -> None:
+    needs_a_way(specimen)
+    ids = specimen.tokenizer.encode(" a dragon", add_special_tokens=False)
+    known = Continue.TOKENS in specimen.backend.continues
+    what = Begun(specimen.tokenizer.decode(ids), ids if known else None)
+    seen: list[Delta] = []
+    there = asyncio.Event()
+
+    async def out(delta: Delta) -> None:
+        seen.append(delta)
+        if len(seen) >= after:
+            there.set()
+
+    async with asyncio.TaskGroup() as group:
+        work = going_on(specimen, LONG_QUESTION, what, max_tokens=400, logit_bias={END_TOKEN: -100.0})
+        call = group.create_task(specimen.backend.generate(work, out))
+        if after:
+            waiting = group.create_task(there.wait())
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            there.set()
+        else:
+            await asyncio.sleep(0.01)
+        call.cancel()
+    await specimen.at_rest()
+
+
+async def test_what_it_has_no_way_for_is_bad_input_and_not_ignored(specimen: Specimen) -> None:
+    ways = specimen.backend.continues
+    what = Begun("It", specimen.tokenizer.encode("It", add_special_tokens=False))
+    refused = []
+    if not ways:
+        refused.append(going_on(specimen, QUESTIONS[0], what))
+    elif specimen.computes:
+        refused.append(going_on(specimen, QUESTIONS[0], what, n=2))
+        if Continue.TEXT not in ways:
+            refused.append(going_on(specimen, QUESTIONS[0], Begun("It")))
+        if Continue.SHAPED not in ways:
+            yes = shaped(FormatType.REGEX, "It is")
+            refused.append(going_on(specimen, QUESTIONS[0], what, response_format=yes))
+    for work in refused:
+        with pytest.raises(BackendFailure) as caught:
+            await hear(specimen.backend, work)
+        assert caught.value.kind is FailureKind.INVALID_INPUT
+    await specimen.at_rest()
+
+
+async def test_a_shaped_answer_goes_on_in_its_shape(specimen: Specimen) -> None:
+    if Continue.SHAPED not in specimen.backend.continues or not specimen.computes:
+        pytest.skip("it cannot")
+    ids = specimen.tokenizer.encode("yes, of", add_special_tokens=False)
+    work = going_on(
+        specimen,
+        QUESTIONS[0],
+        Begun("yes, of", ids),
+        response_format=shaped(FormatType.CHOICE, '["yes, of course", "no"]'),
+    )
+    assert (await hear(specimen.backend, work)).text == " course"

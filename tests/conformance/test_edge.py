@@ -1,0 +1,143 @@
+"""Where new text follows text that was given before, for a backend that sees the new text alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.backends.begun import Edge, check_begun, generate_behind
+from gateway.backends.port import Begun, Completion, Continue, Delta, DeltaSink, Work
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
+from resilience.failures import BackendFailure, FailureKind
+
+WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), begun=Begun("It is", (7, 8)))
+
+
+def through(edge: Edge, pieces: list[str]) -> tuple[str, bool]:
+    """What comes out of it, and whether a stop string ended it."""
+    given = ""
+    for piece in pieces:
+        if not edge.is_open:
+            given += piece
+            continue
+        text = edge.push(piece)
+        if text is None:
+            return given, True
+        given += text
+    return given + edge.flush(), False
+
+
+@given(
+    text=st.text("ab ", max_size=20),
+    stops=st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3),
+    split=st.integers(0, 20),
+    size=st.integers(1, 4),
+)
+def test_only_a_stop_string_across_the_edge_ends_an_answer(
+    text: str, stops: list[str], split: int, size: int
+) -> None:
+    given, later = text[:split], text[split:]
+    pieces = [later[at : at + size] for at in range(0, len(later), size)]
+    across = any(
+        text.startswith(stop, at)
+        for stop in stops
+        for at in range(max(0, split - len(stop) + 1), min(split, len(text)))
+        if at + len(stop) > split
+    )
+    assert through(Edge(given, stops), pieces) == (("", True) if across else (later, False))
+
+
+@given(
+    white=st.text(" \n", max_size=4),
+    later=st.text(" \nab", max_size=12),
+    size=st.integers(1, 3),
+)
+def test_white_space_that_was_not_sent_is_not_given_twice(white: str, later: str, size: int) -> None:
+    pieces = [later[at : at + size] for at in range(0, len(later), size)]
+    again = 0
+    while again < min(len(white), len(later)) and white[again] == later[again]:
+        again += 1
+    assert through(Edge("It is" + white, (), white), pieces) == (later[again:], False)
+
+
+async def test_the_pieces_that_were_held_back_keep_their_count_ids_and_first_figures() -> None:
+    told = [
+        Delta(" a", 1, 3, 0.5, token_ids=(9,)),
+        Delta("b", 2, token_ids=(10, 11)),
+        Delta("c", 1, token_ids=(12,)),
+    ]
+
+    async def generate(work: Work, out: DeltaSink) -> Completion:
+        for delta in told:
+            await out(delta)
+        return Completion(FinishReason.STOP, Usage(3, 4))
+
+    heard = await _heard(Edge("It is", ["s abX"]), generate)
+    assert heard[0] == [Delta(" abc", 4, 3, 0.5, token_ids=(9, 10, 11, 12))]
+    assert heard[1].usage == Usage(3, 4)
+
+
+async def test_an_answer_that_ends_while_text_is_held_back_gives_it() -> None:
+    async def generate(work: Work, out: DeltaSink) -> Completion:
+        await out(Delta(" a", 1))
+        await out(Delta("", 1))
+        return Completion(FinishReason.LENGTH, Usage(3, 2))
+
+    deltas, completion = await _heard(Edge("It is", ["s abX"]), generate)
+    assert deltas == [Delta(" a", 2)]
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_stop_string_across_the_edge_ends_the_generation_and_counts_its_tokens() -> None:
+    left = []
+
+    async def generate(work: Work, out: DeltaSink) -> Completion:
+        try:
+            while True:
+                await out(Delta(" ab", 1, 2, 0.25))
+        finally:
+            left.append(work)
+
+    deltas, completion = await _heard(Edge("It is", ["s ab ab"]), generate)
+    assert deltas == [Delta("", 2, 2, 0.25)]
+    assert completion == Completion(FinishReason.STOP, Usage(3, 2, 2), 0.25)
+    assert left == [WORK]
+
+
+async def _heard(edge: Edge, generate: object) -> tuple[list[Delta], Completion]:
+    deltas: list[Delta] = []
+
+    async def out(delta: Delta) -> None:
+        deltas.append(delta)
+
+    return deltas, await generate_behind(edge, generate, WORK, out)  # type: ignore[arg-type]
+
+
+TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
+
+
+@pytest.mark.parametrize(
+    ("work", "ways", "told"),
+    [
+        (WORK, frozenset(), "local cannot go on with a begun answer"),
+        (replace(WORK, begun=Begun("It is")), TOKENS, "token ids"),
+        (replace(WORK, sampling=Sampling(max_tokens=8, n=2)), TOKENS, "n: 2 is given"),
+        (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "given shape"),
+    ],
+)
+def test_what_a_backend_cannot_go_on_with_is_bad_input(
+    work: Work, ways: frozenset[Continue], told: str
+) -> None:
+    with pytest.raises(BackendFailure, match=told) as caught:
+        check_begun(work, ways, "local")
+    assert caught.value.kind is FailureKind.INVALID_INPUT
+
+
+def test_what_it_can_go_on_with_is_what_was_begun() -> None:
+    assert check_begun(replace(WORK, begun=None), frozenset(), "local") is None
+    assert check_begun(WORK, TOKENS, "local") == check_begun(WORK, TEXT, "local") == WORK.begun
+    shaped = replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT))
+    assert check_begun(shaped, TOKENS | {Continue.SHAPED}, "local") == WORK.begun

@@ -1,0 +1,182 @@
+"""Going on with an answer that another call began: at every token, it is the answer of one call."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from engine.engine import Engine
+from engine.errors import PromptTooLong, UnknownToken
+from engine.limits import check_request
+from engine.text import StopStrings, text_of
+from engine.values import FinishReason, GenerationRequest, SamplingParams, Shape, StructuredOutput
+from engine.wire import Add, Command, FrameReader, encode
+from tests.engine.conftest import MakeEngine
+from tests.engine.support import DEMO_MODEL, Answer, greedy, make_info, make_tokenizer, run_to_end
+
+PROMPT = tuple(range(3, 60))
+SPREAD = "新しい髙い漫画😀が、入荷しました。"  # most of its characters take several tokens
+SCHEMA = {
+    "type": "object",
+    "properties": {"title": {"enum": ["Vagabond", "新しい漫画"]}, "volumes": {"type": "integer"}},
+    "required": ["title", "volumes"],
+    "additionalProperties": False,
+}
+SAMPLED = SamplingParams(max_tokens=20, temperature=1.1, top_p=0.95, top_k=40, seed=11, ignore_eos=True)
+WAYS = {
+    "greedy": greedy(20),
+    "sampled": SAMPLED,
+    "penalized": replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
+    "biased": greedy(20, ignore_eos=True, frequency_penalty=1.5, logit_bias=((70, 6.0), (71, 5.0))),
+    "schema": SamplingParams(
+        max_tokens=60,
+        temperature=1.0,
+        seed=3,
+        structured=StructuredOutput(Shape.JSON_SCHEMA, json.dumps(SCHEMA)),
+    ),
+    "spread": greedy(200, structured=StructuredOutput(Shape.CHOICE, json.dumps([SPREAD]))),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+def whole(engine: Engine, sampling: SamplingParams) -> Answer:
+    return run_to_end(engine, [GenerationRequest("whole", PROMPT, sampling)])["whole"]
+
+
+def at_every_split(engine: Engine, first: Answer, sampling: SamplingParams) -> dict[int, Answer]:
+    """The answer's rest from each of its tokens on, all in one batch."""
+    requests = [
+        GenerationRequest(
+            str(split),
+            PROMPT,
+            replace(sampling, max_tokens=sampling.max_tokens - split),
+            begun_token_ids=tuple(first.token_ids[:split]),
+        )
+        for split in range(len(first.token_ids))
+    ]
+    return {int(name): answer for name, answer in run_to_end(engine, requests).items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_from_every_token_on_the_rest_is_the_rest_of_the_whole(
+    engine: Engine, tokenizer: Tokenizer, way: str
+) -> None:
+    sampling = WAYS[way]
+    first = whole(engine, sampling)
+    assert len(first.token_ids) > 8
+    for split, rest in at_every_split(engine, first, sampling).items():
+        assert rest.token_ids == first.token_ids[split:], split
+        assert text_of(tokenizer, first.token_ids[:split]) + rest.text == first.text, split
+        assert rest.finish_reason == first.finish_reason
+        assert rest.last is not None
+        assert rest.last.output_tokens == len(first.token_ids) - split
+        assert rest.last.prompt_tokens == len(PROMPT)
+        assert rest.last.cached_tokens <= len(PROMPT)
+        assert rest.last.queue_wait_s is not None and rest.last.prefill_s is not None
+
+
+def test_characters_that_a_break_tears_apart_are_given_whole(engine: Engine) -> None:
+    first = whole(engine, WAYS["spread"])
+    assert first.text == SPREAD
+    torn = [rest for rest in at_every_split(engine, first, WAYS["spread"]).values() if "\ufffd" in rest.text]
+    assert not torn
+
+
+def test_a_stop_string_that_began_before_the_break_ends_the_rest(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    shape = StructuredOutput(Shape.CHOICE, json.dumps(["The reader asked which volume comes next"]))
+    sampling = greedy(100, structured=shape, stop=("ked which vol", "xt"))
+    first = whole(engine, sampling)
+    assert first.text == "The reader as"
+    inside = 0
+    for split, rest in at_every_split(engine, first, sampling).items():
+        given = text_of(tokenizer, first.token_ids[:split])
+        inside += len(given) > len(first.text)
+        assert given[: len(first.text)] + rest.text == first.text, split
+        assert rest.finish_reason is FinishReason.STOP
+        assert rest.last is not None and rest.last.stop_reason == "ked which vol"
+        assert rest.token_ids == first.token_ids[split:]
+    assert inside > 1, "some splits are inside the stop string"
+
+
+def test_an_answer_whose_shape_was_complete_ends_at_once(engine: Engine) -> None:
+    first = whole(engine, WAYS["spread"])
+    ended = [token for token in first.token_ids if token > 1]
+    request = GenerationRequest("late", PROMPT, WAYS["spread"], begun_token_ids=tuple(ended))
+    rest = run_to_end(engine, [request])["late"]
+    assert (rest.text, rest.finish_reason) == ("", FinishReason.STOP)
+
+
+def test_a_begun_answer_of_another_shape_is_refused(engine: Engine) -> None:
+    request = GenerationRequest("odd", PROMPT, WAYS["spread"], begun_token_ids=(80, 81))
+    rest = run_to_end(engine, [request])["odd"]
+    assert rest.last is not None
+    assert (rest.finish_reason, rest.last.error) == (FinishReason.ERROR, "invalid_grammar")
+
+
+def test_a_resumed_answer_survives_a_preemption(make_engine: MakeEngine) -> None:
+    small = make_engine(num_blocks=10, enable_prefix_caching=False)
+    sampling = replace(SAMPLED, max_tokens=40)
+    first = whole(small, sampling)
+    rests = at_every_split(small, first, sampling)
+    assert small.signals.preemptions > 0
+    assert all(rest.token_ids == first.token_ids[split:] for split, rest in rests.items())
+
+
+def test_the_demo_model_goes_on_with_its_own_greedy_answer(make_engine: MakeEngine) -> None:
+    demo = make_engine(DEMO_MODEL, num_blocks=256)
+    first = whole(demo, greedy(16))
+    for split, rest in at_every_split(demo, first, greedy(16)).items():
+        assert rest.token_ids == first.token_ids[split:]
+
+
+def test_what_was_begun_has_to_fit_and_to_be_known() -> None:
+    info = make_info(max_model_len=64)
+    fits = GenerationRequest("a", (5,) * 40, greedy(4), begun_token_ids=(6,) * 23)
+    check_request(fits, info)
+    with pytest.raises(PromptTooLong, match="40 tokens and 24 of its answer"):
+        check_request(replace(fits, begun_token_ids=(6,) * 24), info)
+    with pytest.raises(UnknownToken, match="begun answer"):
+        check_request(replace(fits, begun_token_ids=(512,)), info)
+
+
+def test_the_begun_tokens_go_over_the_wire() -> None:
+    add = Add(GenerationRequest("a", PROMPT, greedy(4), begun_token_ids=(7, 8)))
+    assert list(FrameReader(Command).feed(encode(add))) == [add]
+
+
+@given(
+    text=st.text("ab ", max_size=30),
+    stops=st.lists(st.text("ab ", min_size=1, max_size=5), min_size=1, max_size=3),
+    split=st.integers(0, 30),
+)
+def test_stop_strings_cut_the_rest_where_they_cut_the_whole(text: str, stops: list[str], split: int) -> None:
+    def cut(stop: StopStrings, stream: str) -> str:
+        given = ""
+        for character in stream:
+            given += stop.push(character)
+            if stop.matched is not None:
+                return given
+        return given + stop.flush()
+
+    given, later = text[:split], text[split:]
+    if any(stop in given for stop in stops):
+        return  # such an answer has ended
+    undisturbed, resumed = StopStrings(stops), StopStrings(stops)
+    first = cut(undisturbed, text)
+    resumed.begin(given)
+    assert given[: len(first)] + cut(resumed, later) == first
+    assert resumed.matched == undisturbed.matched
