@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, Completion, Delta, Feature, Work
+from gateway.backends.supervised import EngineStanding
 from gateway.contracts.values import Sampling
 from gateway.fleet import Fleet
 from gateway.ports import TextService
 from gateway.reception import Reception
 from gateway.vitals import Vitals
 from resilience.failures import BackendFailure
+from resilience.supervisor import Standing
 
 # Seed 001: above 98 % of memory the out-of-memory zone begins; above 50 % errors the circuit is open.
 MEMORY_LIMIT = 0.98
@@ -31,6 +33,7 @@ class HealthProbe:
     vitals: Vitals
     text: Callable[[], TextService]
     model_loaded: Callable[[], bool]
+    engine: Callable[[], EngineStanding] | None
     state_store_ok: Callable[[], bool]
     clock: Callable[[], float]
     started_at: float
@@ -52,8 +55,19 @@ class HealthProbe:
             "not_draining": not self.reception.draining,
         }
         ready = all(checks.values())
+        engine = self.engine() if self.engine is not None else None
         status = "ready" if ready else "draining" if self.reception.draining else "not_ready"
-        return ready, {"ready": ready, "status": status, "checks": checks}
+        if status == "not_ready" and engine is not None and engine.standing is Standing.GIVEN_UP:
+            status = "engine_given_up"
+        body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
+        if engine is not None:
+            ready_in_s = engine.ready_in_s
+            body["engine"] = {
+                "state": engine.standing.value,
+                "restarts_last_hour": engine.restarts_last_hour,
+                "ready_in_seconds": None if ready_in_s is None else round(ready_in_s, 1),
+            }
+        return ready, body
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
         """Generate a few tokens on every backend, outside admission and accounting."""
@@ -65,7 +79,7 @@ class HealthProbe:
             "status": "healthy" if healthy else "unhealthy",
             "backends": results,
             "in_flight": self.reception.in_flight,
-            "restarts_last_hour": 0,
+            "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
             **self.vitals.figures(),
         }
         return healthy, body

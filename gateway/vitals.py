@@ -32,6 +32,7 @@ class Vitals:
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._preemptions: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
+        self._anew_at = float("-inf")
 
     def saw(self, record: RequestRecord) -> None:
         """A request has ended."""
@@ -43,9 +44,16 @@ class Vitals:
         if not self._preemptions or self._preemptions[-1][1] != total:
             self._preemptions.append((self._clock(), total))
 
+    def engine_restarted(self) -> None:
+        """What failed with the engine before says nothing of the one that takes work now."""
+        self._anew_at = self._clock()
+
     def error_rate(self) -> float:
-        """Share of the last minute's requests that no backend answered; 0 below a few samples."""
-        recent = self._recent()
+        """Share of the last minute's requests that no backend answered; 0 below a few samples.
+
+        Since the engine's last restart, so that readiness does not wait a minute for its return.
+        """
+        recent = [sample for sample in self._recent() if sample.at >= self._anew_at]
         if len(recent) < MIN_SAMPLES:
             return 0.0
         return sum(sample.failed for sample in recent) / len(recent)

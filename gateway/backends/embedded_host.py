@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import psutil
+
+from adapters.values import Adapter
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
-from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.adapter_shelf import AdapterShelf, MakeShelf
 from gateway.backends.embedded import EmbeddedBackend, state_of
 from gateway.backends.host import EngineFacts
 from gateway.backends.port import Backend, BackendState
@@ -27,6 +31,7 @@ class EmbeddedHost:
         share_prefixes: let tenants find each other's cached prefixes.
         on_step: takes the counter of preemptions after each step.
         on_death: told once, when the engine's process dies.
+        make_shelf: makes the shelf of its adapters.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class EmbeddedHost:
         share_prefixes: bool,
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
+        make_shelf: MakeShelf = AdapterShelf,
     ) -> None:
         self._config = config
         self._model = model
@@ -50,7 +56,7 @@ class EmbeddedHost:
             on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
-        self._adapters = AdapterShelf(self._client, config.max_loras)
+        self._adapters = make_shelf(_Held(self._client), config.max_loras)
         self._facts: EngineFacts | None = None
 
     @property
@@ -62,6 +68,24 @@ class EmbeddedHost:
     def facts(self) -> EngineFacts | None:
         """What has loaded."""
         return self._facts
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences that the engine was given and has not ended."""
+        return self._client.in_flight
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the engine's process; negative for a signal."""
+        return self._client.exit_code
+
+    def find_processes(self) -> Sequence[psutil.Process]:
+        """The engine's process, while there is one."""
+        found = []
+        if (pid := self._client.pid) is not None and self._client.exit_code is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
 
     async def start(self) -> EngineFacts:
         """Start the engine's process; it loads there."""
@@ -118,3 +142,23 @@ class EmbeddedHost:
             # The engine does not tell which of their requests wait.
             loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )
+
+
+class _Held:
+    """The engine's adapters as the shelf wants them; the engine numbers each load itself."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """What is loaded: id and folder."""
+        return self._client.adapters
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load or replace."""
+        await self._client.load_adapter(adapter.adapter_id, adapter.path)
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        """Take no new request for it."""
+        await self._client.unload_adapter(adapter_id)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+import psutil
+
+from engine.errors import EngineDead
 from gateway.backends.port import Backend, BackendState
 from observability.events import EngineFigures
 
@@ -29,10 +32,11 @@ class EngineFacts:
 
 
 class EngineHost(Protocol):
-    """The engine in the gateway's process tree, of whichever kind.
+    """One engine in the gateway's process tree, of whichever kind, from its one start to its end.
 
     Invariants: ``stop`` may be called in any state, also while ``start`` runs or after it failed, and leaves
-    no process behind; ``facts`` and ``figures`` only read what is known already.
+    no process behind; ``facts``, ``figures``, ``unfinished`` and ``exit_code`` only read what is known
+    already.
     """
 
     @property
@@ -43,8 +47,19 @@ class EngineHost(Protocol):
     def facts(self) -> EngineFacts | None:
         """What has loaded; ``None`` before."""
 
+    @property
+    def unfinished(self) -> int:
+        """Sequences that the engine was given and has not ended."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its first process that ended by itself, negative for a signal; ``None``: not known."""
+
     def figures(self) -> EngineFigures | None:
         """The engine's figures after its last step; ``None`` before it has loaded."""
+
+    def find_processes(self) -> Sequence[psutil.Process]:
+        """Its processes now. Looks through the machine's: not for the event loop."""
 
     async def start(self) -> EngineFacts:
         """Load and warm up.
@@ -58,6 +73,15 @@ class EngineHost(Protocol):
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend of that name."""
+
+
+class MakeHost(Protocol):
+    """Makes an engine that has not been started."""
+
+    def __call__(
+        self, *, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]
+    ) -> EngineHost:
+        """One that tells its counter of preemptions after each step, and once that it died by itself."""
 
 
 class Resident(Protocol):

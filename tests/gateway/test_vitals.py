@@ -47,6 +47,20 @@ def test_what_is_older_than_a_minute_counts_no_more() -> None:
     assert vitals.figures()["requests_last_minute"] == 0
 
 
+def test_what_failed_with_a_dead_engine_says_nothing_of_the_next_one() -> None:
+    clock = Clock()
+    vitals = Vitals(clock)
+    for _ in range(20):
+        vitals.saw(record(status=500, error_code="internal"))
+    clock.now = 5.0
+    vitals.engine_restarted()
+    assert vitals.error_rate() == 0.0
+    assert vitals.figures()["errors_last_minute"] == 20, "they are told all the same"
+    for _ in range(10):
+        vitals.saw(record(status=500, error_code="internal"))
+    assert vitals.error_rate() == 1.0
+
+
 def test_preemptions_are_counted_from_the_engines_total() -> None:
     clock = Clock()
     vitals = Vitals(clock)

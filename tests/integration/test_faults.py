@@ -87,7 +87,9 @@ def test_a_taken_port_and_a_wrong_key_stop_the_start_with_one_line(tmp_path: Pat
 
 
 def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
-    with gateway(tmp_path) as live, httpx.Client(headers=live.headers, timeout=60) as client:
+    # An engine that stands still is not taken for hung.
+    patient = gateway(tmp_path, SLUICE_ENGINE__STOPPED_SECONDS="60")
+    with patient as live, httpx.Client(headers=live.headers, timeout=60) as client:
         with client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -112,7 +114,8 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
 
 
 def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(tmp_path: Path) -> None:
-    with gateway(tmp_path) as live:
+    # Not started again, so that there is time to look; `test_engine_death.py` has the restarts.
+    with gateway(tmp_path, SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR="0") as live:
         with (
             httpx.Client(headers=live.headers, timeout=60) as client,
             client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream,

@@ -7,20 +7,26 @@ from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
+from adapters.values import Adapter
 from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineDead
 from gateway.backends.vllm.values import LoadedEngine, Lora
+
+# Above every number that the registry gives, within vLLM's signed 32 bits.
+FIRST_FRESH = 1 << 30
 
 
 class VllmAdapters:
     """What is loaded.
 
-    vLLM knows adapters by integers: each load gets a new one, so that neither its caches nor a request under
-    way can take new weights for old ones.
+    vLLM knows adapters by integers, and keeps the prefix cache of a number after its weights are gone. A
+    registered version never changes and has a number of its own, so that what is loaded again finds its old
+    blocks. A number that was used for other weights is replaced by a fresh one.
     """
 
     def __init__(self, engine: Callable[[], LoadedEngine | None]) -> None:
         self._engine = engine
-        self._numbers = count(1)
+        self._fresh = count(FIRST_FRESH)
+        self._numbers: dict[int, tuple[str, str]] = {}  # what each number stands for, for good
         self._loaded: dict[str, Lora] = {}
 
     @property
@@ -32,16 +38,18 @@ class VllmAdapters:
         """A loaded adapter."""
         return self._loaded[adapter_id]
 
-    async def load_adapter(self, adapter_id: str, path: str) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
         """Load, or replace by other weights; requests under way keep the ones they began with.
 
         Raises:
             EngineError: it cannot be loaded; nothing has changed.
         """
-        engine = self._living()
+        engine, adapter_id, path = self._living(), adapter.adapter_id, adapter.path
         if not (Path(path) / "adapter_config.json").is_file():
             raise AdapterNotFound(f"adapter {adapter_id}: {path} has no adapter_config.json")
-        lora, old = Lora(adapter_id, next(self._numbers), path), self._loaded.get(adapter_id)
+        lora, old = Lora(adapter_id, self._number(adapter), path), self._loaded.get(adapter_id)
+        if lora == old:
+            return  # a load whose caller had left
         await engine.add_lora(lora)
         self._loaded[adapter_id] = lora
         if old is not None:
@@ -57,6 +65,14 @@ class VllmAdapters:
         if lora is None:
             raise AdapterNotLoaded(f"adapter {adapter_id} is not loaded")
         await self._living().remove_lora(lora.number)
+
+    def _number(self, adapter: Adapter) -> int:
+        number, weights = adapter.engine_id, (adapter.adapter_id, adapter.path)
+        if self._numbers.setdefault(number, weights) == weights:
+            return number
+        number = next(self._fresh)
+        self._numbers[number] = weights
+        return number
 
     def _living(self) -> LoadedEngine:
         engine = self._engine()

@@ -9,44 +9,38 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import structlog
 
 from engine.errors import EngineDead, EngineStartError
-from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.adapter_shelf import AdapterShelf, MakeShelf
 from gateway.backends.host import EngineFacts
-from gateway.backends.port import Backend, BackendState, Delta
+from gateway.backends.port import Backend, BackendState
 from gateway.backends.vllm import arguments, preload
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.backend import VllmBackend
 from gateway.backends.vllm.child_logs import ChildLogs
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
-from gateway.backends.vllm.values import Ask
+from gateway.backends.vllm.warm_up import warm_up
 from gateway.config_engine import EngineSection
-from gateway.contracts.values import FormatType, ResponseFormat, Sampling
+from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
-from resilience.failures import BackendFailure
 
 if TYPE_CHECKING:
     from gateway.backends.vllm.compat import Engine
+    from gateway.backends.vllm.processes import Core
 
 # How often a start that was given up looks for processes that it has made meanwhile.
 GIVE_UP_EVERY_S = 0.1
 # vLLM's own end, beyond the time that its core was given.
 SHUTDOWN_GRACE_S = 5.0
-# A block and a bit, so that the second warm-up prompt finds the first one's block.
-WARM_UP_PROMPT = 48
-WARM_UP_TOKENS = 8
 WARM_UP_TIMEOUT_S = 300.0
-
-
-class GivenUpError(Exception):
-    """The start was given up while its thread was still at work."""
 
 
 class VllmHost:
@@ -63,6 +57,7 @@ class VllmHost:
         on_death: told once, when the engine's core dies.
         new_seed: seeds requests that bring none, when ``engine.seed`` is unset.
         clock: monotonic seconds.
+        make_shelf: makes the shelf of its adapters.
     """
 
     def __init__(
@@ -76,6 +71,7 @@ class VllmHost:
         on_death: Callable[[EngineDead], None],
         new_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        make_shelf: MakeShelf = AdapterShelf,
     ) -> None:
         self._section = section
         self._defaults = defaults
@@ -88,7 +84,7 @@ class VllmHost:
         self._board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self._shelf = AdapterShelf(self._adapters, places)
+        self._shelf = make_shelf(self._adapters, places)
         self._state = BackendState.STARTING
         self._begun = False
         self._engine: Engine | None = None
@@ -98,7 +94,9 @@ class VllmHost:
         self._loading: Future[Engine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
+        self._cores: list[Core] = []
         self._sentinels: list[int] = []
+        self._segments: set[Path] = set()
         self._ending = asyncio.Lock()
 
     @property
@@ -122,6 +120,22 @@ class VllmHost:
     def told(self) -> tuple[int, int, float]:
         """Running, waiting and KV usage as the engine told them after its last step."""
         return self._board.told
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences that vLLM was given and has not ended, whether or not their callers have read them."""
+        return self._engine.unfinished if self._engine is not None else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the first core that has ended; negative for a signal."""
+        return next((code for core in self._cores if (code := core.exitcode) is not None), None)
+
+    def find_processes(self) -> Sequence[psutil.Process]:
+        """Its processes now."""
+        processes = importlib.import_module("gateway.backends.vllm.processes")
+        found: Sequence[psutil.Process] = processes.below()
+        return found
 
     def figures(self) -> EngineFigures | None:
         """What the metrics show of it."""
@@ -165,11 +179,12 @@ class VllmHost:
             self._watch()
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
                 await engine.prepare()
-                await self._warm_up(engine)
+                await warm_up(engine)
+                await asyncio.to_thread(self._note_segments)
         except BaseException as error:
             told = logs.errors
             await self.stop(0.0)
-            if not isinstance(error, Exception) or isinstance(error, GivenUpError):
+            if not isinstance(error, Exception):
                 raise
             raise explain(error, told, self._section) from error
         logs.started()
@@ -206,38 +221,24 @@ class VllmHost:
 
     def _go_on(self) -> None:
         if self._given_up.is_set():
-            raise GivenUpError("the engine's start was given up")
+            raise EngineStartError("the engine's start was given up")
 
     def _stepped(self) -> None:
         self._on_step(self._board.preemptions)
 
-    async def _warm_up(self, engine: Engine) -> None:
-        """The first prefill, the first decode, drawing, and the grammar compiler: each is slow once."""
-        length = min(WARM_UP_PROMPT, engine.shape.max_model_len - WARM_UP_TOKENS)
-        drawn = Sampling(max_tokens=WARM_UP_TOKENS, temperature=1.0, top_p=0.9, top_k=5, min_p=0.0, seed=1)
-        greedy = Sampling(max_tokens=WARM_UP_TOKENS, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        for number, (sampling, shape) in enumerate(
-            (
-                (greedy, ResponseFormat()),
-                (drawn, ResponseFormat()),
-                (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
-            )
-        ):
-            with (
-                contextlib.suppress(BackendFailure)
-                if shape.type is not FormatType.TEXT
-                else contextlib.nullcontext()
-            ):
-                await engine.run(
-                    Ask(f"warm-up-{number}", (1,) * length, sampling, shape, cache_salt="warm-up"), _discard
-                )
-
     def _watch(self) -> None:
         """Learn of the core's death from the kernel, also when nothing is in flight."""
         processes = importlib.import_module("gateway.backends.vllm.processes")
-        self._sentinels = processes.core_sentinels()
+        self._cores = processes.cores()
+        # Of our own: multiprocessing closes its own when somebody asks how the core ended.
+        self._sentinels = [os.dup(core.sentinel) for core in self._cores]
         for sentinel in self._sentinels:
             asyncio.get_running_loop().add_reader(sentinel, self._died)
+
+    def _note_segments(self) -> None:
+        """Which shared memory to free should its processes be killed; blocks."""
+        processes = importlib.import_module("gateway.backends.vllm.processes")
+        self._segments = processes.shared_memory(processes.below())
 
     def _unwatch(self) -> None:
         for sentinel in self._sentinels:
@@ -247,6 +248,8 @@ class VllmHost:
 
     def _died(self) -> None:
         self._unwatch()
+        if self._engine is not None:
+            self._engine.give_up()
         if self._state is BackendState.READY:
             self._state = BackendState.DEAD
             self._on_death(EngineDead("vLLM's core process has ended"))
@@ -281,10 +284,14 @@ class VllmHost:
         left = processes.below()
         engine, self._engine = self._engine, None
         if engine is not None:
+            if not timeout_s:
+                engine.give_up()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s + SHUTDOWN_GRACE_S):
                     await loop.run_in_executor(self._thread, engine.shutdown, timeout_s)
+            engine.give_up()
         still = await asyncio.to_thread(processes.kill, [*left, *processes.below()])
+        await asyncio.to_thread(processes.release, self._segments)
         if still:
             structlog.get_logger("vllm").error("processes are left", pids=[process.pid for process in still])
 
@@ -293,7 +300,3 @@ def _kill_now() -> None:
     """End vLLM's processes without waiting for them."""
     processes = importlib.import_module("gateway.backends.vllm.processes")
     processes.kill(processes.below(), 0.0)
-
-
-async def _discard(delta: Delta) -> None:
-    """The warm-up's text is nobody's."""

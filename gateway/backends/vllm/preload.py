@@ -13,6 +13,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,8 @@ _READ_BYTES = 1 << 22
 
 def load_torch_libraries() -> None:
     """Bring torch's shared libraries into the process; what fails here, torch's own import tells better."""
+    if "torch" in sys.modules:
+        return  # an engine before this one
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return

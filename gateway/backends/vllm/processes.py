@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -13,16 +15,30 @@ import psutil
 _CORE = "EngineCore"
 _TRACES = ("spawn_main", "vllm.model_executor.models.registry")
 _TITLE = "VLLM::"
+# Where and how multiprocessing names its segments on Linux.
+_SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
-def core_sentinels() -> list[int]:
-    """For each core, a file descriptor of the caller's own that becomes readable when the core ends."""
+class Core(Protocol):
+    """What is needed of vLLM's core process as multiprocessing keeps it."""
+
+    @property
+    def sentinel(self) -> int:
+        """Readable when it has ended."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended, negative for a signal; ``None`` before."""
+
+
+def cores() -> list[Core]:
+    """The cores that live."""
     living = {
         process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE
     }
     # multiprocessing also lists, for ever, what somebody else has waited for.
     return [
-        os.dup(child.sentinel)
+        child
         for child in multiprocessing.active_children()
         if child.name.startswith(_CORE) and child.pid in living
     ]
@@ -37,6 +53,24 @@ def below() -> list[psutil.Process]:
             if any(word.startswith(_TITLE) or any(trace in word for trace in _TRACES) for word in shown):
                 found.append(process)
     return found
+
+
+def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
+    """The segments of shared memory through which they talk. Blocks."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            paths = [Path(file.path) for file in process.open_files()]
+            found |= {path for path in paths if path.parent == _SHARED and path.name.startswith(_SEGMENT)}
+    return found
+
+
+def release(segments: Iterable[Path]) -> None:
+    """Free what killed processes have left; else it would stay in memory until the gateway ends. Blocks."""
+    for segment in segments:
+        with contextlib.suppress(FileNotFoundError):
+            segment.unlink()
+            resource_tracker.unregister(f"/{segment.name}", "shared_memory")
 
 
 def kill(processes: Sequence[psutil.Process], timeout_s: float = 5.0) -> list[psutil.Process]:

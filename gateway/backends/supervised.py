@@ -1,0 +1,333 @@
+"""The engine in process, started again when it dies; the backends on it stay the same objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import psutil
+
+from engine.errors import EngineDead, EngineStartError
+from gateway.backends.host import EngineFacts, EngineHost, MakeHost
+from gateway.backends.port import Backend, BackendState
+from gateway.backends.supervised_backend import SupervisedBackend
+from gateway.backends.supervised_figures import Totals
+from gateway.backends.supervised_processes import any_gone, any_stopped, kill
+from observability.events import EngineFigures
+from resilience.failures import BackendFailure, FailureKind
+from resilience.supervisor import GiveUp, Loss, Restart, Sighting, Standing, Supervisor
+from resilience.supervisor_events import (
+    EngineGivenUp,
+    EngineLost,
+    EngineRestarted,
+    EngineRestarting,
+    SupervisorEvent,
+)
+
+# How often the engine's processes are looked at; what has ended is told by the kernel at once.
+LOOK_EVERY_S = 0.25
+# Longest that what is left of a dead engine may take to end before the next one is started beside it.
+RETIRE_TIMEOUT_S = 15.0
+
+_STATES: Mapping[Standing, BackendState] = MappingProxyType(
+    {
+        Standing.STARTING: BackendState.STARTING,
+        Standing.RESTARTING: BackendState.STARTING,
+        Standing.GIVEN_UP: BackendState.DEAD,
+        Standing.STOPPED: BackendState.STOPPED,
+    }
+)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One engine, from its making to its end."""
+
+    host: EngineHost
+    backends: dict[str, Backend] = field(default_factory=dict)
+    processes: Sequence[psutil.Process] = ()
+    steps: int = 0
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStanding:
+    """How the engine stands, for health and metrics."""
+
+    standing: Standing
+    restarts_last_hour: int
+    ready_in_s: float | None
+
+
+class SupervisedHost:
+    """Starts the engine, and after a death the next one; :meth:`keep` is its loop.
+
+    Lives on the event loop. The first start is not repeated when it fails: the configuration is to blame.
+
+    Args:
+        make: makes an engine.
+        supervisor: decides.
+        start_timeout_s: longest that a restart may load.
+        on_step: takes the counter of preemptions, of all engines so far, after each step.
+        emit: takes each event; must not block.
+        clock: monotonic seconds.
+        sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        make: MakeHost,
+        *,
+        supervisor: Supervisor,
+        start_timeout_s: float,
+        on_step: Callable[[int], None],
+        emit: Callable[[SupervisorEvent], None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._make = make
+        self._supervisor = supervisor
+        self._start_timeout_s = start_timeout_s
+        self._on_step = on_step
+        self._emit = emit
+        self._clock = clock
+        self._sleep = sleep
+        self._totals = Totals()
+        self._facts: EngineFacts | None = None
+        self._decision: Restart | GiveUp | None = None
+        self._lost_at = 0.0
+        self._detail = ""
+        self._news = asyncio.Event()
+        self._life = self._new_life()
+
+    @property
+    def state(self) -> BackendState:
+        """Where the engine stands; one that is to be started again is starting."""
+        standing = self._supervisor.standing
+        if standing in (Standing.READY, Standing.SUSPECT):
+            state = self._life.host.state
+            # Its death may show before it is told.
+            return state if state is BackendState.READY else BackendState.STARTING
+        return _STATES[standing]
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """What has loaded, now or last."""
+        return self._facts
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Seconds until a restart is through, as far as can be told; ``None`` when none is under way."""
+        return self._supervisor.ready_in_s(self._clock())
+
+    def standing(self) -> EngineStanding:
+        """How the engine stands."""
+        now = self._clock()
+        supervisor = self._supervisor
+        return EngineStanding(
+            supervisor.standing, supervisor.restarts_last_hour(now), supervisor.ready_in_s(now)
+        )
+
+    def figures(self) -> EngineFigures | None:
+        """What the metrics show of it; counters go on over a restart."""
+        life = self._life
+        return self._totals.on(None if life.over else life.host.figures())
+
+    def backend(self, name: str) -> SupervisedBackend:
+        """The engine as a backend of that name, whichever engine runs."""
+        return SupervisedBackend(name, self)
+
+    def inner(self, name: str) -> Backend:
+        """The backend of that name on the engine that runs now."""
+        backends = self._life.backends
+        found = backends.get(name)
+        if found is None:
+            found = backends[name] = self._life.host.backend(name)
+        return found
+
+    def check_ready(self, name: str) -> None:
+        """Refuse work that would wait for a restart.
+
+        Raises:
+            BackendFailure: the engine restarts, or was given up.
+        """
+        standing = self._supervisor.standing
+        if standing is Standing.RESTARTING:
+            raise BackendFailure(
+                FailureKind.BACKEND_UNAVAILABLE,
+                f"{name}: the engine is starting again",
+                retry_after_s=self.ready_in_s,
+            )
+        if standing is Standing.GIVEN_UP:
+            raise BackendFailure(
+                FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
+            )
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the engine takes work, at most so long; whether it does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self.notice_death()
+                    news = self._news
+                    if self.state in (BackendState.READY, BackendState.DEAD, BackendState.STOPPED):
+                        break
+                    await news.wait()
+        return self.state is BackendState.READY
+
+    def notice_death(self) -> None:
+        """Look whether the engine is dead; a request that failed with it may know first."""
+        if self._life.host.state is BackendState.DEAD:
+            self._lose(self._life, Loss.EXITED, "a request found it dead")
+
+    def request_restart(self, reason: str) -> None:
+        """Start it anew though it lives: what it computes cannot be trusted. Nothing while it restarts."""
+        if self._supervisor.standing in (Standing.READY, Standing.SUSPECT):
+            life = self._life
+            self._lose(life, Loss.DEVICE, reason)
+            kill(life.processes)
+
+    async def start(self) -> EngineFacts:
+        """Start the first engine.
+
+        Raises:
+            EngineStartError: it cannot be started.
+        """
+        self._supervisor.begun(self._clock())
+        self._facts = await self._life.host.start()
+        self._supervisor.started(self._clock())
+        self._tell()
+        return self._facts
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the engine and start none any more; gently at first, by force after ``timeout_s``."""
+        self._supervisor.stop()
+        self._tell()
+        await self._life.host.stop(timeout_s)
+
+    async def keep(self) -> None:
+        """Watch the engine and start it again when it is lost; until cancelled, stopped or given up."""
+        decision = await self._watch()
+        while decision is not None:
+            await self._retire()
+            exit_code = self._life.host.exit_code
+            if isinstance(decision, GiveUp):
+                self._emit(EngineGivenUp(decision.reason, decision.restarts, exit_code, self._detail))
+                return
+            self._emit(
+                EngineRestarting(decision.reason, decision.attempt, decision.wait_s, exit_code, self._detail)
+            )
+            await self._sleep(decision.wait_s)
+            if self._supervisor.standing is not Standing.RESTARTING:
+                return
+            decision = await self._start_again(decision) or await self._watch()
+
+    async def _watch(self) -> Restart | GiveUp | None:
+        """Until the engine is lost; ``None`` when it was stopped."""
+        life = self._life
+        life.processes = await asyncio.to_thread(life.host.find_processes)
+        while self._decision is None and self._supervisor.standing is not Standing.STOPPED:
+            news = self._news
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await news.wait()
+            self._look(life)
+        decision, self._decision = self._decision, None
+        return decision
+
+    def _look(self, life: _Life) -> None:
+        if self._supervisor.standing not in (Standing.READY, Standing.SUSPECT):
+            return
+        seen = Sighting(
+            gone=any_gone(life.processes),
+            stopped=any_stopped(life.processes),
+            unfinished=life.host.unfinished,
+            steps=life.steps,
+        )
+        loss = self._supervisor.looked(self._clock(), seen)
+        if loss is not None:
+            # Told first: what fails by the kill is then known to be lost.
+            self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
+            kill(life.processes)
+
+    def _lose(self, life: _Life, reason: Loss, detail: str) -> None:
+        if life is not self._life:
+            return  # the last word of one that is gone already
+        decision = self._supervisor.lost(self._clock(), reason)
+        if decision is not None:
+            self._decision, self._lost_at, self._detail = decision, self._clock(), detail
+            self._emit(EngineLost(reason, detail))
+            self._tell()
+
+    async def _retire(self) -> None:
+        """End what is left of an engine that is lost, and keep what it has counted."""
+        life = self._life
+        if not life.over:
+            self._totals.add(life.host.figures())
+            life.over = True
+        try:
+            async with asyncio.timeout(RETIRE_TIMEOUT_S):
+                await life.host.stop(0.0)
+        except TimeoutError:
+            self._detail += f"; what was left has not ended within {RETIRE_TIMEOUT_S:g} s"
+
+    async def _start_again(self, restart: Restart) -> Restart | GiveUp | None:
+        """Start the next engine; ``None`` when it takes work, else what to do then."""
+        begun = self._clock()
+        life = self._life = self._new_life()
+        self._supervisor.begun(begun)
+        error = await self._load(life)
+        now = self._clock()
+        if error is not None:
+            self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"
+            decision = self._supervisor.start_failed(now)
+            self._tell()
+            return decision
+        self._supervisor.started(now)
+        self._emit(EngineRestarted(restart.attempt, now - begun, now - self._lost_at))
+        self._tell()
+        self._on_step(self._totals.preemptions)  # who waits for a step may go on
+        return None
+
+    async def _load(self, life: _Life) -> Exception | None:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch_load(life), name="engine-load-watch")
+            try:
+                async with asyncio.timeout(self._start_timeout_s):
+                    self._facts = await life.host.start()
+            except (EngineStartError, OSError) as error:  # a machine at its limits cannot make a process
+                return error
+            finally:
+                watching.cancel()
+        return None
+
+    async def _watch_load(self, life: _Life) -> None:
+        """An engine that stands still while it loads is killed, so that its start fails."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            processes = await asyncio.to_thread(life.host.find_processes)
+            seen = Sighting(stopped=any_stopped(processes))
+            if self._supervisor.looked(self._clock(), seen) is not None:
+                kill(processes)
+
+    def _new_life(self) -> _Life:
+        def on_step(preemptions: int) -> None:
+            life.steps += 1
+            self._on_step(self._totals.preemptions + preemptions)
+
+        life = _Life(
+            self._make(on_step=on_step, on_death=lambda error: self._lose(life, Loss.EXITED, _line(error)))
+        )
+        return life
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a change."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _line(error: EngineDead) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,33 @@
+"""A look at an engine's processes, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import psutil
+
+
+def any_gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether one of them has ended."""
+    return any(_status(process) == psutil.STATUS_ZOMBIE for process in processes)
+
+
+def any_stopped(processes: Sequence[psutil.Process]) -> bool:
+    """Whether one of them stands still by a signal."""
+    return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """End them now, also those that stand still; does not wait for it."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _status(process: psutil.Process) -> str:
+    """A process's state, which the kernel tells from memory; one that is gone counts as a zombie."""
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)

@@ -1,0 +1,507 @@
+"""The engine that is started again: against an engine that only acts, and against the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from adapters.values import Adapter
+from engine.errors import EngineDead, EngineStartError
+from engine.values import EngineConfig
+from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.host import EngineFacts, EngineHost, MakeHost
+from gateway.backends.port import Backend, BackendState, Completion, Delta, DeltaSink, Restarting, Work
+from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.supervised import SupervisedHost
+from gateway.contracts.values import Sampling
+from observability.events import Distribution, EngineFigures
+from resilience.failures import BackendFailure, FailureKind
+from resilience.supervisor import Loss, Standing, Supervisor
+from resilience.supervisor_events import (
+    EngineGivenUp,
+    EngineLost,
+    EngineRestarted,
+    EngineRestarting,
+    SupervisorEvent,
+)
+from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
+from tests.engine.adapters import write_adapter
+
+
+async def until(met: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not met():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        await asyncio.sleep(0.005)
+
+
+async def ignore(delta: Delta) -> None:
+    return
+
+
+def work(max_tokens: int = 8, adapter: Adapter | None = None) -> Work:
+    """A request that no end-of-text token ends."""
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, logit_bias={2: -100.0})
+    return Work(f"gen-{time.monotonic_ns()}", tuple(range(300, 340)), (), sampling, adapter=adapter)
+
+
+class FakeEngine:
+    """An engine that starts when it is let, and dies when it is told."""
+
+    def __init__(
+        self, number: int, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]
+    ) -> None:
+        self.number = number
+        self.state = BackendState.STARTING
+        self.facts: EngineFacts | None = None
+        self.unfinished = 0
+        self.exit_code: int | None = None
+        self.on_step = on_step
+        self.on_death = on_death
+        self.preemptions = 0
+        self.stops = 0
+        self.failure: Exception | None = None
+        self.let_start = asyncio.Event()
+        self.let_start.set()
+
+    def figures(self) -> EngineFigures | None:
+        if self.facts is None:
+            return None
+        times = Distribution("t", "", (1.0,), (self.number, 1), 0.5)
+        return EngineFigures(
+            "demo",
+            running=1,
+            kv_usage=0.5,
+            total_blocks=10,
+            prefix_queries=100 * self.number,
+            preemptions=self.preemptions,
+            generation_tokens=7,
+            distributions=(times,),
+        )
+
+    def find_processes(self) -> list[psutil.Process]:
+        return []
+
+    async def start(self) -> EngineFacts:
+        await self.let_start.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.state is BackendState.STOPPED:
+            raise EngineStartError("it was stopped")
+        self.facts = EngineFacts(512, 16, 10)
+        self.state = BackendState.READY
+        return self.facts
+
+    async def stop(self, timeout_s: float) -> None:
+        self.stops += 1
+        self.let_start.set()
+        if self.state is not BackendState.DEAD:
+            self.state = BackendState.STOPPED
+
+    def backend(self, name: str) -> Backend:
+        return FakeBackend(name, self)
+
+    def die(self, exit_code: int = -9) -> None:
+        self.state, self.exit_code = BackendState.DEAD, exit_code
+        self.on_death(EngineDead("it is gone"))
+
+
+class FakeBackend(ScriptedBackend):
+    def __init__(self, name: str, engine: FakeEngine) -> None:
+        super().__init__(name, model=f"model-{engine.number}")
+        self.engine = engine
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        if self.engine.state is not BackendState.READY:
+            raise BackendFailure(FailureKind.ENGINE_DEAD, "gone")
+        return await super().generate(work, out)
+
+
+@dataclass
+class Rig:
+    """A supervised host on fake engines, what it told, and the waits it asked for."""
+
+    restarts: int = 5
+    hang_s: float = 30.0
+    plan: Callable[[FakeEngine], None] = lambda engine: None
+    engines: list[FakeEngine] = field(default_factory=list)
+    events: list[SupervisorEvent] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    preemptions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.host = SupervisedHost(
+            self.make,
+            supervisor=Supervisor(max_restarts_per_hour=self.restarts, hang_s=self.hang_s, stopped_s=0.5),
+            start_timeout_s=60.0,
+            on_step=self.preemptions.append,
+            emit=self.events.append,
+            clock=time.monotonic,
+            sleep=self.sleep,
+        )
+
+    def make(self, *, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+        engine = FakeEngine(len(self.engines) + 1, on_step, on_death)
+        self.plan(engine)
+        self.engines.append(engine)
+        return engine
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        await asyncio.sleep(0)
+
+    def told(self, kind: type) -> list[SupervisorEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def kept(host: SupervisedHost) -> AsyncIterator[None]:
+    await host.start()
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        keeper = group.create_task(host.keep())
+        yield
+        keeper.cancel()
+    await host.stop(1.0)
+
+
+async def fails(backend: Backend) -> BackendFailure:
+    with pytest.raises(BackendFailure) as caught:
+        await backend.generate(work(), ignore)
+    return caught.value
+
+
+async def test_a_backend_stays_the_same_object_and_works_on_the_next_engine() -> None:
+    rig = Rig()
+    backend = rig.host.backend("local")
+    assert isinstance(backend, Restarting)
+    assert backend.state is BackendState.STARTING
+    async with kept(rig.host):
+        assert (backend.state, backend.model) == (BackendState.READY, "model-1")
+        rig.engines[0].die()
+        assert backend.state is BackendState.STARTING
+        assert await backend.wait_ready(5.0)
+        assert (backend.state, backend.model) == (BackendState.READY, "model-2")
+        assert (await backend.generate(work(), ignore)).usage.output_tokens == 3
+        assert rig.engines[0].stops == 1, "what was left of the dead one was ended"
+    assert backend.state is BackendState.STOPPED
+    assert [type(event) for event in rig.events] == [EngineLost, EngineRestarting, EngineRestarted]
+    [restarting] = rig.told(EngineRestarting)
+    assert isinstance(restarting, EngineRestarting)
+    assert (restarting.reason, restarting.attempt, restarting.exit_code) == (Loss.EXITED, 1, -9)
+    assert "it is gone" in restarting.detail
+
+
+async def test_work_that_comes_during_a_restart_is_told_at_once_when_to_come_again() -> None:
+    rig = Rig()
+    backend = rig.host.backend("local")
+    async with kept(rig.host):
+        rig.plan = lambda engine: engine.let_start.clear()
+        rig.engines[0].die()
+        failure = await fails(backend)
+        assert failure.kind is FailureKind.BACKEND_UNAVAILABLE
+        assert failure.retry_after_s is not None and failure.retry_after_s == pytest.approx(0.0, abs=1.0)
+        assert backend.ready_in_s is not None
+        assert backend.load is None
+        assert not await backend.wait_ready(0.01), "not within that time"
+        await until(lambda: len(rig.engines) == 2)
+        rig.engines[1].let_start.set()
+        assert await backend.wait_ready(5.0)
+        assert backend.ready_in_s is None
+
+
+async def test_a_request_that_fails_with_the_engine_makes_its_death_known() -> None:
+    rig = Rig()
+    backend = rig.host.backend("local")
+    async with kept(rig.host):
+        rig.engines[0].state = BackendState.DEAD  # and nobody is told
+        assert backend.state is BackendState.STARTING
+        assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
+        assert rig.host.standing().standing is Standing.RESTARTING
+        assert await backend.wait_ready(5.0)
+        assert rig.host.standing().restarts_last_hour == 1
+
+
+async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps_is_not() -> None:
+    rig = Rig(hang_s=1.0)
+    async with kept(rig.host):
+        rig.engines[0].unfinished = 1
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            rig.engines[0].on_step(0)
+        assert not rig.events
+        await until(lambda: rig.told(EngineRestarted))
+        [lost] = rig.told(EngineLost)
+        assert isinstance(lost, EngineLost) and lost.reason is Loss.NO_PROGRESS
+        assert rig.host.state is BackendState.READY
+
+
+async def test_an_engine_whose_device_fails_is_replaced_once_however_often_it_is_asked() -> None:
+    rig = Rig()
+    async with kept(rig.host):
+        rig.host.request_restart("an illegal memory access")
+        rig.host.request_restart("an illegal memory access")
+        assert rig.host.state is BackendState.STARTING
+        assert await rig.host.wait_ready(5.0)
+        assert [event.reason for event in rig.events if isinstance(event, EngineRestarting)] == [Loss.DEVICE]
+        assert rig.engines[0].stops == 1
+    rig.host.request_restart("after the end")
+    assert len(rig.engines) == 2
+
+
+async def test_restarts_that_fail_are_repeated_with_longer_waits_and_then_given_up_loudly() -> None:
+    rig = Rig(restarts=4)
+    backend = rig.host.backend("local")
+    async with kept(rig.host):
+
+        def broken(engine: FakeEngine) -> None:
+            engine.failure = OSError("no room") if engine.number == 3 else EngineStartError("no weights")
+
+        rig.plan = broken
+        rig.engines[0].die()
+        assert not await backend.wait_ready(20.0), "told at once when there is nothing to wait for"
+        assert rig.waits == [0.0, 1.0, 2.0, 4.0]
+        await until(lambda: rig.told(EngineGivenUp))
+        assert backend.state is BackendState.DEAD
+        assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
+        assert rig.events[-1] == EngineGivenUp(Loss.START_FAILED, 4, None, "no weights")
+        assert all(engine.stops for engine in rig.engines)
+
+
+async def test_a_failed_restart_then_a_good_one_is_all_well_again() -> None:
+    rig = Rig()
+    backend = rig.host.backend("local")
+    async with kept(rig.host):
+
+        def broken_once(engine: FakeEngine) -> None:
+            engine.failure = EngineStartError("not yet") if engine.number == 2 else None
+
+        rig.plan = broken_once
+        rig.engines[0].die()
+        assert await backend.wait_ready(5.0)
+        assert len(rig.engines) == 3
+        reasons = [event.reason for event in rig.events if isinstance(event, EngineRestarting)]
+        assert reasons == [Loss.EXITED, Loss.START_FAILED]
+
+
+async def test_counters_go_on_over_a_restart_and_gauges_begin_anew() -> None:
+    rig = Rig()
+    assert rig.host.figures() is None
+    async with kept(rig.host):
+        rig.engines[0].preemptions = 4
+        rig.engines[0].on_step(4)
+        rig.plan = lambda engine: engine.let_start.clear()
+        rig.engines[0].die()
+        await until(lambda: len(rig.engines) == 2)
+        between = rig.host.figures()
+        assert between is not None
+        assert (between.preemptions, between.prefix_queries, between.running) == (4, 100, 0)
+        rig.engines[0].on_step(5)  # the last word of a dead one does no harm
+        rig.engines[1].let_start.set()
+        assert await rig.host.wait_ready(5.0)
+        rig.engines[1].preemptions = 2
+        rig.engines[1].on_step(2)
+        now = rig.host.figures()
+        assert now is not None
+        assert (now.preemptions, now.prefix_queries, now.generation_tokens) == (6, 300, 14)
+        assert (now.running, now.kv_usage) == (1, 0.5)
+        assert now.distributions == (Distribution("t", "", (1.0,), (3, 2), 1.0),)
+        assert rig.preemptions[-1] == 6
+        rig.engines[0].die()
+        assert rig.host.state is BackendState.READY, "it is not the one that runs"
+
+
+@pytest.mark.parametrize("moment", ["loading", "waiting"])
+async def test_a_stop_during_a_restart_ends_the_loop_and_starts_nothing_more(moment: str) -> None:
+    rig = Rig()
+    await rig.host.start()
+    held = asyncio.Event()
+
+    async def wait(seconds: float) -> None:
+        await held.wait()
+
+    if moment == "loading":
+        rig.plan = lambda engine: engine.let_start.clear()
+    else:
+        rig.host._sleep = wait
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        keeper = group.create_task(rig.host.keep())
+        rig.engines[0].die()
+        await until(lambda: rig.told(EngineRestarting) and (moment == "waiting" or len(rig.engines) == 2))
+        await rig.host.stop(1.0)
+        held.set()
+        await keeper
+    assert rig.host.state is BackendState.STOPPED
+    assert len(rig.engines) == (2 if moment == "loading" else 1)
+    assert all(engine.stops for engine in rig.engines)
+    assert not await rig.host.wait_ready(5.0)
+
+
+async def test_a_first_start_that_fails_is_told_and_not_repeated() -> None:
+    rig = Rig()
+    rig.engines[0].failure = EngineStartError("no such model")
+    with pytest.raises(EngineStartError, match="no such model"):
+        await rig.host.start()
+    assert len(rig.engines) == 1 and not rig.events
+
+
+def embedded(*, max_loras: int = 0) -> MakeHost:
+    config = EngineConfig(
+        str(DEMO_MODEL), max_model_len=512, block_size=16, num_blocks=256, num_threads=1, max_loras=max_loras
+    )
+
+    def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+        return EmbeddedHost(
+            config,
+            model="demo",
+            defaults=Sampling(),
+            token_bytes=demo_tokenizer().token_bytes,
+            share_prefixes=False,
+            on_step=on_step,
+            on_death=on_death,
+        )
+
+    return make
+
+
+@dataclass
+class Real:
+    """A supervised embedded engine and what it told, each with its time."""
+
+    host: SupervisedHost
+    events: list[tuple[float, SupervisorEvent]]
+
+    def pid(self) -> int:
+        [process] = self.host._life.host.find_processes()
+        return int(process.pid)
+
+    def told(self, kind: type) -> list[float]:
+        return [at for at, event in self.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def real(*, max_loras: int = 0, hang_s: float = 30.0) -> AsyncIterator[Real]:
+    events: list[tuple[float, SupervisorEvent]] = []
+    host = SupervisedHost(
+        embedded(max_loras=max_loras),
+        supervisor=Supervisor(max_restarts_per_hour=100, hang_s=hang_s, stopped_s=0.5),
+        start_timeout_s=60.0,
+        on_step=lambda preemptions: None,
+        emit=lambda event: events.append((time.monotonic(), event)),
+        clock=time.monotonic,
+        sleep=lambda seconds: asyncio.sleep(0),
+    )
+    async with kept(host):
+        yield Real(host, events)
+
+
+async def answer(backend: Backend, asked: Work) -> str:
+    pieces: list[str] = []
+
+    async def take(delta: Delta) -> None:
+        pieces.append(delta.text)
+
+    await backend.generate(asked, take)
+    return "".join(pieces)
+
+
+async def test_a_killed_engine_comes_back_with_its_adapters_on_demand(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = write_adapter(tmp_path_factory.mktemp("adapter"), DEMO_MODEL, seed=1, rank=4)
+    adapter = Adapter("shop", 1, "demo", str(folder))
+    async with real(max_loras=2) as engine:
+        backend = engine.host.backend("local")
+        before = await answer(backend, work(12, adapter))
+        queries = engine.host.figures()
+        assert queries is not None
+        began = asyncio.Event()
+
+        async def saw(delta: Delta) -> None:
+            began.set()
+
+        async def broken() -> FailureKind | None:
+            try:
+                await backend.generate(work(400, adapter), saw)
+            except BackendFailure as failure:
+                return failure.kind
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(broken())
+            await began.wait()
+            os.kill(engine.pid(), signal.SIGKILL)
+        assert call.result() is FailureKind.ENGINE_DEAD
+        assert backend.state is BackendState.STARTING
+        assert await backend.wait_ready(30.0)
+        assert await answer(backend, work(12, adapter)) == before
+        after = engine.host.figures()
+        assert after is not None and after.prefix_queries > queries.prefix_queries
+
+
+async def test_an_engine_that_stands_still_is_replaced_within_a_second_but_not_for_a_short_pause() -> None:
+    async with real() as engine:
+        backend = engine.host.backend("local")
+        pid = engine.pid()
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: engine.host.standing().standing is Standing.SUSPECT)
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: engine.host.standing().standing is Standing.READY)
+        assert await answer(backend, work())
+        assert engine.pid() == pid and not engine.events
+
+        os.kill(pid, signal.SIGSTOP)
+        struck = time.monotonic()
+        await until(lambda: engine.told(EngineLost))
+        assert engine.told(EngineLost)[0] - struck < 1.5, "within 0.75 s, and what a busy machine adds"
+        assert await backend.wait_ready(30.0)
+        assert not psutil.pid_exists(pid)
+        [lost] = [event for _, event in engine.events if isinstance(event, EngineLost)]
+        assert lost.reason is Loss.STOPPED
+        assert await answer(backend, work())
+
+
+async def test_an_engine_that_dies_or_stands_still_while_it_loads_again_is_started_once_more() -> None:
+    async with real() as engine:
+        for blow in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+            old = engine.pid()
+            os.kill(old, blow)
+            await until(lambda: engine.host._life.host.find_processes() and engine.pid() != old)  # noqa: B023
+        assert await engine.host.wait_ready(30.0)
+        reasons = [event.reason for _, event in engine.events if isinstance(event, EngineRestarting)]
+        assert reasons == [Loss.EXITED, Loss.START_FAILED, Loss.START_FAILED]
+        assert await answer(engine.host.backend("local"), work())
+
+
+# More kills take longer and find the same leak; `SLUICE_TEST_KILLS=20` for a close look.
+KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "3"))
+
+
+async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None:
+    async with real() as engine:
+        backend = engine.host.backend("local")
+
+        def held() -> tuple[int, int, int]:
+            this = psutil.Process()
+            return this.num_fds(), threading.active_count(), len(this.children(recursive=True))
+
+        async def one_kill() -> None:
+            restarts = len(engine.told(EngineRestarted))
+            os.kill(engine.pid(), signal.SIGKILL)
+            await until(lambda: len(engine.told(EngineRestarted)) > restarts)
+            await answer(backend, work())
+
+        await one_kill()  # the first one may set things up that stay
+        before = held()
+        for _ in range(KILLS):
+            await one_kill()
+        await until(lambda: held() <= before)
+        assert held() == before

@@ -1,0 +1,67 @@
+"""What metrics and log say of an engine that is started again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from observability.metrics import Metrics
+from observability.subscribers import Hub
+from resilience.supervisor import Loss, Standing
+from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
+
+
+class Lines:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def info(self, event: str, **values: Any) -> None:
+        self.lines.append(("info", event, values))
+
+    def warning(self, event: str, **values: Any) -> None:
+        self.lines.append(("warning", event, values))
+
+    def error(self, event: str, **values: Any) -> None:
+        self.lines.append(("error", event, values))
+
+
+def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
+    metrics, log = Metrics(version="1"), Lines()
+    hub = Hub(metrics, log=log)
+    hub.emit(EngineLost(Loss.STOPPED, "pids 7"))
+    hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7"))
+    hub.emit(EngineRestarted(1, 1.5, 2.25))
+    text = metrics.render().decode()
+    assert 'sluice_engine_restarts_total{reason="stopped"} 1.0' in text
+    assert "sluice_engine_restart_seconds_sum 2.25" in text
+    assert "sluice_telemetry_errors_total{" not in text
+    assert [(level, event) for level, event, _ in log.lines] == [
+        ("error", "engine lost"),
+        ("warning", "engine restarting"),
+        ("warning", "engine restarted"),
+    ]
+    assert log.lines[1][2] == {
+        "reason": "stopped", "detail": "pids 7", "exit_code": -9, "attempt": 1, "wait_s": 0.0,
+    }  # fmt: skip
+
+
+def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
+    log = Lines()
+    Hub(Metrics(version="1"), log=log).emit(EngineGivenUp(Loss.EXITED, 5, 1, "out of luck"))
+    [(level, event, values)] = log.lines
+    assert level == "error" and "restart the gateway" in event
+    assert values["restarts_last_hour"] == 5 and values["exit_code"] == 1
+
+
+def test_exactly_one_state_holds_and_without_an_engine_none_is_shown() -> None:
+    metrics = Metrics(version="1")
+    assert "sluice_engine_state{" not in metrics.render().decode()
+    metrics.supervision.read(lambda: Standing.RESTARTING)
+    shown = [
+        line for line in metrics.render().decode().splitlines() if line.startswith("sluice_engine_state{")
+    ]
+    assert len(shown) == len(Standing)
+    assert [line for line in shown if line.endswith(" 1.0")] == [
+        'sluice_engine_state{state="restarting"} 1.0'
+    ]

@@ -1,0 +1,110 @@
+"""vLLM that hangs under its supervisor: killed, started again in the same process, and nobody left waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import EngineDead
+from gateway.backends.host import EngineHost
+from gateway.backends.port import BackendState, Delta
+from gateway.backends.supervised import SupervisedHost
+from gateway.backends.vllm.host import VllmHost
+from gateway.backends.vllm.processes import below
+from gateway.config_engine import EngineSection
+from gateway.contracts.values import Sampling
+from resilience.failures import BackendFailure, FailureKind
+from resilience.supervisor import Loss, Supervisor
+from resilience.supervisor_events import EngineLost, EngineRestarted, SupervisorEvent
+from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
+from tests.vllm.conftest import needs_vllm
+from tests.vllm.test_lifecycle import ignore, until, work
+
+pytestmark = needs_vllm
+
+
+def shared() -> set[str]:
+    """Segments of shared memory on this machine."""
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+
+
+def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+    section = EngineSection(
+        kind="vllm",
+        model=str(DEMO_MODEL),
+        max_model_len=512,
+        block_size=32,
+        max_num_seqs=8,
+        kv_cache_bytes=32 << 20,
+        enforce_eager=True,
+        num_threads=1,
+    )
+    return VllmHost(
+        section,
+        adapters_registered=False,
+        defaults=Sampling(),
+        token_bytes=demo_tokenizer().token_bytes,
+        on_step=on_step,
+        on_death=on_death,
+        new_seed=lambda: 0,
+    )
+
+
+async def test_a_hung_core_is_replaced_in_the_same_process_and_what_was_under_way_fails() -> None:
+    events: list[tuple[float, SupervisorEvent]] = []
+    host = SupervisedHost(
+        make,
+        supervisor=Supervisor(max_restarts_per_hour=5, hang_s=60.0, stopped_s=0.5),
+        start_timeout_s=240.0,
+        on_step=lambda preemptions: None,
+        emit=lambda event: events.append((time.monotonic(), event)),
+        clock=time.monotonic,
+    )
+    backend = host.backend("local")
+    elsewhere = shared()
+    before = {process.pid for process in below()}
+    began = asyncio.Event()
+
+    async def saw(delta: Delta) -> None:
+        began.set()
+
+    async def broken() -> FailureKind | None:
+        try:
+            await backend.generate(work(), saw)
+        except BackendFailure as failure:
+            return failure.kind
+        return None
+
+    await host.start()
+    async with asyncio.TaskGroup() as group:
+        keeper = group.create_task(host.keep())
+        call = group.create_task(broken())
+        await began.wait()
+        counted = host.figures()
+        segments = shared() - elsewhere
+        assert segments
+        [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
+        os.kill(core.pid, signal.SIGSTOP)
+        struck = time.monotonic()
+        await until(lambda: events, 10)
+        assert await call is FailureKind.ENGINE_DEAD
+        lost_at, lost = events[0]
+        assert isinstance(lost, EngineLost) and lost.reason is Loss.STOPPED
+        assert lost_at - struck < 1.5
+        assert time.monotonic() - lost_at < 1.0, "the call waits for nothing"
+        assert backend.state is BackendState.STARTING
+        assert await backend.wait_ready(240.0)
+        assert [event for _, event in events if isinstance(event, EngineRestarted)]
+        assert (await backend.generate(work(8), ignore)).usage.output_tokens == 8
+        now = host.figures()
+        assert counted is not None and now is not None
+        left = shared() - elsewhere
+        assert left and not left & segments, "the shared memory of the killed one is freed"
+        assert (now.prompt_tokens or 0) > (counted.prompt_tokens or 0), "counters go on"
+        keeper.cancel()
+    await host.stop(10.0)
+    await until(lambda: {process.pid for process in below()} <= before, 20)
