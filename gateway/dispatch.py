@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
 
 from adapters.values import Adapter
 from admission.controller import Slot
 from budgeting.values import Plan
-from gateway.backends.port import Backend, BackendState, Completion, Feature, Work
-from gateway.contracts.values import Contract, Fallback, FinishReason, GenerateRequest, Usage
+from gateway.attempts import Attempts
+from gateway.backends.guarded import Watch
+from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
+from gateway.continuing import Rejoined, Spelling
+from gateway.contracts.values import Fallback, FinishReason, Usage
+from gateway.job import Job
 from gateway.meter import Meter
 from resilience.errors import DeadlinePassed
+from resilience.events import ResilienceEvent, Resumed
 from resilience.failures import BackendFailure, FailureKind
-from resilience.guard import Guard
-
-# Sampling hints that the native contract may lose, by the feature they ask for.
-_HINTS: Mapping[Feature, str] = MappingProxyType(
-    {
-        Feature.TEMPERATURE: "temperature",
-        Feature.TOP_P: "top_p",
-        Feature.TOP_K: "top_k",
-        Feature.MIN_P: "min_p",
-        Feature.SEED: "seed",
-    }
-)
+from resilience.guard import Guard, Try
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the answer came to be: from which backend, how it ended, what was left out on the way."""
+    """How the answer came to be: from which backend and prompt, how it ended, what was left out."""
 
     completion: Completion
     backend: str
     backend_name: str
     model: str
+    plan: Plan
     adapter: Adapter | None = None
     fallback: Fallback | None = None
     warnings: tuple[str, ...] = ()
@@ -48,23 +41,29 @@ class Outcome:
 
 
 class Dispatcher:
-    """Generates on a backend what admission has let through."""
+    """Generates on a backend what admission has let through, from the start or behind what there is.
 
-    def __init__(self, guard: Guard) -> None:
+    Args:
+        guard: makes the attempts.
+        watch: looks at what comes of them.
+        spelling: what token ids are text of.
+        emit: takes each event; must not block.
+    """
+
+    def __init__(
+        self, guard: Guard, watch: Watch, spelling: Spelling, emit: Callable[[ResilienceEvent], None]
+    ) -> None:
         self._guard = guard
+        self._watch = watch
+        self._spelling = spelling
+        self._emit = emit
 
-    async def generate(
-        self,
-        slot: Slot,
-        backend: Backend,
-        request: GenerateRequest,
-        plan: Plan,
-        adapter: Adapter | None,
-        meter: Meter,
-    ) -> Outcome:
+    async def generate(self, slot: Slot, backend: Backend, job: Job, meter: Meter) -> Outcome:
         """Generate on ``backend``; the slot is the permission to do so.
 
-        A deadline that passes after the first token ends the answer with what there is.
+        What the meter has of an answer is gone on with where the backend can; else, unless the caller has a
+        part of it, the answer is made anew. A deadline that passes after the first token ends the answer
+        with what there is.
 
         Raises:
             BackendFailure: the backend failed and retrying on it did not help.
@@ -73,80 +72,96 @@ class Dispatcher:
         if backend.state is not BackendState.READY:
             slot.ignored()  # its state tells already; the circuit counts answers
             raise _not_ready(backend)
-        work, warnings = bind(backend, request, plan, adapter, slot)
-        meter.started(slot.first_token)
+        attempts = Attempts(backend, job, meter, slot, self._spelling)
+        given = meter.given
         try:
             completion = await self._guard.run(
-                lambda _: backend.generate(work, meter.take),
+                lambda this: self._attempt(this, attempts, backend, meter),
                 backend=backend.name,
-                delivered=lambda: meter.delivered,
-                deadline=request.deadline,
+                delivered=lambda: meter.committed and meter.given > given,
+                deadline=job.request.deadline,
             )
             slot.succeeded()
         except BackendFailure as failure:
-            if not failure.policy.other_backend:
-                slot.ignored()  # the request is at fault: it says nothing about the backend
+            if not failure.policy.counts:
+                slot.ignored()  # it says nothing about the backend, or its state tells already
             raise
         except DeadlinePassed:
             slot.ignored()
-            if not meter.delivered:
+            if not meter.begun:
                 raise
-            usage = Usage(len(work.token_ids), meter.tokens, meter.cached_tokens)
-            others = (FinishReason.DEADLINE,) * (work.sampling.n - 1)
-            completion = Completion(FinishReason.DEADLINE, usage, meter.queue_wait_s, others)
-        return Outcome(
-            completion=completion,
-            backend=backend.kind,
-            backend_name=backend.name,
-            model=backend.model,
-            adapter=adapter,
-            warnings=warnings,
-        )
+            return await cut_short(backend, job, meter, attempts.warnings)
+        await meter.commit()
+        return outcome_of(backend, job, meter, completion, attempts.warnings)
+
+    async def _attempt(self, this: Try, attempts: Attempts, backend: Backend, meter: Meter) -> Completion:
+        work, going_on = await attempts.next(this)
+        if going_on is None:
+            again = this.number == 1
+            return await self._generate(
+                backend, work, meter.take, attempts, lambda: again and not meter.committed
+            )
+        rejoined, crossing = Rejoined(meter, going_on.joint), meter.crossings[-1]
+        result = "cut"
+        try:
+            if work.sampling.max_tokens and work.sampling.max_tokens > 0:
+                completion = await self._generate(backend, work, rejoined.take, attempts, lambda: False)
+            else:  # it broke off behind its last token
+                completion = Completion(
+                    FinishReason.LENGTH, Usage(len(work.token_ids), 0, meter.cached_tokens)
+                )
+            await rejoined.end()
+            result = "whole"
+        except Exception:
+            result = "broken"
+            raise
+        finally:
+            self._emit(Resumed(crossing.source, crossing.target, crossing.mode, result, crossing.tokens))
+        # What there was before this call, and what this call counted.
+        output_tokens = crossing.tokens + completion.usage.output_tokens
+        return replace(completion, usage=replace(completion.usage, output_tokens=output_tokens))
+
+    async def _generate(
+        self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, again: Callable[[], bool]
+    ) -> Completion:
+        generating = self._watch.generate(backend, work, out, again=again, note=attempts.note)
+        buffer = attempts.buffer
+        if buffer is None or not buffer.holding:
+            return await generating
+        return await buffer.beside(generating)
 
 
-def bind(
-    backend: Backend, request: GenerateRequest, plan: Plan, adapter: Adapter | None, slot: Slot
-) -> tuple[Work, tuple[str, ...]]:
-    """The work as this backend can do it, and what had to be left out.
-
-    In the native contract a sampling hint that the backend lacks is dropped or lowered and named; OpenAI's
-    contract never gets here with one, since ranking passes such backends over.
-    """
-    warnings = []
-    max_tokens = plan.generation_reserve
-    if slot.shrunk:
-        # Shrink before shed: a long queue shortens answers, and says so.
-        max_tokens = max(1, slot.max_tokens // request.sampling.n)
-        warnings.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
-    sampling = request.sampling
-    changed: dict[str, Any] = {} if sampling.max_tokens == max_tokens else {"max_tokens": max_tokens}
-    if request.contract is Contract.NATIVE:
-        for feature, name in _HINTS.items():
-            if feature not in backend.features and getattr(sampling, name) is not None:
-                changed[name] = None
-                warnings.append(f"{name} is not supported by {backend.name} and was dropped")
-        hot = sampling.temperature is not None and sampling.temperature > 1.0
-        if hot and "temperature" not in changed and Feature.TEMPERATURE_ABOVE_1 not in backend.features:
-            changed["temperature"] = 1.0
-            warnings.append(f"temperature was lowered to 1, the highest that {backend.name} takes")
-    work = Work(
-        generation_id=request.generation_id,
-        token_ids=plan.token_ids,
-        messages=plan.messages,
-        sampling=replace(sampling, **changed) if changed else sampling,
-        response_format=request.response_format,
-        adapter=adapter,
-        priority=request.priority,
-        cache_salt=request.caller.tenant,
-        prefix_tokens=plan.prefix_tokens,
-        stream=request.stream,
+def outcome_of(
+    backend: Backend, job: Job, meter: Meter, completion: Completion, warnings: tuple[str, ...] = ()
+) -> Outcome:
+    """The outcome of a generation on ``backend``."""
+    return Outcome(
+        completion=completion,
+        backend=backend.kind,
+        backend_name=backend.name,
+        model=backend.model,
+        plan=meter.origin.plan if meter.origin is not None else job.plan,
+        adapter=job.lease.adapter,
+        warnings=warnings,
     )
-    return work, tuple(warnings)
+
+
+async def cut_short(backend: Backend, job: Job, meter: Meter, warnings: tuple[str, ...] = ()) -> Outcome:
+    """The outcome when the deadline has passed in the middle of an answer: what there is."""
+    await meter.commit()
+    plan = meter.origin.plan if meter.origin is not None else job.plan
+    usage = Usage(len(plan.token_ids), meter.tokens, meter.cached_tokens)
+    others = (FinishReason.DEADLINE,) * (job.request.sampling.n - 1)
+    completion = Completion(FinishReason.DEADLINE, usage, meter.queue_wait_s, others)
+    return outcome_of(backend, job, meter, completion, warnings)
 
 
 def _not_ready(backend: Backend) -> BackendFailure:
     if backend.state is BackendState.DEAD:
         return BackendFailure(FailureKind.ENGINE_DEAD, f"{backend.name}: the engine has died")
+    back_in_s = backend.ready_in_s if isinstance(backend, Restarting) else None
     return BackendFailure(
-        FailureKind.BACKEND_UNAVAILABLE, f"{backend.name} is {backend.state.value}", retry_after_s=1.0
+        FailureKind.BACKEND_UNAVAILABLE,
+        f"{backend.name} is {backend.state.value}",
+        retry_after_s=1.0 if back_in_s is None else max(1.0, back_in_s),
     )

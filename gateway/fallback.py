@@ -1,146 +1,280 @@
-"""The fallback chain: gentler answers when admission or the backend keeps a request from its backend."""
+"""After a failure: go on with the answer, or give a gentler one by the route's fallback chain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
-from adapters.registry import Lease
+from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from budgeting.values import Plan
-from gateway.backends.port import Backend, Completion, Delta
-from gateway.contracts.values import Answer, Fallback, FinishReason, GenerateRequest, Usage
-from gateway.dispatch import Dispatcher, Outcome
+from admission.values import Demand, Reason
+from gateway.adapter_fallback import warning_of, without_adapter
+from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
+from gateway.continuing import Mode, mode_on
+from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
+from gateway.course import Course, Try, View, Wait
+from gateway.dispatch import Dispatcher, Outcome, cut_short
+from gateway.job import Job
 from gateway.meter import Meter
-from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
-from gateway.routing.target import Target
-from gateway.stages import demand_of, must_honour
-from resilience.failures import BackendFailure
-from resilience.response_cache import ResponseCache, cache_key
+from gateway.response_cache import AnswerCache, Found
+from gateway.routing.revision import RESPONSE_CACHE
+from gateway.stages import demand_let_in_before, demand_of
+from resilience.errors import DeadlinePassed
+from resilience.failures import BackendFailure, FailureKind
+from resilience.leg_limits import LegLimits, LegUsage, Permit
+
+# Requests that wait for an engine to come back. Each holds its prompt and a connection; the next one is told
+# what the chain has for it.
+MAX_WAITING = 1_024
+# Kept of a deadline for giving the degraded text, when nothing else has come by then.
+FAREWELL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """An answer that may be given again when nothing better can be had."""
-
-    text: str
-    finish_reason: FinishReason
+# What a backend refused or never got costs nothing.
+_UNBILLED = frozenset(
+    {
+        FailureKind.THROTTLED,
+        FailureKind.ACCESS_DENIED,
+        FailureKind.BACKEND_UNAVAILABLE,
+        FailureKind.MODEL_NOT_FOUND,
+        FailureKind.INVALID_INPUT,
+    }
+)
 
 
 class FallbackChain:
-    """Walks a route's legs until one answers."""
+    """Walks the steps of :class:`gateway.course.Course` until one answers.
+
+    Args:
+        answers: those that were given before.
+        limits: bounds of the backends that are legs.
+        admission: each step that generates passes it.
+        dispatcher: generates.
+        backends: those that legs name.
+        clock: seconds, monotonic.
+        on_engine: the backends that share the engine in process.
+        emit: told when the base model answered in an adapter's place; must not block.
+    """
 
     def __init__(
         self,
         *,
-        cache: ResponseCache[CachedAnswer],
+        answers: AnswerCache,
+        limits: LegLimits,
         admission: AdmissionController,
         dispatcher: Dispatcher,
         backends: Mapping[str, Backend],
+        clock: Callable[[], float],
+        on_engine: Collection[str] = (),
+        emit: Callable[[AdapterReplacedByBase], None] = lambda event: None,
     ) -> None:
-        self._cache = cache
+        self._answers = answers
+        self._limits = limits
         self._admission = admission
         self._dispatcher = dispatcher
         self._backends = backends
+        self._clock = clock
+        self._on_engine = frozenset(on_engine)
+        self._emit = emit
+        self._waiting = 0
 
-    async def answer(
-        self,
-        cause: Refused | BackendFailure,
-        *,
-        request: GenerateRequest,
-        target: Target,
-        plan: Plan,
-        lease: Lease,
-        primary: Backend,
-        meter: Meter,
-    ) -> Outcome:
-        """Answer by the first leg that can; re-raise ``cause`` when none can or none may.
+    async def answer(self, cause: Refused | BackendFailure, job: Job, meter: Meter) -> Outcome:
+        """Answer in spite of ``cause``; re-raise it when that cannot be done or may not.
 
-        None may when the caller wants errors, when bytes of an answer are already out, or when the fault
-        lies in the request itself: bad input is never answered by a fallback.
+        A part that the caller has is gone on with or stays a part. A caller who wants errors gets no other
+        backend's answer, but the same backend may go on with its own. When the fault lies in the request
+        itself nothing is tried: bad input is never answered by a fallback.
+
+        Raises:
+            Refused, BackendFailure: ``cause``.
+            DeadlinePassed: before the first token.
         """
-        if not request.allow_fallback or meter.delivered or not _other_may_help(cause):
+        if isinstance(cause, BackendFailure) and not cause.policy.other_backend:
             raise cause
-        reason = cause.reason.value if isinstance(cause, Refused) else cause.kind.value
-        retry_after_ms = None if cause.retry_after_s is None else max(1, round(cause.retry_after_s * 1000))
-        for leg in target.route.fallback:
-            if leg == RESPONSE_CACHE:
-                cached = self._cache.get(_key(request, target, plan, lease))
-                if cached is not None:
-                    fallback = Fallback(RESPONSE_CACHE, reason, retry_after_ms)
-                    return await _give(
-                        cached.text, cached.finish_reason, RESPONSE_CACHE, primary, fallback, meter
-                    )
-            elif leg == DEGRADED:
-                fallback = Fallback("degraded_response", reason, retry_after_ms)
-                return await _give(
-                    target.route.degraded_text, FinishReason.DEGRADED, DEGRADED, primary, fallback, meter
-                )
-            elif leg != primary.name:
-                other = self._backends[leg]
-                outcome = await self._other(other, request, target, plan, lease, meter)
+        if (plain := without_adapter(cause, job, meter)) is not None:
+            return await self._on_base(cause, plain, job, meter)
+        if not _may_go_on(cause):
+            if meter.committed:
+                raise cause
+            meter.rewind()
+        primary, request = job.primary, job.request
+        course = Course(
+            primary.name,
+            job.target.route.fallback if request.allow_fallback else (),
+            job.target.route.resume,
+            on_engine=self._on_engine,
+            in_hand=isinstance(cause, BackendFailure) and meter.started_at is not None,
+        )
+        _note(course, primary.name, cause, moved=_goes_on(primary, job, meter))
+        while (step := course.next(self._view(job, meter))) is not None:
+            if isinstance(step, Wait):
+                await self._wait(course, step, job, meter)
+            elif isinstance(step, Try):
+                outcome = await self._attempt(course, self._backends[step.backend], job, meter)
                 if outcome is not None:
-                    return replace(outcome, fallback=Fallback(leg, reason, retry_after_ms))
+                    return self._named(outcome, cause, job)
+            elif step.leg == RESPONSE_CACHE:
+                found = await self._answers.find(job, self._left_s(job) - FAREWELL_S)
+                if found is not None:
+                    return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
+                course.gave_nothing(step.leg)
+            else:
+                text = Found(job.target.route.degraded_text, FinishReason.DEGRADED)
+                return await _give(text, step.leg, "degraded_response", cause, job, meter)
+        if meter.committed and self._left_s(job) <= 0:
+            return await cut_short(primary, job, meter)
+        if not meter.committed:
+            meter.rewind()  # nobody has seen it, nobody pays for it
         raise cause
 
-    def remember(
-        self, request: GenerateRequest, target: Target, plan: Plan, lease: Lease, answer: Answer
-    ) -> None:
-        """Keep a whole, undegraded answer for the day when nothing better can be had."""
-        whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        plain = answer.logprobs is None and not answer.others  # the cache keeps one text
-        if whole and plain and answer.fallback is None and RESPONSE_CACHE in target.route.fallback:
-            self._cache.put(
-                _key(request, target, plan, lease), CachedAnswer(answer.output_text, answer.finish_reason)
-            )
+    def remember(self, job: Job, outcome: Outcome, answer: Answer) -> None:
+        """Keep an answer to the whole prompt for the day when nothing better can be had."""
+        asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
+        if asked and RESPONSE_CACHE in job.target.route.fallback:
+            self._answers.remember(job, answer)
 
-    async def _other(
-        self,
-        backend: Backend,
-        request: GenerateRequest,
-        target: Target,
-        plan: Plan,
-        lease: Lease,
-        meter: Meter,
-    ) -> Outcome | None:
-        if must_honour(request, lease) - backend.features:
-            return None
+    async def _on_base(
+        self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: Meter
+    ) -> Outcome:
+        """Answer without the adapter, on the same backend first."""
+        meter.rewind()
         try:
-            demand = demand_of(request, plan, backend, meter, target.route)
-            async with self._admission.admit(demand) as slot:
-                return await self._dispatcher.generate(slot, backend, request, plan, lease.adapter, meter)
-        except (Refused, BackendFailure):
-            # The next leg may still answer; the guard and admission have told what failed here.
-            if meter.delivered:
-                raise
+            async with self._admission.admit(demand_of(plain, plain.primary, meter)) as slot:
+                outcome = await self._dispatcher.generate(slot, plain.primary, plain, meter)
+        except (Refused, BackendFailure) as failure:
+            outcome = await self.answer(failure, plain, meter)
+        if not outcome.completion.usage.input_tokens:
+            return outcome  # no model has answered
+        adapter = job.lease.adapter
+        self._emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
+        return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
+
+    def _view(self, job: Job, meter: Meter) -> View:
+        primary = job.primary
+        restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
+        back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
+        return View(
+            able=lambda name: self._able(self._backends[name], job, meter),
+            back_in_s=0.0 if primary.state is BackendState.READY else back_in_s,
+            restarts=restarts,
+            committed=meter.committed,
+        )
+
+    def _able(self, backend: Backend, job: Job, meter: Meter) -> bool:
+        if backend.state is not BackendState.READY or job.must_honour - backend.features:
+            return False
+        return not meter.committed or _goes_on(backend, job, meter)
+
+    async def _wait(self, course: Course, step: Wait, job: Job, meter: Meter) -> None:
+        """Wait for the primary's engine, never past the deadline."""
+        began_at = self._clock()
+        timeout_s = min(step.timeout_s, self._left_s(job) - (0.0 if meter.committed else FAREWELL_S))
+        back = False
+        if timeout_s > 0 and isinstance(job.primary, Restarting):
+            self._waiting += 1
+            try:
+                back = await job.primary.wait_ready(timeout_s)
+            finally:
+                self._waiting -= 1
+        course.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
+
+    async def _attempt(self, course: Course, backend: Backend, job: Job, meter: Meter) -> Outcome | None:
+        """Ask a backend to answer, or to go on with the answer; the chain goes on when it cannot."""
+        demand = demand_of(job, backend, meter)
+        goes_on = _goes_on(backend, job, meter)
+        if goes_on or (backend.name == job.primary.name and meter.started_at is not None):
+            demand = demand_let_in_before(demand, job, meter.tokens if goes_on else 0, meter, self._clock())
+        permit = self._permit(backend, job, demand)
+        if permit is None:
+            course.refused(backend.name, memory=False)
             return None
+        if meter.begun and not goes_on:
+            meter.rewind()
+        given, before = meter.given, meter.tokens
+        try:
+            with permit:
+                try:
+                    async with self._admission.admit(demand) as slot:
+                        outcome = await self._dispatcher.generate(slot, backend, job, meter)
+                except (Refused, BackendFailure) as failure:
+                    if isinstance(failure, Refused) or failure.kind in _UNBILLED:
+                        permit.settle(LegUsage())
+                    raise
+                usage = outcome.completion.usage
+                permit.settle(
+                    LegUsage(demand.input_tokens, max(0, usage.output_tokens - before), usage.cached_tokens)
+                )
+                return outcome
+        except (Refused, BackendFailure) as failure:
+            # The guard and admission have told what failed here.
+            # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
+            refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend
+            if not _may_go_on(failure) and not refused:
+                if meter.committed:
+                    raise
+                meter.rewind()
+            moved = meter.given > given and _goes_on(backend, job, meter)
+            _note(course, backend.name, failure, moved=moved)
+            return None
+        except DeadlinePassed:
+            if not meter.committed:
+                raise
+            return await cut_short(backend, job, meter)
+
+    def _permit(self, backend: Backend, job: Job, demand: Demand) -> Permit | None:
+        """A place in a leg; the primary is nobody's leg, whenever it is asked."""
+        if backend.name == job.primary.name:
+            return self._limits.free()
+        return self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
+
+    def _named(self, outcome: Outcome, cause: Refused | BackendFailure, job: Job) -> Outcome:
+        if outcome.backend_name == job.primary.name:
+            return outcome
+        return replace(outcome, fallback=_fallback(outcome.backend_name, cause))
+
+    def _left_s(self, job: Job) -> float:
+        deadline = job.request.deadline
+        return float("inf") if deadline is None else deadline - self._clock()
 
 
-def _other_may_help(cause: Refused | BackendFailure) -> bool:
-    return isinstance(cause, Refused) or cause.policy.other_backend
+def _goes_on(backend: Backend, job: Job, meter: Meter) -> bool:
+    """Whether a backend would go on with what there is; of what nobody has seen it rather makes a new one
+    than finish it from its text.
+    """
+    mode = mode_on(backend, job, meter) if meter.given else None
+    return mode is not None and (meter.committed or mode is not Mode.TEXT)
+
+
+def _may_go_on(cause: Refused | BackendFailure) -> bool:
+    return isinstance(cause, Refused) or cause.policy.resumes
+
+
+def _note(course: Course, backend: str, cause: Refused | BackendFailure, *, moved: bool) -> None:
+    if isinstance(cause, Refused):
+        course.refused(backend, memory=cause.reason is Reason.MEMORY_PRESSURE)
+    else:
+        course.failed(backend, cause.kind, moved=moved and not cause.final)
+
+
+def _fallback(kind: str, cause: Refused | BackendFailure) -> Fallback:
+    reason = cause.reason.value if isinstance(cause, Refused) else cause.kind.value
+    retry_after_ms = None if cause.retry_after_s is None else max(1, round(cause.retry_after_s * 1000))
+    return Fallback(kind, reason, retry_after_ms)
 
 
 async def _give(
-    text: str, finish: FinishReason, kind: str, primary: Backend, fallback: Fallback, meter: Meter
+    found: Found, leg: str, kind: str, cause: Refused | BackendFailure, job: Job, meter: Meter
 ) -> Outcome:
-    await meter.take(Delta(text, 0))
+    meter.rewind()
+    await meter.take(Delta(found.text, 0))
+    await meter.commit()
     return Outcome(
-        completion=Completion(finish, Usage()),
-        backend=kind,
-        backend_name=kind,
-        model=primary.model,
-        fallback=fallback,
-    )
-
-
-def _key(request: GenerateRequest, target: Target, plan: Plan, lease: Lease) -> str:
-    # The prompt's token ids hold the personal context as well, so no answer reaches another context.
-    return cache_key(
-        tenant=request.caller.tenant,
-        model=request.model or target.route.name,
-        adapter_id=lease.adapter.adapter_id if lease.adapter else None,
-        prompt_version=target.prompt_version,
-        token_ids=plan.token_ids,
-        sampling_repr=repr((request.sampling, request.response_format)),
+        completion=Completion(found.finish_reason, Usage()),
+        backend=leg,
+        backend_name=leg,
+        model=job.primary.model,
+        plan=job.plan,
+        fallback=_fallback(kind, cause),
+        warnings=found.warnings,
     )

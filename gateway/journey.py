@@ -23,9 +23,10 @@ from admission.errors import Refused
 from budgeting.plan import BudgetPlanner
 from gateway.contracts.values import GenerateRequest
 from gateway.dispatch import Dispatcher
-from gateway.errors import DeadlineExceeded, Internal, public_error
+from gateway.errors import Internal, public_error
 from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
+from gateway.job import Job, must_honour
 from gateway.meter import Meter
 from gateway.ports import Sink
 from gateway.prompts.canonical import Canonicalizer
@@ -39,12 +40,11 @@ from gateway.stages import (
     budget_request,
     demand_of,
     first_candidate,
-    must_honour,
     opening_row,
     respond,
     selection_of,
+    shortening,
 )
-from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
 
@@ -69,7 +69,7 @@ class Journey:
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
-        meter = Meter(sink, self.clock)
+        meter = Meter(sink, self.clock, streamed=request.stream)
         trip = self.reporter.begin(request, meter, Laps(self.clock, request.arrived_at))
         try:
             with self.reception.receive(request):
@@ -96,9 +96,9 @@ class Journey:
         trip.canonicalized(canonical)
         trip.laps.lap("canonicalize")
 
-        plan = await self.planner().plan_async(
-            budget_request(request, canonical.prompt, version, target.route.budgets)
-        )
+        planner = self.planner()
+        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
+        plan = await planner.plan_async(asked)
         trip.planned(plan)
         trip.laps.lap("budget")
 
@@ -119,30 +119,19 @@ class Journey:
             trip.laps.lap("rank")
 
             row = opening_row(request, trip, unix_time=self.unix_time())
+            job = Job(request, target, plan, lease, backend, shortening(planner, asked))
             with self.accounts.open(row) as account, trip.billing(account, row):
                 try:
-                    demand = demand_of(request, plan, backend, meter, target.route, trip.prefix)
-                    async with self.admission.admit(demand) as slot:
+                    async with self.admission.admit(demand_of(job, backend, meter, trip.prefix)) as slot:
                         trip.laps.lap("admit")
-                        outcome = await self.dispatcher.generate(
-                            slot, backend, request, plan, lease.adapter, meter
-                        )
-                except DeadlinePassed:
-                    raise DeadlineExceeded("the deadline passed before the first token") from None
+                        outcome = await self.dispatcher.generate(slot, backend, job, meter)
                 except (Refused, BackendFailure) as cause:
-                    outcome = await self.fallback.answer(
-                        cause,
-                        request=request,
-                        target=target,
-                        plan=plan,
-                        lease=lease,
-                        primary=backend,
-                        meter=meter,
-                    )
+                    outcome = await self.fallback.answer(cause, job, meter)
+                trip.planned(outcome.plan)
                 trip.laps.lap("generate")
 
-                answer = respond(request, plan, outcome, trip, now=self.clock())
-                self.fallback.remember(request, target, plan, lease, answer)
+                answer = respond(request, outcome, trip, now=self.clock())
+                self.fallback.remember(job, outcome, answer)
                 account.settle(closing_row(row, answer))
                 trip.answered(answer)
                 await sink.finish(answer)

@@ -23,7 +23,7 @@ from gateway.prompts.prefixes import Prefix, PrefixWatch
 from gateway.reception import Laps
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
-from observability.events import RequestRecord
+from observability.events import RequestRecord, SeamFact
 from observability.tracing import RootSpan, Tracing
 
 # The status that is logged when the caller left before the end (nginx's convention).
@@ -106,7 +106,7 @@ class Trip:
 
     def failed(self, error: PublicError) -> None:
         """The request ended in an error."""
-        self.status = 200 if self.meter.delivered and self.request.stream else error.status
+        self.status = 200 if self.meter.committed else error.status
         self.error_code, self.finish_reason = error.code, "error"
 
     def cancelled(self) -> None:
@@ -180,9 +180,20 @@ class Trip:
             cut_chunks=len(self.plan.cut_chunks) if self.plan else 0,
             merged_chunks=len(self.plan.merged_chunks) if self.plan else 0,
             summarized_turns=self.plan.summarized_turns if self.plan else 0,
+            seams=self._seams(),
             **self._prefix_facts(),
             stream=request.stream,
             priority=request.priority,
+        )
+
+    def _seams(self) -> tuple[SeamFact, ...] | None:
+        if not self.meter.crossings:
+            return None
+        return tuple(
+            SeamFact(
+                (one.at_s - self.request.arrived_at) * 1000, one.source, one.target, one.mode, one.tokens
+            )
+            for one in self.meter.crossings
         )
 
     def _prefix_facts(self) -> dict[str, Any]:

@@ -6,21 +6,23 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from accounting.values import UsageRow
-from adapters.registry import Lease
 from adapters.values import Selection
-from admission.values import Demand
+from admission.values import Demand, Limits
+from budgeting.errors import BudgetError
+from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, CanonicalPrompt, Plan
-from gateway.backends.port import Backend, Feature, features_asked
+from gateway.backends.port import Backend, Feature
 from gateway.contracts.values import (
     Answer,
     BudgetReport,
+    CallerRole,
     Choice,
-    Contract,
     GenerateRequest,
     Timings,
 )
 from gateway.dispatch import Outcome
 from gateway.errors import InvalidRequest
+from gateway.job import Job, Shorten
 from gateway.meter import Meter
 from gateway.prompts import budgets
 from gateway.prompts.budgets import NO_ROUTE_BUDGETS, RouteBudgets
@@ -28,7 +30,6 @@ from gateway.prompts.prefixes import Prefix
 from gateway.prompts.versions import PromptVersion
 from gateway.report import Trip
 from gateway.routing.rank import Ranking
-from gateway.routing.revision import Route
 from gateway.routing.target import Target
 
 # What a waiting request keeps in memory: its text twice, its token ids, and what hangs on them; measured on
@@ -55,22 +56,9 @@ def selection_of(request: GenerateRequest, target: Target) -> Selection:
         target.adapter_id,
         target.route.adapter_rules,
         MappingProxyType({name: value for name, value in fields.items() if value is not None}),
+        sticky_key=request.session_id or request.generation_id,
+        operator=request.caller.role is not CallerRole.CALLER,
     )
-
-
-def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
-    """The features a backend must have to get this request at all.
-
-    In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.
-    """
-    asked = features_asked(request.sampling, request.response_format)
-    if request.contract is Contract.NATIVE:
-        asked &= {Feature.RESPONSE_FORMAT}
-    if request.raw_prompt is not None:
-        asked |= {Feature.RAW_PROMPT}
-    if lease.adapter is not None:
-        asked |= {Feature.LORA}
-    return asked
 
 
 def first_candidate(ranking: Ranking) -> Backend:
@@ -88,19 +76,13 @@ def first_candidate(ranking: Ranking) -> Backend:
     )
 
 
-def demand_of(
-    request: GenerateRequest,
-    plan: Plan,
-    backend: Backend,
-    meter: Meter,
-    route: Route,
-    prefix: Prefix | None = None,
-) -> Demand:
+def demand_of(job: Job, backend: Backend, meter: Meter, prefix: Prefix | None = None) -> Demand:
     """What the request asks of its backend; the meter tells admission how far its answer is.
 
     A prefix that the backend has not computed to its end bounds what it can find of the prompt; what it finds
     beyond a known prefix is learned.
     """
+    request, plan, route = job.request, job.plan, job.target.route
     bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
     limits = route.limits
     if limits is not None and plan.counts.total > limits.max_input_tokens:
@@ -123,11 +105,53 @@ def demand_of(
     )
 
 
-def respond(request: GenerateRequest, plan: Plan, outcome: Outcome, trip: Trip, *, now: float) -> Answer:
+def demand_let_in_before(demand: Demand, job: Job, begun: int, meter: Meter, now: float) -> Demand:
+    """The same for a request that was let in once, with ``begun`` tokens of its answer: it waits before new
+    ones, in the urgent class, as long as the route waits for a restart; and no queue shortens it.
+    """
+    limits = demand.limits or Limits()
+    wait_s = job.target.route.resume.max_wait_s
+    if job.request.deadline is not None:
+        wait_s = min(wait_s, job.request.deadline - now)
+    input_tokens = demand.input_tokens + begun
+    return replace(
+        demand,
+        priority=max(demand.priority, 1),
+        input_tokens=input_tokens,
+        max_output_tokens=max(1, demand.max_output_tokens - begun),
+        deadline=None,
+        # The length of a rest says nothing about whole answers.
+        kind=(job.target.route.name, None, "rest") if begun else demand.kind,
+        cached_tokens=None,
+        produced=lambda: max(0, meter.tokens - begun),
+        limits=replace(
+            limits,
+            max_wait_s=max(wait_s, 0.001),
+            max_input_tokens=max(limits.max_input_tokens, input_tokens),
+            max_queue=2 * limits.max_queue,
+            rungs=(),
+        ),
+    )
+
+
+def shortening(planner: BudgetPlanner, asked: BudgetRequest) -> Shorten:
+    """Plans the same prompt in half the tokens."""
+
+    async def shorten(plan: Plan) -> Plan | None:
+        try:
+            half = await planner.plan_async(replace(asked, max_input_tokens=plan.counts.total // 2))
+        except BudgetError:
+            return None
+        return half if half.counts.total < plan.counts.total else None
+
+    return shorten
+
+
+def respond(request: GenerateRequest, outcome: Outcome, trip: Trip, *, now: float) -> Answer:
     """The backend-neutral answer."""
     meter = trip.meter
     waited_s = trip.laps.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
-    usage = outcome.completion.usage
+    usage, plan = outcome.completion.usage, outcome.plan
     counts = plan.counts
     generated = usage.input_tokens > 0
     told = generated and request.sampling.logprobs is not None

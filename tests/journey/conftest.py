@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from admission.values import Limits
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import Message, Role
+from gateway.backends.guarded import Action, Watch
 from gateway.backends.port import Backend
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.continuing import Spelling
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.dispatch import Dispatcher
 from gateway.fallback import FallbackChain
@@ -31,14 +33,21 @@ from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
+from gateway.response_cache import AnswerCache
 from gateway.routing.revision import Known, make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
+from resilience.degenerate import Limits as DegenerateLimits
+from resilience.events import ResilienceEvent
 from resilience.guard import Guard
+from resilience.leg_limits import LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
+from resilience.response_cache_memory import MemoryStore
+from resilience.similar import SimilarQuestions
 from tests.journey.house import CALLER, House, Outbox
 
 ROOT = Path(__file__).parents[2]
+SIMILAR = SimilarQuestions.from_folder(ROOT / "models" / "embedding")
 # Every model is at most this long here.
 LIMITS = Limits(max_input_tokens=4096)
 
@@ -58,6 +67,10 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         clock: Callable[[], float] = time.monotonic,
         adapters: Sequence[Adapter] = (),
         max_model_len: int = 4096,
+        spelling: Spelling | None = None,
+        on_engine: Collection[str] = (),
+        nonsense: Action = Action.OFF,
+        legs: Mapping[str, LegLimit] | None = None,
     ) -> House:
         made = {b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]}
         first = next(iter(made))
@@ -75,10 +88,22 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         admission = AdmissionController(
             limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
         )
+        events: list[ResilienceEvent] = []
         dispatcher = Dispatcher(
-            Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=lambda event: None)
+            Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=events.append),
+            Watch(nonsense, DegenerateLimits(), events.append),
+            spelling or tokenizer,
+            events.append,
         )
         defects: list[BaseException] = []
+        skipped: list[LegSkipped] = []
+        limits_of_legs = LegLimits(legs or {}, clock=clock, emit=skipped.append)
+        cache = ResponseCache(
+            MemoryStore(capacity=100, max_bytes=1 << 20, ttl_s=60.0, clock=clock),
+            similar=SIMILAR,
+            clock=clock,
+            emit=lambda event: None,
+        )
         journey = Journey(
             reception=reception,
             revision=lambda: revision,
@@ -90,10 +115,13 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             admission=admission,
             dispatcher=dispatcher,
             fallback=FallbackChain(
-                cache=ResponseCache(100, 60.0, clock),
+                answers=AnswerCache(cache, "test"),
+                limits=limits_of_legs,
                 admission=admission,
                 dispatcher=dispatcher,
                 backends=fleet_backends,
+                clock=clock,
+                on_engine=on_engine,
             ),
             accounts=Accounts(outbox),
             reporter=Reporter(
@@ -106,7 +134,19 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             clock=clock,
             unix_time=lambda: 1_700_000_000.0,
         )
-        return House(journey, made, admission, registry, reception, outbox, records)
+        return House(
+            journey,
+            made,
+            admission,
+            registry,
+            reception,
+            outbox,
+            records,
+            events,
+            cache,
+            limits_of_legs,
+            skipped,
+        )
 
     return build
 

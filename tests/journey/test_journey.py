@@ -214,7 +214,10 @@ async def test_a_failure_that_may_be_retried_is_invisible_before_the_first_token
 async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivered(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a", "b"), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
+    house = build_house(
+        Script(("a", "b"), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")),
+        route={"resume": {"commit_chunks": 0}},
+    )
     sink = await house.run(ask(stream=True))
     assert sink.text == "ab"
     assert sink.error is not None and sink.error.code == "backend_unavailable"

@@ -1,0 +1,81 @@
+"""The commit buffer: the first pieces of a stream wait a moment, so that an early failure is never seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.backends.port import Delta, DeltaSink
+
+T = TypeVar("T")
+
+
+class CommitBuffer:
+    """Holds pieces back until there are ``chunks`` of them, or the first is ``seconds`` old.
+
+    What is held can still be discarded. Once it has let go it holds nothing any more.
+
+    Args:
+        send: where the pieces go.
+        chunks: most pieces that are held, at least 1.
+        seconds: longest that a piece is held.
+        clock: seconds, monotonic.
+    """
+
+    __slots__ = ("_chunks", "_clock", "_first", "_held", "_lock", "_seconds", "_send", "_since", "holding")
+
+    def __init__(self, send: DeltaSink, *, chunks: int, seconds: float, clock: Callable[[], float]) -> None:
+        self._send = send
+        self._chunks = chunks
+        self._seconds = seconds
+        self._clock = clock
+        self._held: list[Delta] = []
+        self._since = 0.0
+        self._first = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self.holding = True
+
+    async def take(self, delta: Delta) -> None:
+        """Hold a piece, or send it after those that are held."""
+        self._held.append(delta)
+        if not self._first.is_set():
+            self._since = self._clock()
+            self._first.set()
+        if len(self._held) >= self._chunks or self._clock() - self._since >= self._seconds:
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Send what is held, in order; from then on nothing is held."""
+        async with self._lock:
+            while self._held:
+                await self._send(self._held.pop(0))
+            self.holding = False
+
+    def discard(self) -> None:
+        """Forget what is held."""
+        self._held.clear()
+        self._first.clear()
+
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Await ``work``, letting go in time even when no further piece comes."""
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                timer = tasks.create_task(self._in_time(), name="commit")
+                try:
+                    result = await work
+                except Exception as error:
+                    failure = error  # raised in here it would cancel a piece that is on its way out
+                if not self._lock.locked():
+                    timer.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if failure is not None:
+            raise failure
+        return result
+
+    async def _in_time(self) -> None:
+        await self._first.wait()
+        await asyncio.sleep(self._seconds)
+        await self.commit()

@@ -1,0 +1,56 @@
+"""What a route says of broken answers: whether they are gone on with, and how long that may wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Ms = Annotated[float, Field(ge=0, le=3_600_000)]
+
+
+class RouteResume(BaseModel):
+    """The route's ``resume`` section.
+
+    Args:
+        enabled: go on with an answer whose backend broke.
+        wait_ms: a backend whose engine restarts is waited for rather than left for the next leg, when it is
+            expected back so soon. A request is worth two seconds of queue (seed 000 §8): so is a restart.
+        max_wait_ms: longest wait for a restart when no leg can answer; vLLM on a CPU loads in under a minute.
+        commit_chunks: pieces of a stream held back while its answer could not be gone on with exactly.
+        commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    wait_ms: _Ms = 2_000
+    max_wait_ms: _Ms = 60_000
+    commit_chunks: Annotated[int, Field(ge=0, le=64)] = 3
+    commit_ms: Annotated[float, Field(ge=0, le=1_000)] = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRules:
+    """The same as the journey uses it; ``commit_chunks`` is 0 when nothing is held back."""
+
+    enabled: bool
+    wait_s: float
+    max_wait_s: float
+    commit_chunks: int
+    commit_s: float
+
+
+def resume_rules(route: RouteResume) -> ResumeRules:
+    """Seconds instead of milliseconds."""
+    return ResumeRules(
+        enabled=route.enabled,
+        wait_s=route.wait_ms / 1000,
+        max_wait_s=route.max_wait_ms / 1000,
+        commit_chunks=route.commit_chunks if route.commit_ms else 0,
+        commit_s=route.commit_ms / 1000,
+    )
+
+
+RESUME = resume_rules(RouteResume())

@@ -1,0 +1,116 @@
+"""The response cache and the limits of legs in whole journeys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
+from resilience.failures import BackendFailure, FailureKind
+from resilience.leg_limits import LegLimit, LegSkipped, Price
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+CACHED = {"fallback": ["response_cache", "degraded"]}
+PRICE = Price(10**9, 10**9, 10**9)
+
+
+async def test_a_similar_question_is_answered_from_the_cache_and_says_so(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask("Who created Berserk?"))
+    house.backends["local"].state = BackendState.DEAD
+    answer = (await house.run(ask("Can you tell me who created Berserk?", generation_id="gen_2"))).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.output_text, answer.fallback.kind) == ("Hello there.", "response_cache")
+    [warning] = answer.warnings
+    assert warning.startswith("answered from a similar question (0.9") or warning.endswith("(1.00)")
+
+
+async def test_the_same_question_is_answered_without_a_warning(build_house: Build, ask: Ask) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask("Who created Berserk?"))
+    house.backends["local"].state = BackendState.DEAD
+    answer = (await house.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
+    assert answer is not None and answer.fallback is not None
+    assert (answer.fallback.kind, answer.warnings) == ("response_cache", ())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"caller": Caller("globex", CallerRole.CALLER, "key_2")},
+        {"context": {"customer": "Petra"}},
+        {"locale": "ja"},
+    ],
+)
+async def test_another_tenant_context_or_locale_is_not(
+    build_house: Build, ask: Ask, change: dict[str, object]
+) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask("Who created Berserk?"))
+    house.backends["local"].state = BackendState.DEAD
+    for text in ("Who created Berserk?", "Tell me who created Berserk?"):
+        answer = (await house.run(ask(text, **change))).answer
+        assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+
+
+async def test_an_answer_from_the_cache_is_not_kept_again(build_house: Build, ask: Ask) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask("Who created Berserk?"))
+    house.backends["local"].state = BackendState.DEAD
+    await house.run(ask("Tell me who created Berserk?"))
+    figures = house.cache.figures()
+    assert figures is not None and figures.entries == 1
+
+
+async def test_a_leg_at_its_limit_of_spending_is_passed_over(build_house: Build, ask: Ask) -> None:
+    dead = ScriptedBackend("local", state=BackendState.DEAD)
+    pool = ScriptedBackend("pool")
+    house = build_house(
+        backends=[dead, pool],
+        route={"fallback": ["pool", "degraded"]},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)},
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+    assert pool.calls == [] and house.skipped == [LegSkipped("pool", "spend")]
+    assert house.left_behind() == []
+
+
+async def test_what_a_leg_answers_is_settled_with_what_it_used(build_house: Build, ask: Ask) -> None:
+    dead = ScriptedBackend("local", state=BackendState.DEAD)
+    house = build_house(
+        backends=[dead, ScriptedBackend("pool")],
+        route={"fallback": ["pool", "degraded"]},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.backend_name == "pool"
+    tokens = answer.usage.input_tokens + answer.usage.output_tokens
+    figures = house.limits.figures()["pool"]
+    assert (figures.in_use, figures.reserved_nanousd, figures.spent_nanousd) == (0, 0, tokens * 1000)
+
+
+async def test_a_leg_that_refuses_costs_nothing(build_house: Build, ask: Ask) -> None:
+    dead = ScriptedBackend("local", state=BackendState.DEAD)
+    throttled = Script((), failure=BackendFailure(FailureKind.THROTTLED, "slow down"))
+    house = build_house(
+        backends=[dead, ScriptedBackend("pool", scripts=[throttled])],
+        route={"fallback": ["pool", "degraded"]},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, price=PRICE)},
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+    assert house.limits.figures()["pool"].spent_nanousd == 0
+
+
+async def test_the_primary_is_nobody_s_leg(build_house: Build, ask: Ask) -> None:
+    house = build_house(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.backend_name == "local" and house.skipped == []

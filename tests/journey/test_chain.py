@@ -1,0 +1,208 @@
+"""The fallback chain by reason: what is tried where, what is changed, and what is never asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgeting.values import EvidenceChunk
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import GenerateRequest, Sampling
+from gateway.course import MAX_SEAMS, Course, Give, Step, Try, View, Wait
+from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
+from gateway.routing.route_resume import RESUME, ResumeRules
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+OOM = Script((), failure=BackendFailure(FailureKind.CUDA_OOM, "no memory"))
+NAN = Script((), failure=BackendFailure(FailureKind.NAN_OUTPUT, "not a number"))
+DEAD = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
+
+
+async def test_after_out_of_memory_the_prompt_is_shortened_and_the_answer_says_so(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(OOM, Script())
+    chunks = tuple(EvidenceChunk(f"m{i}", "catalog", "Vinland Saga has 27 volumes. " * 8) for i in range(12))
+    answer = (await house.run(ask(chunks=chunks))).answer
+    assert answer is not None and answer.fallback is None
+    first, second = house.backends["local"].calls
+    assert len(second.token_ids) <= len(first.token_ids) // 2
+    [warning] = answer.warnings
+    assert str(len(first.token_ids)) in warning and str(len(second.token_ids)) in warning
+    counts = answer.budget
+    sent = counts.system + counts.retrieval + counts.recent_turns + counts.older_summary
+    assert sent == len(second.token_ids) == answer.usage.input_tokens == house.outbox.rows[0].input_tokens
+    assert counts.dropped_chunks or counts.cut_chunks
+
+
+async def test_a_prompt_is_shortened_once_and_what_cannot_be_cut_is_sent_as_it_is(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(OOM, OOM, Script())
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.warnings == ()
+    assert len({work.token_ids for work in house.backends["local"].calls}) == 1
+
+
+async def test_an_answer_to_a_shortened_prompt_is_not_remembered(build_house: Build, ask: Ask) -> None:
+    house = build_house(OOM, Script(), DEAD, route={"fallback": ["response_cache", "degraded"]})
+    chunks = tuple(EvidenceChunk(f"m{i}", "catalog", "Vinland Saga has 27 volumes. " * 8) for i in range(12))
+    await house.run(ask(chunks=chunks))
+    answer = (await house.run(ask(chunks=chunks))).answer
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "degraded_response"
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+async def test_after_an_answer_that_is_not_a_number_another_seed_is_tried(
+    build_house: Build, ask: Ask, seed: int | None
+) -> None:
+    house = build_house(NAN, Script())
+    answer = (await house.run(ask(sampling=Sampling(seed=seed, temperature=0.7)))).answer
+    assert answer is not None and answer.fallback is None
+    first, second = house.backends["local"].calls
+    assert first.sampling.seed == seed
+    assert second.sampling.seed not in (None, seed)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CUDA_OOM, FailureKind.ENGINE_DEAD])
+async def test_a_leg_on_the_same_engine_is_passed_over(
+    build_house: Build, ask: Ask, kind: FailureKind
+) -> None:
+    failing = Script((), failure=BackendFailure(kind, "it is the device", final=True))
+    names = ("local", "twin", "far")
+    house = build_house(
+        backends=[
+            ScriptedBackend(name, scripts=[failing if name == "local" else Script()]) for name in names
+        ],
+        route={"fallback": ["twin", "far"]},
+        on_engine=["local", "twin"],
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.backend_name == "far"
+    assert answer.fallback is not None and answer.fallback.reason == kind.value
+    assert house.backends["twin"].calls == []
+
+
+async def test_a_leg_that_is_not_ready_is_passed_over(build_house: Build, ask: Ask) -> None:
+    backends = [
+        ScriptedBackend("local", scripts=[DEAD]),
+        ScriptedBackend("away", state=BackendState.STARTING),
+        ScriptedBackend("far"),
+    ]
+    house = build_house(backends=backends, route={"fallback": ["away", "far"]})
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.backend_name == "far"
+
+
+async def test_the_degraded_text_comes_last_wherever_it_stands(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[ScriptedBackend("local", scripts=[DEAD]), ScriptedBackend("far")],
+        route={"fallback": ["degraded", "far"]},
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.backend_name == "far"
+
+
+async def test_bad_input_is_never_answered_by_a_fallback(build_house: Build, ask: Ask) -> None:
+    bad = Script((), failure=BackendFailure(FailureKind.INVALID_INPUT, "no"))
+    house = build_house(
+        backends=[ScriptedBackend("local", scripts=[bad]), ScriptedBackend("far")],
+        route={"fallback": ["far", "degraded"]},
+    )
+    sink = await house.run(ask())
+    assert sink.error is not None and house.backends["far"].calls == []
+
+
+# The course alone
+
+LEGS = (RESPONSE_CACHE, "twin", "far", DEGRADED)
+
+
+def view(*able: str, back_in_s: float | None = None, restarts: bool = False, committed: bool = False) -> View:
+    return View(lambda name: name in able, back_in_s, restarts, committed)
+
+
+def course(legs: Sequence[str] = LEGS, *, in_hand: bool = True, rules: ResumeRules = RESUME) -> Course:
+    return Course("gpu", legs, rules, on_engine=("gpu", "twin"), in_hand=in_hand)
+
+
+def test_memory_pressure_goes_straight_to_the_next_leg_and_never_back_to_the_device() -> None:
+    it = course()
+    it.refused("gpu", memory=True)
+    it.gave_nothing(RESPONSE_CACHE)
+    assert it.next(view("gpu", "twin", "far", back_in_s=0.0, restarts=True)) == Try("far")
+    it.refused("far", memory=False)
+    assert it.next(view("gpu", "twin", "far", back_in_s=0.0, restarts=True)) == Give(DEGRADED)
+
+
+def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_legs() -> None:
+    it = course()
+    it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
+    away = view("far", back_in_s=20.0, restarts=True)
+    assert it.next(away) == Give(RESPONSE_CACHE)
+    it.gave_nothing(RESPONSE_CACHE)
+    assert it.next(away) == Try("far")
+    it.failed("far", FailureKind.THROTTLED, moved=False)
+    assert it.next(away) == Wait(RESUME.max_wait_s)
+    it.waited(0.0, back=False)
+    assert it.next(away) == Give(DEGRADED)
+
+
+def test_patience_is_spent_once_for_all_waits() -> None:
+    it = course((DEGRADED,))
+    it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
+    soon = view("gpu", back_in_s=1.0, restarts=True)
+    assert it.next(soon) == Wait(RESUME.wait_s)
+    it.waited(RESUME.wait_s - 0.5, back=True)  # half a second was enough
+    assert it.next(soon) == Try("gpu")
+    it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
+    assert it.next(soon) == Wait(RESUME.wait_s)
+    it.waited(0.0, back=False)
+    assert it.next(soon) == Wait(RESUME.max_wait_s - 0.5 - RESUME.wait_s)
+
+
+def test_who_has_a_part_of_an_answer_is_given_no_kept_text() -> None:
+    it = course()
+    it.failed("gpu", FailureKind.STREAM_BROKEN, moved=False)
+    assert it.next(view(committed=True)) is None
+
+
+STEPS = st.sampled_from(list(FailureKind))
+
+
+@given(st.lists(st.tuples(STEPS, st.booleans(), st.booleans()), min_size=60, max_size=60), st.booleans())
+def test_every_course_ends(outcomes: list[tuple[FailureKind, bool, bool]], committed: bool) -> None:
+    it = course()
+    it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)
+    tries, waited_s, step = 0, 0.0, None
+    for kind, moved, back in outcomes:
+        step = it.next(view("gpu", "twin", "far", back_in_s=1.0, restarts=True, committed=committed))
+        if step is None or step == Give(DEGRADED):
+            break
+        tries, waited_s = _apply(it, step, kind, moved=moved, back=back, tries=tries, waited_s=waited_s)
+    assert step is None or step == Give(DEGRADED)
+    assert tries <= MAX_SEAMS + len(LEGS)
+    assert waited_s <= RESUME.max_wait_s
+
+
+def _apply(
+    it: Course, step: Step, kind: FailureKind, *, moved: bool, back: bool, tries: int, waited_s: float
+) -> tuple[int, float]:
+    if isinstance(step, Try):
+        it.failed(step.backend, kind, moved=moved)
+        return tries + 1, waited_s
+    if isinstance(step, Wait):
+        used_s = step.timeout_s / 2 if back else step.timeout_s
+        it.waited(step.timeout_s - used_s, back=back)
+        return tries, waited_s + used_s
+    it.gave_nothing(step.leg)
+    return tries, waited_s

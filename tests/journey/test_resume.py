@@ -1,0 +1,629 @@
+"""A broken answer goes on: the caller sees one unbroken stream, and pays for each token once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect as connect_socket
+
+from admission.values import Limits, Load
+from gateway.app import create_app
+from gateway.backends.port import BackendState, Continue
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import (
+    Contract,
+    FinishReason,
+    FormatType,
+    GenerateRequest,
+    ResponseFormat,
+    Sampling,
+)
+from gateway.course import MAX_SEAMS
+from gateway.http.testing import CALLER_KEY, fake_services, serving
+from resilience.events import Resumed
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House, RecordingSink, RestartingBackend, Spelled
+from tests.journey.test_cancellation import cancel_at_every_turn
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+# Held back and given late, as engines do: the third token's text comes with the fourth.
+PIECES = ("Vin", "land", "", " Saga", ", of", " cour", "se", "。")
+BYTES = ("Vin", "land", " Sa", "ga", ", of", " cour", "se", "。")
+TEXT, IDS = "".join(PIECES), tuple(range(len(PIECES)))
+SPELLING = Spelled(BYTES)
+EXACT = frozenset({Continue.TOKENS})
+WHOLE = Script(PIECES, token_ids=IDS)
+GONE = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
+BROKEN = BackendFailure(FailureKind.STREAM_BROKEN, "cut")
+AT_ONCE = {"resume": {"commit_chunks": 0}}
+
+
+def breaking(after: int, failure: BackendFailure = BROKEN, script: Script = WHOLE) -> Script:
+    return replace(script, failure=failure, breaks_after=after)
+
+
+def backend(
+    *scripts: Script, name: str = "local", continues: frozenset[Continue] = EXACT, **more: Any
+) -> ScriptedBackend:
+    return ScriptedBackend(name, scripts=scripts, continues=continues, **more)
+
+
+def restarting(*scripts: Script, restart_s: float | None = 0.01, **more: Any) -> RestartingBackend:
+    made = RestartingBackend("local", scripts=scripts, continues=EXACT, **more)
+    made.restart_s, made.waited_for = restart_s, asyncio.Event()
+    return made
+
+
+BROKEN_AT_ONCE = breaking(0)
+
+
+def check_whole(house: House, sink: RecordingSink) -> None:
+    """One answer, one row, every token once."""
+    answer = sink.answer
+    assert answer is not None, sink.error
+    assert answer.output_text == TEXT
+    assert answer.usage.output_tokens == len(PIECES)
+    assert answer.finish_reason is FinishReason.STOP
+    [row] = house.outbox.rows
+    assert (row.output_tokens, row.input_tokens) == (len(PIECES), answer.usage.input_tokens)
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("k", range(len(PIECES) + 1))
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_breaks_after_any_token_goes_on_where_it_broke(
+    build_house: Build, ask: Ask, k: int, stream: bool
+) -> None:
+    house = build_house(
+        backends=[backend(breaking(k), WHOLE), backend(WHOLE, name="other")],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=stream))
+    check_whole(house, sink)
+    assert sink.answer is not None
+    if stream:
+        assert sink.text == TEXT
+    else:
+        assert sink.deltas == [], "nobody sees the pieces of an answer that is given whole"
+    # Without a token there is nothing to go on with: that is another attempt, and the next leg's.
+    assert sink.answer.backend_name == ("local" if k else "other")
+    assert (sink.answer.fallback is None) == bool(k)
+
+
+@pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
+@pytest.mark.parametrize("told", [True, False], ids=["ids told", "ids not told"])
+@pytest.mark.parametrize("way", [Continue.TOKENS, Continue.TEXT])
+async def test_another_backend_goes_on_when_the_first_cannot(
+    build_house: Build, ask: Ask, k: int, told: bool, way: Continue
+) -> None:
+    script = WHOLE if told else replace(WHOLE, token_ids=())
+    house = build_house(
+        backends=[
+            backend(breaking(k, GONE, script), continues=frozenset()),
+            backend(replace(script, token_ids=()), name="far", model="other", continues=frozenset({way})),
+        ],
+        route={"fallback": ["far", "degraded"], **AT_ONCE},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    answer = sink.answer
+    assert answer is not None, sink.error
+    assert answer.output_text == sink.text == TEXT
+    assert (answer.backend_name, answer.fallback and answer.fallback.kind) == ("far", "far")
+    assert answer.fallback is not None and answer.fallback.reason == "engine_dead"
+    [event] = [event for event in house.events if isinstance(event, Resumed)]
+    mode = "text" if way is Continue.TEXT else "spelled"
+    assert (event.source, event.target, event.mode, event.result) == ("local", "far", mode, "whole")
+    assert len(house.outbox.rows) == 1
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_waits_for_its_engine_to_come_back(
+    build_house: Build, ask: Ask, stream: bool
+) -> None:
+    house = build_house(backends=[restarting(breaking(3, GONE), WHOLE)], spelling=SPELLING)
+    sink = await house.run(ask(stream=stream))
+    check_whole(house, sink)
+    assert sink.answer is not None and sink.answer.fallback is None
+    first, second = house.backends["local"].calls
+    assert second.begun is not None and second.begun.token_ids == first.token_ids[:0] + IDS[:2]
+    assert second.begun.text == "Vinland"
+    assert second.token_ids == first.token_ids
+    assert first.sampling.max_tokens is not None
+    assert second.sampling.max_tokens == first.sampling.max_tokens - 2
+
+
+async def test_an_answer_that_was_not_begun_waits_too_and_is_not_degraded(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[restarting(breaking(0, GONE), WHOLE)], spelling=SPELLING)
+    check_whole(house, await house.run(ask()))
+
+
+async def test_a_leg_that_is_ready_is_preferred_to_a_long_restart(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[restarting(breaking(2, GONE), WHOLE, restart_s=30), backend(WHOLE, name="other")],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    began = time.monotonic()
+    sink = await house.run(ask(stream=True))
+    assert time.monotonic() - began < 5
+    check_whole(house, sink)
+    assert sink.answer is not None and sink.answer.backend_name == "other"
+
+
+async def test_a_short_restart_is_preferred_to_a_leg(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[restarting(breaking(2, GONE), WHOLE), backend(WHOLE, name="other")],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is not None and sink.answer.backend_name == "local"
+
+
+async def test_a_new_request_does_not_wait_for_a_long_restart(build_house: Build, ask: Ask) -> None:
+    away = restarting(WHOLE, restart_s=30, state=BackendState.STARTING)
+    away.ready_in_s = 30.0
+    answer = (await build_house(backends=[away], spelling=SPELLING).run(ask())).answer
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "degraded_response"
+
+
+async def test_a_new_request_waits_for_a_short_restart(build_house: Build, ask: Ask) -> None:
+    away = restarting(WHOLE, state=BackendState.STARTING)
+    away.ready_in_s = 0.01
+    answer = (await build_house(backends=[away], spelling=SPELLING).run(ask())).answer
+    assert answer is not None and (answer.output_text, answer.fallback) == (TEXT, None)
+
+
+async def test_an_engine_that_never_comes_back_leaves_a_part_or_the_degraded_text(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[restarting(breaking(4, GONE), restart_s=None)], spelling=SPELLING)
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None and sink.error is not None
+    assert sink.error.code == "backend_unavailable"
+    assert sink.text == "Vinland Saga"
+    [row] = house.outbox.rows
+    assert (row.output_tokens, row.finish_reason) == (4, "error")
+    answer = (await house.run(ask(generation_id="gen_2"))).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+
+
+async def test_a_continuation_that_breaks_is_gone_on_with_as_well(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[
+            backend(breaking(2), breaking(2), BROKEN_AT_ONCE),
+            backend(breaking(1), WHOLE, name="other"),
+        ],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    check_whole(house, sink)
+    assert (house.records[0].seams or ())[0].tokens == 2
+    assert [seam.target for seam in (house.records[0].seams or ())] == ["local", "local", "other", "other"]
+
+
+async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(
+        backends=[
+            backend(breaking(2), BROKEN_AT_ONCE),
+            backend(breaking(2), BROKEN_AT_ONCE, name="other"),
+        ],
+        route={"fallback": ["other", "degraded"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None and sink.error is not None
+    assert sink.text == "Vinland Saga"
+    [row] = house.outbox.rows
+    assert (row.output_tokens, row.error_code) == (4, "backend_unavailable")
+    assert house.left_behind() == []
+
+
+async def test_seams_are_bounded(build_house: Build, ask: Ask) -> None:
+    letters = Script(tuple("abcdefghij"), token_ids=tuple(range(10)))
+    house = build_house(backends=[backend(breaking(1, script=letters))], spelling=Spelled("abcdefghij"))
+    sink = await house.run(ask(stream=True))
+    assert sink.error is not None and sink.text == "abcdefghij"[: MAX_SEAMS + 1]
+    assert len(house.records[0].seams or ()) == MAX_SEAMS
+
+
+async def test_a_caller_who_wants_errors_still_gets_the_rest_from_the_same_backend(
+    build_house: Build, ask: Ask
+) -> None:
+    legs = {"fallback": ["other", "degraded"]}
+    local, other = backend(breaking(3), WHOLE), backend(WHOLE, name="other")
+    house = build_house(backends=[local, other], route=legs, spelling=SPELLING)
+    check_whole(house, await house.run(ask(stream=True, allow_fallback=False)))
+    house = build_house(
+        backends=[backend(breaking(3), continues=frozenset()), backend(WHOLE, name="other")],
+        route={**legs, **AT_ONCE},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True, allow_fallback=False))
+    assert sink.error is not None and house.backends["other"].calls == []
+
+
+async def test_a_route_may_say_that_broken_streams_stay_broken(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[backend(breaking(5), WHOLE), backend(WHOLE, name="other")],
+        route={"fallback": ["other"], "resume": {"enabled": False}},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.error is not None and TEXT.startswith(sink.text) and sink.text
+
+
+@pytest.mark.parametrize("sampling", [Sampling(n=2), Sampling()])
+async def test_what_cannot_be_continued_ends_as_a_part(
+    build_house: Build, ask: Ask, sampling: Sampling
+) -> None:
+    shape = ResponseFormat(FormatType.JSON_OBJECT) if sampling.n == 1 else ResponseFormat()
+    house = build_house(backends=[backend(breaking(4), WHOLE)], route=AT_ONCE, spelling=SPELLING)
+    asked = ask(
+        stream=True, contract=Contract.CHAT, model="scripted", sampling=sampling, response_format=shape
+    )
+    sink = await house.run(asked)
+    assert sink.error is not None and len(house.backends["local"].calls) == 1
+
+
+async def test_a_shaped_answer_goes_on_where_its_shape_survives(build_house: Build, ask: Ask) -> None:
+    able = EXACT | {Continue.SHAPED}
+    house = build_house(backends=[backend(breaking(4), WHOLE, continues=able)], spelling=SPELLING)
+    asked = ask(stream=True, response_format=ResponseFormat(FormatType.JSON_OBJECT))
+    check_whole(house, await house.run(asked))
+
+
+async def test_of_an_answer_that_nobody_has_seen_a_new_one_is_made_rather_than_patched(
+    build_house: Build, ask: Ask
+) -> None:
+    fresh = Script(("Quite", " another."), token_ids=(0, 1))
+    house = build_house(
+        backends=[
+            backend(breaking(6, GONE), continues=frozenset()),
+            backend(fresh, name="far", continues=frozenset({Continue.TEXT})),
+        ],
+        route={"fallback": ["far"]},
+        spelling=SPELLING,
+    )
+    answer = (await house.run(ask())).answer
+    assert answer is not None and answer.output_text == "Quite another."
+    assert answer.usage.output_tokens == house.outbox.rows[0].output_tokens == 2
+    [work] = house.backends["far"].calls
+    assert work.begun is None
+
+
+async def test_a_deadline_ends_the_wait_with_what_there_is(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
+    began = time.monotonic()
+    sink = await house.run(ask(stream=True, deadline=began + 0.2))
+    assert time.monotonic() - began < 2
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
+    assert sink.answer.output_text == sink.text == "Vinland Saga"
+    assert sink.answer.usage.output_tokens == house.outbox.rows[0].output_tokens == 4
+    assert house.left_behind() == []
+
+
+async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_house: Build, ask: Ask) -> None:
+    slow = replace(WHOLE, delay_s=0.05)
+    house = build_house(backends=[backend(breaking(4), slow)], spelling=SPELLING)
+    sink = await house.run(ask(stream=True, deadline=time.monotonic() + 0.12))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
+    assert TEXT.startswith(sink.text) and len(sink.text) > len("Vinland Saga")
+    assert sink.answer.usage.output_tokens == house.outbox.rows[0].output_tokens < len(PIECES)
+
+
+async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_degraded_text(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[restarting(breaking(0, GONE), restart_s=30)], spelling=SPELLING)
+    deadline = time.monotonic() + 0.3
+    sink = await house.run(ask(deadline=deadline))
+    assert time.monotonic() < deadline
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
+
+
+async def test_an_answer_that_breaks_behind_its_last_token_is_whole(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[backend(breaking(8), WHOLE)], spelling=SPELLING)
+    sink = await house.run(ask(stream=True, sampling=Sampling(max_tokens=len(PIECES))))
+    assert sink.answer is not None
+    assert (sink.answer.output_text, sink.answer.finish_reason) == (TEXT, FinishReason.LENGTH)
+    assert sink.answer.usage.output_tokens == len(PIECES)
+    assert len(house.backends["local"].calls) == 1
+
+
+async def test_log_probabilities_come_once_for_each_token(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[backend(breaking(3), WHOLE)], spelling=SPELLING)
+    asked = ask(stream=True, contract=Contract.CHAT, model="scripted", sampling=Sampling(logprobs=0))
+    sink = await house.run(asked)
+    check_whole(house, sink)
+    assert sink.answer is not None and sink.answer.logprobs is not None
+    assert [entry.text for entry in sink.answer.logprobs] == list(PIECES)
+    assert [entry.text for delta in sink.deltas for entry in delta.logprobs] == list(PIECES)
+
+
+async def test_nothing_is_left_when_the_caller_leaves_at_any_await_of_a_seam(
+    build_house: Build, ask: Ask
+) -> None:
+    plain = Script(BYTES, token_ids=IDS)  # each piece with its text: tokens delivered are those sent
+    scripts = [breaking(3, script=plain), breaking(1, script=plain), breaking(0, script=plain)]
+
+    def build() -> House:
+        return build_house(
+            backends=[backend(*scripts), backend(plain, name="other")],
+            route={"fallback": ["other"], **AT_ONCE},
+            spelling=SPELLING,
+        )
+
+    turns, house = await cancel_at_every_turn(build, ask(stream=True))
+    assert turns > 12
+    assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].fallback) == ("stop", "other")
+
+
+async def test_nothing_is_left_when_the_caller_leaves_while_waiting_for_a_restart(
+    build_house: Build, ask: Ask
+) -> None:
+    engine = restarting(breaking(2, GONE), restart_s=30)
+    house = build_house(backends=[engine], spelling=SPELLING)
+    sink = RecordingSink()
+    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(stream=True), sink))
+    async with asyncio.timeout(5):
+        await engine.waited_for.wait()
+    assert not journey.done()
+    journey.cancel()
+    await asyncio.gather(journey, return_exceptions=True)
+    assert house.left_behind() == []
+    assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].output_tokens) == ("cancelled", 2)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(breaks=st.lists(st.integers(1, len(PIECES)), max_size=4), stream=st.booleans())
+async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
+    build_house: Build, ask: Ask, breaks: Sequence[int], stream: bool
+) -> None:
+    # A call that gives no new text is not made again on the same backend, so each has to.
+    scripts = [breaking(after) for after in breaks]
+    house = build_house(
+        backends=[backend(*scripts, WHOLE), backend(WHOLE, name="other")],
+        route={"fallback": ["other"], **AT_ONCE},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=stream))
+    check_whole(house, sink)
+    if stream:
+        assert sink.text == TEXT
+
+
+@pytest.mark.parametrize("k", [1, 2])
+async def test_the_commit_buffer_makes_an_early_failure_invisible(
+    build_house: Build, ask: Ask, k: int
+) -> None:
+    fresh = Script(("Quite", " another", " answer", "."))
+    house = build_house(
+        backends=[
+            backend(breaking(k, GONE), continues=frozenset()),
+            backend(fresh, name="far", continues=frozenset()),
+        ],
+        route={"fallback": ["far"]},
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is not None and sink.answer.fallback is not None
+    assert sink.text == sink.answer.output_text == "Quite another answer."
+    assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens == 4
+    assert house.left_behind() == []
+
+
+async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a", "b"), delay_s=0.15), route={"resume": {"commit_ms": 20}})
+    sink = RecordingSink()
+    async with asyncio.TaskGroup() as tasks:
+        journey = tasks.create_task(house.journey.run(ask(stream=True), sink))
+        async with asyncio.timeout(5):
+            await sink.heard.wait()
+        assert not journey.done() and sink.text == "a"
+    assert sink.text == "ab"
+    assert house.left_behind() == []
+
+
+async def test_what_can_be_gone_on_with_exactly_is_not_held_back(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
+    sink = RecordingSink()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(house.journey.run(ask(stream=True), sink))
+        async with asyncio.timeout(5):
+            await sink.heard.wait()
+        assert len(sink.deltas) == 1
+
+
+async def test_nothing_is_left_when_the_caller_leaves_while_pieces_are_held_back(
+    build_house: Build, ask: Ask
+) -> None:
+    for turns in range(60):
+        house = build_house(
+            backends=[
+                backend(breaking(2, GONE), continues=frozenset()),
+                backend(WHOLE, name="far", continues=frozenset()),
+            ],
+            route={"fallback": ["far"]},
+        )
+        journey = asyncio.get_running_loop().create_task(house.journey.run(ask(stream=True), RecordingSink()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        journey.cancel()
+        await asyncio.gather(journey, return_exceptions=True)
+        assert house.left_behind() == [], f"after {turns} turns"
+        assert len(house.outbox.rows) <= 1
+
+
+# Every kind of sink
+
+
+def broken_house(build_house: Build, k: int) -> House:
+    return build_house(
+        backends=[backend(breaking(k), WHOLE)], route={"prompt_version": None}, spelling=SPELLING
+    )
+
+
+BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+async def posted(house: House, path: str, body: dict[str, Any]) -> list[Any]:
+    app = create_app(fake_services(journey=house.journey))  # type: ignore[arg-type]
+    headers = {"authorization": f"Bearer {CALLER_KEY}"}
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gw", headers=headers) as client:
+        reply = await client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line[6:]) for line in reply.text.split("\n\n") if line and line[6:] != "[DONE]"]
+
+
+@pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
+async def test_a_native_stream_shows_no_seam(build_house: Build, k: int) -> None:
+    house = broken_house(build_house, k)
+    events = await posted(house, "/v1/generate", BODY)
+    assert "".join(event["delta"] for event in events[:-1]) == TEXT
+    assert events[-1]["type"] == "done"
+    assert events[-1]["usage"]["output_tokens"] == len(PIECES)
+    assert len(house.outbox.rows) == 1
+
+
+@pytest.mark.parametrize("k", range(1, len(PIECES) + 1))
+async def test_an_openai_stream_shows_no_seam(build_house: Build, k: int) -> None:
+    house = broken_house(build_house, k)
+    body = {**BODY, "model": "scripted", "stream_options": {"include_usage": True}}
+    chunks = await posted(house, "/v1/chat/completions", body)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == TEXT
+    assert sum("role" in delta for delta in deltas) == 1
+    assert chunks[-1]["usage"]["completion_tokens"] == len(PIECES)
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions"])
+async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_house: Build, path: str) -> None:
+    house = build_house(
+        backends=[backend(breaking(4), continues=frozenset())], route=AT_ONCE, spelling=SPELLING
+    )
+    body = {**BODY, "model": "scripted"} if "chat" in path else BODY
+    events = await posted(house, path, body)
+    assert events[-1]["error"]["code"] == "backend_unavailable"
+    if path == "/v1/generate":
+        assert events[-1]["partial"] is True
+
+
+@pytest.mark.parametrize("continues", [EXACT, frozenset[Continue]()])
+async def test_a_web_socket_shows_no_seam_or_the_error(
+    build_house: Build, continues: frozenset[Continue]
+) -> None:
+    house = build_house(
+        backends=[backend(breaking(4), WHOLE, continues=continues)], route=AT_ONCE, spelling=SPELLING
+    )
+    with serving(fake_services(journey=house.journey)) as base:  # type: ignore[arg-type]
+        url = base.replace("http", "ws") + "/v1/generate/ws"
+        async with connect_socket(
+            url, additional_headers={"Authorization": f"Bearer {CALLER_KEY}"}
+        ) as socket:
+            await socket.send(json.dumps({"messages": BODY["messages"]}))
+            events = [json.loads(frame) async for frame in socket]
+    text = "".join(event["delta"] for event in events[:-1])
+    if continues:
+        assert (text, events[-1]["type"]) == (TEXT, "done")
+    else:
+        assert (text, events[-1]["type"], events[-1]["partial"]) == ("Vinland Saga", "error", True)
+
+
+async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_house: Build, ask: Ask) -> None:
+    strangers = Script(("Quite", " another"), token_ids=(0, 1))  # refuses what is not the start of its own
+    house = build_house(
+        backends=[
+            backend(breaking(3, GONE), continues=frozenset()),
+            backend(strangers, name="far"),
+            backend(WHOLE, name="near"),
+        ],
+        route={"fallback": ["far", "near"], **AT_ONCE},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is not None and sink.answer.backend_name == "near"
+    assert sink.text == TEXT
+    results = [event.result for event in house.events if isinstance(event, Resumed)]
+    assert results == ["broken", "whole"]
+
+
+async def test_a_retry_of_an_answer_that_nobody_has_seen_keeps_its_tokens(
+    build_house: Build, ask: Ask
+) -> None:
+    preempted = BackendFailure(FailureKind.PREEMPTED, "pushed out")
+    house = build_house(backends=[backend(breaking(5, preempted), WHOLE)], spelling=SPELLING)
+    check_whole(house, await house.run(ask()))
+    [_, second] = house.backends["local"].calls
+    assert second.begun is not None and second.begun.token_ids == IDS[:5]
+
+
+async def test_nobody_pays_for_an_answer_that_nobody_got(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[backend(breaking(5, GONE), continues=frozenset())], route={"fallback": []})
+    sink = await house.run(ask())
+    assert sink.error is not None
+    [row] = house.outbox.rows
+    assert (row.output_tokens, row.finish_reason) == (0, "error")
+
+
+async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_house: Build, ask: Ask) -> None:
+    count = 24
+    slow = replace(WHOLE, delay_s=0.002)
+    engine = restarting(*[breaking(k, GONE, slow) for k in range(0, 9, 2)], slow)
+    engine.load = Load(running=1, max_running=5, total_blocks=1000, block_size=16)
+    house = build_house(backends=[engine], spelling=SPELLING, limits=Limits(max_input_tokens=4096))
+    sinks = await asyncio.gather(
+        *[house.run(ask(request_id=f"r{i}", generation_id=f"g{i}", stream=i % 2 == 0)) for i in range(count)]
+    )
+    for sink in sinks:
+        assert sink.answer is not None and sink.answer.output_text == TEXT
+        assert sink.answer.usage.output_tokens == len(PIECES)
+    assert len(house.outbox.rows) == count
+    assert house.left_behind() == []
+
+
+async def test_pieces_that_are_held_back_are_not_given_before_the_degraded_text(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(backends=[backend(breaking(2, GONE), continues=frozenset())])
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
+    assert sink.text == sink.answer.output_text
+    assert "Vin" not in sink.text
+
+
+async def test_nobody_goes_on_with_nonsense(build_house: Build, ask: Ask) -> None:
+    nonsense = BackendFailure(FailureKind.DEGENERATE_OUTPUT, "it repeats itself", final=True)
+    house = build_house(
+        backends=[backend(breaking(5, nonsense)), backend(WHOLE, name="other")],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask())
+    assert sink.answer is not None and sink.answer.output_text == TEXT
+    [work] = house.backends["other"].calls
+    assert work.begun is None
+    sink = await house.run(ask(stream=True, generation_id="gen_2"))
+    assert sink.error is not None and len(house.backends["other"].calls) == 1

@@ -1,0 +1,144 @@
+"""Seams: what is kept of a broken answer and what comes behind it are the whole answer, for every split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from resilience.resume import Joint, Mismatch, Seam, align
+
+# Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and stands for nothing.
+VOCABULARY = (
+    b"", b"a", b"b", b" word", b"END", b" EN", b"D", b"x\xe3", b"\xe3", b"\x81", b"\x82", b"\x82y z",
+    "あ".encode(), "い".encode()[:2], "い".encode()[2:], "🐉".encode()[:1], "🐉".encode()[1:], "é".encode(),
+)  # fmt: skip
+
+
+def bytes_of(token_id: int) -> bytes:
+    return VOCABULARY[token_id]
+
+
+def decoded(ids: Sequence[int]) -> bytes:
+    return b"".join(map(bytes_of, ids))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[list[int], str]:
+    """Token ids that decode to whole text, and the text."""
+    ids = draw(st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=24))
+    try:
+        return ids, decoded(ids).decode()
+    except UnicodeDecodeError:
+        assume(False)
+        raise
+
+
+def test_tokens_that_are_all_delivered_all_stay() -> None:
+    assert align([1, 3], "a word", bytes_of) == Seam((1, 3))
+
+
+def test_tokens_behind_the_delivered_text_are_dropped() -> None:
+    assert align([1, 3, 5], "a word", bytes_of) == Seam((1, 3))
+
+
+def test_the_rest_of_a_token_that_was_delivered_in_part_is_held() -> None:
+    assert align([1, 3, 5], "a wo", bytes_of) == Seam((1, 3), held="rd")
+
+
+def test_a_control_token_behind_the_text_does_not_stay() -> None:
+    assert align([1, 3, 0], "a word", bytes_of) == Seam((1, 3))
+
+
+def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
+    seam = align([1, 7], "ax", bytes_of)
+    assert seam == Seam((1,), again="x")
+    assert seam.behind("ax") == "a"
+
+
+def test_ids_are_dropped_back_to_where_a_character_ends() -> None:
+    assert align([1, 8, 9, 11], "aあy", bytes_of) == Seam((1, 8, 9, 11), held=" z")
+    assert align([1, 8, 9], "aあ", bytes_of) == Seam((1,), again="あ")
+
+
+def test_nothing_delivered_keeps_nothing() -> None:
+    assert align([5, 6], "", bytes_of) == Seam(())
+
+
+@pytest.mark.parametrize("text", ["b", "ab", "a wa", "A word"])
+def test_ids_of_another_answer_have_no_seam(text: str) -> None:
+    assert align([1, 3], text, bytes_of) is None
+
+
+def test_the_start_of_a_stop_string_is_held_until_it_is_known_not_to_be_one() -> None:
+    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    assert joint.take("", (6,)) == ""
+    assert joint.end() == " "
+    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    assert joint.take("", ()) == ""
+    assert joint.end() == " EN"
+    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    assert joint.take("b", (2,)) == " ENb"
+    assert joint.end() == ""
+
+
+def test_what_is_generated_again_must_be_what_was_delivered() -> None:
+    joint = Joint(Seam((), again="ab"))
+    assert joint.take("a") == ""
+    assert not joint.joined
+    with pytest.raises(Mismatch):
+        joint.take("c")
+    with pytest.raises(Mismatch):
+        Joint(Seam((), again="ab")).end()
+
+
+@given(answers(), st.data())
+def test_what_is_kept_and_what_follows_are_the_whole_answer(
+    answer: tuple[list[int], str], data: st.DataObject
+) -> None:
+    ids, text = answer
+    told = data.draw(st.integers(0, len(ids)), label="tokens told")
+    most = len(decoded(ids[:told]).decode(errors="ignore"))
+    given_text = text[: data.draw(st.integers(0, most), label="characters delivered")]
+    seam = align(ids[:told], given_text, bytes_of)
+    assert seam is not None
+    assert list(seam.token_ids) == ids[: len(seam.token_ids)]
+    assert decoded(seam.token_ids).decode() == seam.behind(given_text)
+    assert not (seam.held and seam.again)
+    # Whoever goes on gives the rest of the text in pieces of any size.
+    joint, rest, out = Joint(seam), text[len(seam.behind(given_text)) :], given_text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)), label="piece")
+        out, rest = out + joint.take(rest[:size]), rest[size:]
+    assert out + joint.end() == text
+
+
+@given(answers(), st.data())
+def test_no_fewer_tokens_would_cover_the_text(answer: tuple[list[int], str], data: st.DataObject) -> None:
+    ids, text = answer
+    given_text = text[: data.draw(st.integers(0, len(text)), label="characters delivered")]
+    seam = align(ids, given_text, bytes_of)
+    assert seam is not None
+    if seam.token_ids and not seam.again:
+        assert len(decoded(seam.token_ids[:-1])) < len(given_text.encode())
+
+
+@given(answers(), st.data())
+def test_a_second_break_before_the_first_seam_is_closed_loses_nothing(
+    answer: tuple[list[int], str], data: st.DataObject
+) -> None:
+    ids, text = answer
+    given_text = text[: data.draw(st.integers(0, len(text)), label="characters delivered")]
+    first = align(ids, given_text, bytes_of)
+    assert first is not None
+    # The continuation breaks after some tokens, all of whose text was given again or held back.
+    more = data.draw(st.integers(0, len(ids) - len(first.token_ids)), label="tokens of the continuation")
+    told = ids[: len(first.token_ids) + more]
+    whole = decoded(told).decode(errors="ignore")
+    now = whole if len(whole) > len(given_text) else given_text
+    second = align(told, now, bytes_of)
+    assert second is not None
+    assert text.startswith(now)
+    assert decoded(second.token_ids).decode() == second.behind(now)
