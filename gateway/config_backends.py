@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from gateway.backends.port import Feature
+from gateway.config_fallback import PriceConfig
+from gateway.config_hedge import HedgeSection
 from gateway.config_section import Section
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -20,6 +22,7 @@ class EngineBackend(Section):
     """The engine in process, as a backend."""
 
     kind: Literal["engine"]
+    price: PriceConfig | None = None
 
 
 class OpenAIBackend(Section):
@@ -36,6 +39,9 @@ class OpenAIBackend(Section):
     prompt: Literal["messages", "token_ids"] = "messages"
     features: list[Feature] | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
+    load_adapters: bool = False
+    adapters_folder: Path | None = None
+    max_loaded_adapters: Annotated[int, Field(ge=1, le=10_000)] = 8
     api_key_env: str | None = None
     send_priority: bool = False
     max_running: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -60,6 +66,17 @@ class OpenAIBackend(Section):
     affinity_block_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
     affinity_load_factor: Annotated[float, Field(ge=1, le=100)] = 1.25
     affinity_index_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768
+    hedge: HedgeSection = HedgeSection()
+    price: PriceConfig | None = None
+
+    @model_validator(mode="after")
+    def _workers_can_load(self) -> Self:
+        """Only vLLM has endpoints to load adapters."""
+        if self.load_adapters and self.dialect != "vllm":
+            raise ValueError(
+                f"load_adapters: workers of dialect {self.dialect!r} load none for us; allowed: 'vllm'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _urls_differ(self) -> Self:
@@ -102,6 +119,8 @@ class BedrockSection(Section):
     region_cooldown_seconds: Annotated[float, Field(ge=0, le=60)] = 10.0
     guardrail: BedrockGuardrail | None = None
     cache_points: Literal["auto"] | bool = "auto"
+    prefill: bool | None = None
+    price: PriceConfig | None = None
 
     @model_validator(mode="after")
     def _regions_differ(self) -> Self:

@@ -1,88 +1,255 @@
-"""Answers kept for an outage: exact matches only, bounded in number and age."""
+"""The response cache: answers kept for an outage, found by the same question or by a similar one.
+
+Off the way of requests: to remember is to append to a bounded outbox, which :meth:`ResponseCache.run`
+empties; to look happens only when nothing better can answer. Neither ever fails or holds up a request: a
+store that is broken is a miss, told once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
+import sys
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
-T = TypeVar("T")
+from resilience.response_cache_values import (
+    AnswersLost,
+    CacheEvent,
+    CacheFigures,
+    Entry,
+    Hit,
+    Kept,
+    LookedUp,
+    Lookup,
+    Question,
+    Store,
+    StoreBroke,
+    StoreError,
+    StoreIsBack,
+)
+from resilience.similar import Meaning, SimilarQuestions
 
 # 256 bits: two different requests never share a key in practice, also when one of them is crafted.
 KEY_BYTES = 32
+# Answers that are written together.
+BATCH = 64
+# Looks for similar questions at once; a further one asks for its own answer alone. Each takes a thread for
+# less than a millisecond.
+MAX_LOOKING = 32
+# A store that failed is left alone for so long, so that an outage does not cost each request a timeout.
+REST_S = 1.0
+WRITE_TIMEOUT_S = 5.0
 
 
-class ResponseCache(Generic[T]):
-    """A cache with a bound on entries (the least recently used leaves) and on their age.
+class ResponseCache:
+    """Finds kept answers and keeps new ones.
 
     Callers put only complete, undegraded answers in.
 
     Args:
-        capacity: most entries, at least 1.
-        ttl_s: age from which an entry counts as absent, seconds, above 0.
-        clock: seconds, monotonic.
+        store: where they are kept.
+        similar: tells which questions are similar; ``None``: only the same question is answered.
+        clock: seconds; the store's clock.
+        emit: takes each event; must not block.
+        timeout_s: longest time of a look.
+        outbox: answers that may wait to be kept; further ones are lost and counted.
     """
 
-    def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float]) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; allowed: 1 or more")
-        if not ttl_s > 0:
-            raise ValueError(f"ttl_s is {ttl_s}; allowed: above 0")
-        self._capacity = capacity
-        self._ttl_s = ttl_s
+    def __init__(
+        self,
+        store: Store,
+        *,
+        similar: SimilarQuestions | None,
+        clock: Callable[[], float],
+        emit: Callable[[CacheEvent], None],
+        timeout_s: float = 0.25,
+        outbox: int = 1_000,
+    ) -> None:
+        self._store = store
+        self._similar = similar
         self._clock = clock
-        # least recently used first; the time is when the entry was put
-        self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
+        self._emit = emit
+        self._timeout_s = timeout_s
+        self._outbox: deque[tuple[Callable[[], Question], Kept, float]] = deque()
+        self._outbox_size = outbox
+        self._wake = asyncio.Event()
+        self._looking = 0
+        self._broken = False
+        self._rest_until = float("-inf")
 
-    def __len__(self) -> int:
-        """Entries held, too old ones included until they are asked for or pushed out."""
-        return len(self._entries)
+    @property
+    def waiting(self) -> int:
+        """Answers that wait to be kept."""
+        return len(self._outbox)
 
-    def get(self, key: str) -> T | None:
-        """The value put under ``key``, unless it left or is too old."""
-        entry = self._entries.get(key)
-        if entry is None:
+    def figures(self) -> CacheFigures | None:
+        """What is kept; ``None`` when another service tells."""
+        return self._store.figures()
+
+    async def check(self) -> str | None:
+        """Ask the store for something once; the class of the error when it could not be asked."""
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._store.get("check")
+        except StoreError as error:
+            return error.error_type
+        except TimeoutError as error:
+            return type(error).__name__
+        return None
+
+    async def close(self) -> None:
+        """Let go of the store's connections; :meth:`run` does so by itself."""
+        await self._store.close()
+
+    async def find(self, question: Question, timeout_s: float | None = None) -> Hit | None:
+        """The answer to the same question, else to the most similar one that is similar enough."""
+        if self._clock() < self._rest_until:
+            self._emit(LookedUp(Lookup.ERROR))
             return None
-        put_at, value = entry
-        if self._clock() - put_at >= self._ttl_s:
-            del self._entries[key]
+        limit = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        try:
+            async with asyncio.timeout(limit):
+                hit = await self._look(question)
+        except (StoreError, TimeoutError) as error:
+            self._failed(error)
+            self._emit(LookedUp(Lookup.ERROR))
             return None
-        self._entries.move_to_end(key)
-        return value
+        self._worked()
+        kind = Lookup.MISS if hit is None else Lookup.EXACT if hit.exact else Lookup.SIMILAR
+        self._emit(LookedUp(kind))
+        return hit
 
-    def put(self, key: str, value: T) -> None:
-        """Keep ``value``; it replaces an older one of the same key and starts a new age."""
-        self._entries[key] = (self._clock(), value)
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+    def remember(self, question: Callable[[], Question], kept: Kept) -> None:
+        """Keep an answer soon; ``question`` is called later, in another thread."""
+        if len(self._outbox) >= self._outbox_size:
+            self._emit(AnswersLost(1, "outbox_full"))
+            return
+        self._outbox.append((question, kept, self._clock()))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep what was remembered, until cancelled; closes the store then."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self.flush()
+        finally:
+            await self.close()
+
+    async def flush(self) -> None:
+        """Keep what waits."""
+        while self._outbox:
+            await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
+
+    async def _look(self, question: Question) -> Hit | None:
+        entry = await self._store.get(question.key)
+        if entry is not None:
+            return Hit(entry.kept, 1.0, self._age_s(entry), exact=True)
+        similar, text = self._similar, question.text
+        if similar is None or text is None or self._looking >= MAX_LOOKING:
+            return None
+        self._looking += 1
+        try:
+            meaning = await asyncio.to_thread(similar.meaning, text)
+            if meaning is None:
+                return None
+            candidates = await self._store.shelf(shelf_of(question.scope, meaning, similar))
+            best = await asyncio.to_thread(_best, meaning, candidates) if candidates else None
+            if best is None:
+                return None
+            key, likeness = best
+            entry = await self._store.get(key)
+            if entry is None or not entry.kept.similar:
+                return None
+            return Hit(entry.kept, likeness, self._age_s(entry), exact=False)
+        finally:
+            self._looking -= 1
+
+    async def _keep(self, batch: Sequence[tuple[Callable[[], Question], Kept, float]]) -> None:
+        if self._clock() < self._rest_until:
+            self._emit(AnswersLost(len(batch), "store"))
+            return
+        try:
+            entries = await asyncio.to_thread(lambda: [self._entry(*item) for item in batch])
+        except Exception as error:  # a defect, told as one; it must not end the loop that all answers need
+            self._emit(AnswersLost(len(batch), "defect", type(error).__name__))
+            return
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._store.put(entries)
+        except (StoreError, TimeoutError) as error:
+            self._failed(error)
+            self._emit(AnswersLost(len(batch), "store"))
+        else:
+            self._worked()
+
+    def _entry(self, ask: Callable[[], Question], kept: Kept, put_at: float) -> Entry:
+        question, similar = ask(), self._similar
+        if similar is None or question.text is None or not kept.similar:
+            return Entry(question.key, kept, put_at)
+        meaning = similar.meaning(question.text)
+        if meaning is None:
+            return Entry(question.key, kept, put_at)
+        return Entry(
+            question.key, kept, put_at, shelf_of(question.scope, meaning, similar), pack(meaning.vector)
+        )
+
+    def _age_s(self, entry: Entry) -> float:
+        return max(0.0, self._clock() - entry.put_at)
+
+    def _failed(self, error: StoreError | TimeoutError) -> None:
+        self._rest_until = self._clock() + REST_S
+        if not self._broken:
+            self._broken = True
+            self._emit(StoreBroke(error.error_type if isinstance(error, StoreError) else "TimeoutError"))
+
+    def _worked(self) -> None:
+        if self._broken:
+            self._broken = False
+            self._emit(StoreIsBack())
 
 
-def cache_key(
-    *,
-    tenant: str,
-    model: str,
-    adapter_id: str | None,
-    prompt_version: str | None,
-    token_ids: Sequence[int],
-    sampling_repr: str,
-) -> str:
-    """A key that two requests share only when they ask for the same in every respect that shows.
+def shelf_of(scope: str, meaning: Meaning, similar: SimilarQuestions) -> str:
+    """Where questions of one scope and the same facts lie; vectors of two models never meet."""
+    return digest_of([similar.fingerprint, scope, *meaning.facts])
 
-    The whole prompt is in ``token_ids``, personalized context too, so nothing leaks between tenants,
-    adapters, prompt versions or contexts. Each field goes in with its length, so that no two different
-    lists of fields give the same bytes. 64 hex digits (blake2b).
+
+def digest_of(texts: Iterable[str | None], token_ids: Sequence[int] = ()) -> str:
+    """64 hex digits that two lists share only when they are equal (blake2b).
+
+    Each text goes in with its length, so that no two different lists give the same bytes.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
-    for text in (tenant, model, adapter_id, prompt_version, sampling_repr):
+    for text in texts:
         if text is None:
             digest.update(b"\x00")
             continue
         data = text.encode("utf-8", "surrogatepass")
         digest.update(b"\x01" + struct.pack("<q", len(data)) + data)
-    # In the machine's own order, which packs three times as fast; keys never leave the process.
-    digest.update(array("I", token_ids))
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()  # several machines may share one store
+    digest.update(b"\x02")
+    digest.update(ids)
     return digest.hexdigest()
+
+
+def pack(vector: Sequence[float]) -> bytes:
+    """A vector as it is stored."""
+    return struct.pack(f"<{len(vector)}f", *vector)
+
+
+def _best(meaning: Meaning, candidates: Sequence[tuple[str, bytes]]) -> tuple[str, float] | None:
+    """The most similar candidate, if it is similar enough; of several the newest."""
+    best, likeness = None, meaning.threshold
+    for key, data in candidates:
+        if len(data) != 4 * len(meaning.vector):
+            continue  # one of the two questions has no known word, the other has
+        similarity = meaning.similarity(struct.unpack(f"<{len(meaning.vector)}f", data))
+        if similarity >= likeness and (best is None or similarity > likeness):
+            best, likeness = key, similarity
+    return None if best is None else (best, min(1.0, likeness))

@@ -1,116 +1,273 @@
-"""The response cache: exact, bounded in number and age, and no key shared by two requests."""
+"""The response cache: the same question or a similar one is answered, and no request ever pays for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from resilience.response_cache import ResponseCache, cache_key
+from resilience.response_cache import REST_S, ResponseCache, digest_of
+from resilience.response_cache_memory import MemoryStore
+from resilience.response_cache_values import (
+    AnswersLost,
+    CacheEvent,
+    Entry,
+    Kept,
+    LookedUp,
+    Lookup,
+    Question,
+    StoreBroke,
+    StoreError,
+    StoreIsBack,
+)
+from resilience.similar import SimilarQuestions
+
+MODEL = SimilarQuestions.from_folder(Path(__file__).parents[2] / "models" / "embedding")
+ANSWER = Kept("Kentaro Miura.", "stop")
+
+
+class Flaky(MemoryStore):
+    """A store that can be broken, and that can hang."""
+
+    broken = False
+    hangs = False
+    asked = 0
+
+    async def get(self, key: str) -> Entry | None:
+        self.asked += 1
+        await self._trouble()
+        return await super().get(key)
+
+    async def put(self, entries: Sequence[Entry]) -> None:
+        await self._trouble()
+        await super().put(entries)
+
+    async def _trouble(self) -> None:
+        if self.broken:
+            raise StoreError("ConnectionError")
+        if self.hangs:
+            await asyncio.Event().wait()
 
 
 @dataclass
-class Clock:
-    """A clock that is set by hand."""
+class House:
+    """A cache over a store that can fail, a clock set by hand, and its events."""
 
+    similar: SimilarQuestions | None = MODEL
+    outbox: int = 100
     now: float = 0.0
+    events: list[CacheEvent] = field(default_factory=list)
 
-    def __call__(self) -> float:
-        return self.now
+    def __post_init__(self) -> None:
+        self.store = Flaky(capacity=100, max_bytes=1 << 20, ttl_s=900.0, clock=lambda: self.now)
+        self.cache = ResponseCache(
+            self.store,
+            similar=self.similar,
+            clock=lambda: self.now,
+            emit=self.events.append,
+            timeout_s=0.05,
+            outbox=self.outbox,
+        )
 
+    async def remember(self, text: str, kept: Kept = ANSWER, *, scope: str = "a") -> None:
+        self.cache.remember(lambda: question(text, scope), kept)
+        await self.cache.flush()
 
-def test_what_was_put_is_got_and_nothing_else() -> None:
-    cache: ResponseCache[str] = ResponseCache(2, 10.0, Clock())
-    cache.put("a", "answer")
-    assert cache.get("a") == "answer"
-    assert cache.get("b") is None
-
-
-def test_the_least_recently_used_leaves_first() -> None:
-    cache: ResponseCache[int] = ResponseCache(2, 10.0, Clock())
-    cache.put("a", 1)
-    cache.put("b", 2)
-    cache.get("a")
-    cache.put("c", 3)
-    assert [cache.get(key) for key in "abc"] == [1, None, 3]
-
-
-def test_an_entry_is_gone_when_its_time_is_up_and_putting_starts_a_new_time() -> None:
-    clock = Clock()
-    cache: ResponseCache[int] = ResponseCache(2, 10.0, clock)
-    cache.put("a", 1)
-    clock.now = 9.9
-    assert cache.get("a") == 1
-    clock.now = 10.0
-    assert cache.get("a") is None
-    assert len(cache) == 0
-    cache.put("a", 2)
-    clock.now = 19.9
-    assert cache.get("a") == 2
+    @property
+    def kinds(self) -> list[Lookup]:
+        return [event.kind for event in self.events if isinstance(event, LookedUp)]
 
 
-@pytest.mark.parametrize(("capacity", "ttl_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0), (1, float("nan"))])
-def test_bounds_that_bound_nothing_are_refused(capacity: int, ttl_s: float) -> None:
-    with pytest.raises(ValueError, match="allowed"):
-        ResponseCache(capacity, ttl_s, Clock())
+def question(text: str, scope: str = "a") -> Question:
+    return Question(digest_of([scope, text]), scope, text)
+
+
+async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
+    house = House()
+    await house.remember("Who created Berserk?")
+    house.now = 5.0
+    hit = await house.cache.find(question("Who created Berserk?"))
+    assert hit is not None
+    assert (hit.kept, hit.similarity, hit.age_s, hit.exact) == (ANSWER, 1.0, 5.0, True)
+    assert house.kinds == [Lookup.EXACT]
+
+
+async def test_a_similar_question_is_answered_and_told_as_similar() -> None:
+    house = House()
+    await house.remember("Who created Berserk?")
+    await house.remember("How many volumes does Berserk have?", Kept("42.", "stop"))
+    hit = await house.cache.find(question("hi, can you tell me who created Berserk?"))
+    assert hit is not None and hit.kept == ANSWER and not hit.exact
+    assert MODEL.threshold <= hit.similarity <= 1.0
+    assert house.kinds == [Lookup.SIMILAR]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Who created Bleach?",
+        "Who did not create Berserk?",
+        "Who created Berserk 2?",
+        "How many volumes does Berserk have?",
+        "ベルセルクの作者は誰ですか？",
+    ],
+)
+async def test_a_question_that_differs_in_what_matters_is_not(other: str) -> None:
+    house = House()
+    await house.remember("Who created Berserk?")
+    assert await house.cache.find(question(other)) is None
+    assert house.kinds == [Lookup.MISS]
+
+
+async def test_the_most_similar_question_gives_the_answer() -> None:
+    house = House()
+    await house.remember("Tell me who created Berserk?", Kept("first", "stop"))
+    await house.remember("who created Berserk", Kept("second", "stop"))
+    hit = await house.cache.find(question("Who created Berserk?!"))
+    assert hit is not None and hit.kept.text == "second"
+
+
+async def test_another_scope_is_another_world() -> None:
+    house = House()
+    await house.remember("Who created Berserk?", scope="a")
+    assert await house.cache.find(question("Who created Berserk?", "b")) is None
+    assert await house.cache.find(question("Who made Berserk?", "b")) is None
+
+
+async def test_an_answer_for_the_same_question_only_is_not_given_to_a_similar_one() -> None:
+    house = House()
+    await house.remember("Who created Berserk?", Kept("Kentaro", "length", similar=False))
+    assert await house.cache.find(question("Who made Berserk?")) is None
+    assert await house.cache.find(question("Who created Berserk?")) is not None
+
+
+async def test_without_a_model_only_the_same_question_is_answered() -> None:
+    house = House(similar=None)
+    await house.remember("Who created Berserk?")
+    assert await house.cache.find(question("Who created Berserk?")) is not None
+    assert await house.cache.find(question("Who made Berserk?")) is None
+
+
+async def test_a_text_too_long_to_be_one_question_is_found_by_its_key_alone() -> None:
+    house = House()
+    long = "Who created Berserk? " * 40
+    await house.remember(long)
+    assert await house.cache.find(question(long)) is not None
+    assert await house.cache.find(question(long + "please")) is None
+
+
+async def test_questions_are_made_in_another_thread() -> None:
+    house = House()
+    threads = []
+
+    def ask() -> Question:
+        threads.append(threading.get_ident())
+        return question("Who created Berserk?")
+
+    house.cache.remember(ask, ANSWER)
+    assert threads == []
+    await house.cache.flush()
+    assert threads and threading.get_ident() not in threads
+
+
+async def test_what_does_not_fit_into_the_outbox_is_lost_and_counted() -> None:
+    house = House(outbox=2)
+    for n in range(5):
+        house.cache.remember(lambda n=n: question(f"Question {n}"), ANSWER)  # type: ignore[misc]
+    assert house.cache.waiting == 2
+    assert house.events == [AnswersLost(1, "outbox_full")] * 3
+
+
+async def test_the_loop_keeps_what_is_remembered_while_it_runs() -> None:
+    house = House()
+    async with asyncio.TaskGroup() as loops:
+        loop = loops.create_task(house.cache.run())
+        for n in range(3):
+            house.cache.remember(lambda n=n: question(f"Question {n}"), ANSWER)  # type: ignore[misc]
+            for _ in range(5_000):
+                if house.store.figures().entries == n + 1:
+                    break
+                await asyncio.sleep(0.001)
+            assert house.store.figures().entries == n + 1
+        loop.cancel()
+
+
+async def test_a_broken_store_is_a_miss_told_once_and_left_alone_for_a_while() -> None:
+    house = House()
+    house.store.broken = True
+    for _ in range(3):
+        assert await house.cache.find(question("Who created Berserk?")) is None
+    assert house.store.asked == 1
+    assert house.kinds == [Lookup.ERROR] * 3
+    assert [event for event in house.events if isinstance(event, StoreBroke)] == [
+        StoreBroke("ConnectionError")
+    ]
+    house.now = REST_S
+    house.store.broken = False
+    assert await house.cache.find(question("Who created Berserk?")) is None
+    assert house.events[-2:] == [StoreIsBack(), LookedUp(Lookup.MISS)]
+
+
+async def test_answers_that_a_broken_store_cannot_take_are_lost_and_counted() -> None:
+    house = House()
+    house.store.broken = True
+    await house.remember("Who created Berserk?")
+    await house.remember("Who created Bleach?")
+    assert house.events == [StoreBroke("ConnectionError"), AnswersLost(1, "store"), AnswersLost(1, "store")]
+
+
+async def test_a_store_that_hangs_holds_nobody_up() -> None:
+    house = House()
+    house.store.hangs = True
+    async with asyncio.timeout(1):
+        assert await house.cache.find(question("Who created Berserk?")) is None
+    house.now = REST_S
+    async with asyncio.timeout(1):
+        assert await house.cache.find(question("Who created Berserk?"), timeout_s=0.0) is None
+    assert house.kinds == [Lookup.ERROR, Lookup.ERROR]
+
+
+async def test_a_defect_in_one_question_does_not_end_the_loop() -> None:
+    house = House()
+
+    def bad() -> Question:
+        raise KeyError("unexpected")
+
+    house.cache.remember(bad, ANSWER)
+    await house.cache.flush()
+    assert house.events == [AnswersLost(1, "defect", "KeyError")]
+    await house.remember("Who created Berserk?")
+    assert await house.cache.find(question("Who created Berserk?")) is not None
+
+
+async def test_a_caller_who_leaves_during_a_look_leaves_nothing_behind() -> None:
+    house = House()
+    await house.remember("Who created Berserk?")
+    house.store.hangs = True
+    task = asyncio.get_running_loop().create_task(house.cache.find(question("Who made Berserk?")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    house.store.hangs = False
+    assert await house.cache.find(question("Who made Berserk?")) is not None
 
 
 @given(
-    capacity=st.integers(1, 4),
-    steps=st.lists(st.tuples(st.sampled_from(["put", "get", "wait"]), st.integers(0, 6))),
+    st.lists(st.none() | st.text(max_size=4), max_size=4),
+    st.lists(st.none() | st.text(max_size=4), max_size=4),
+    st.lists(st.integers(0, 300), max_size=4),
+    st.lists(st.integers(0, 300), max_size=4),
 )
-def test_it_is_never_larger_than_its_capacity_and_never_serves_what_is_old_or_other(
-    capacity: int, steps: list[tuple[str, int]]
+def test_two_lists_share_a_digest_only_when_they_are_equal(
+    one: list[str | None], other: list[str | None], ids: list[int], other_ids: list[int]
 ) -> None:
-    clock = Clock()
-    cache: ResponseCache[tuple[int, float]] = ResponseCache(capacity, 5.0, clock)
-    for step, number in steps:
-        if step == "put":
-            cache.put(str(number), (number, clock.now))
-            assert cache.get(str(number)) == (number, clock.now)
-        elif step == "get":
-            got = cache.get(str(number))
-            assert got is None or (got[0] == number and clock.now - got[1] < 5.0)
-        else:
-            clock.now += number
-        assert len(cache) <= capacity
-
-
-texts = st.text(max_size=4)
-requests = st.fixed_dictionaries(
-    {
-        "tenant": texts,
-        "model": texts,
-        "adapter_id": st.none() | texts,
-        "prompt_version": st.none() | texts,
-        "token_ids": st.lists(st.integers(0, 200_000), max_size=4),
-        "sampling_repr": texts,
-    }
-)
-
-
-@given(first=requests, second=requests)
-def test_two_requests_share_a_key_only_when_they_are_equal(
-    first: dict[str, object], second: dict[str, object]
-) -> None:
-    assume(first != second)
-    assert cache_key(**first) != cache_key(**second)  # type: ignore[arg-type]
-    assert cache_key(**first) == cache_key(**first)  # type: ignore[arg-type]
-
-
-def test_a_boundary_between_fields_cannot_be_moved() -> None:
-    def key(tenant: str, model: str, adapter_id: str | None = None) -> str:
-        return cache_key(
-            tenant=tenant,
-            model=model,
-            adapter_id=adapter_id,
-            prompt_version=None,
-            token_ids=(1, 2, 3),
-            sampling_repr="",
-        )
-
-    keys = [key("ab", "c"), key("a", "bc"), key("abc", ""), key("ab", "c", ""), key("ab", "c", "\ud800")]
-    assert len(set(keys)) == len(keys)
-    assert all(len(one) == 64 for one in keys)
+    assume((one, ids) != (other, other_ids))
+    assert digest_of(one, ids) != digest_of(other, other_ids)
+    assert digest_of(one, ids) == digest_of(list(one), tuple(ids))

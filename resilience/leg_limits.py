@@ -1,0 +1,210 @@
+"""Limits of each leg of a fallback chain, so that an overload does not become a bill.
+
+A leg has a bound on the requests that it serves at once and on what they may cost within a minute. What a
+request may cost at most is reserved when it enters; what it did cost takes the reservation's place when it
+ends. Sans-I/O: nothing waits here, a leg over its limit is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+# The sliding minute is kept in steps of a second: at most 61 of them a leg, whatever the traffic.
+WINDOW_S = 60
+STEP_S = 1.0
+
+TOKENS_PER_PRICE = 1_000_000
+
+SkipReason = Literal["concurrency", "spend"]
+
+
+@dataclass(frozen=True, slots=True)
+class LegUsage:
+    """Tokens of one answer; ``cached_tokens`` are those of ``input_tokens`` that were found in a cache."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, nano US dollars (10⁻⁹)."""
+
+    input_nanousd: int
+    output_nanousd: int
+    cached_nanousd: int
+
+    def cost_nanousd(self, usage: LegUsage) -> int:
+        """What that usage costs, rounded up."""
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        total = (
+            (usage.input_tokens - cached) * self.input_nanousd
+            + cached * self.cached_nanousd
+            + usage.output_tokens * self.output_nanousd
+        )
+        return -(-total // TOKENS_PER_PRICE)
+
+
+FREE = Price(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LegLimit:
+    """The bounds of one leg; ``None`` is no bound.
+
+    Args:
+        max_concurrency: requests at once.
+        max_spend_nanousd_per_minute: reservations and costs of any 60 seconds together.
+        price: what the leg costs.
+
+    Raises:
+        ValueError: a bound below 1.
+    """
+
+    max_concurrency: int | None = None
+    max_spend_nanousd_per_minute: int | None = None
+    price: Price = FREE
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrency", "max_spend_nanousd_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; allowed: 1 or more, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class LegSkipped:
+    """A leg was passed over because it was at its limit."""
+
+    leg: str
+    reason: SkipReason
+
+
+@dataclass(frozen=True, slots=True)
+class LegFigures:
+    """How a leg stands: requests in it, what they have reserved, what was spent in the last minute."""
+
+    in_use: int
+    reserved_nanousd: int
+    spent_nanousd: int
+
+
+class Permit:
+    """A place in a leg, given back at the end of its ``with`` block.
+
+    Without :meth:`settle` the reservation counts as spent: what a broken or cancelled call cost is not
+    known, and the limit is there for the worst case.
+    """
+
+    def __init__(self, leg: _Leg, reserved_nanousd: int) -> None:
+        self._leg = leg
+        self._reserved = reserved_nanousd
+        self._cost = reserved_nanousd
+        self._open = True
+
+    def settle(self, usage: LegUsage) -> None:
+        """Say what was used; the last word counts."""
+        self._cost = self._leg.limit.price.cost_nanousd(usage)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open:
+            self._open = False
+            self._leg.leave(self._reserved, self._cost)
+
+
+class LegLimits:
+    """Lets requests into the legs of fallback chains.
+
+    Args:
+        limits: by the leg's name; a leg that is not named has no bounds.
+        clock: seconds, monotonic.
+        emit: is told of each leg passed over; must not block.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, LegLimit],
+        *,
+        clock: Callable[[], float],
+        emit: Callable[[LegSkipped], None],
+    ) -> None:
+        self._legs = {name: _Leg(limit, clock) for name, limit in limits.items()}
+        self._unbounded = _Leg(LegLimit(), clock)
+        self._emit = emit
+
+    def enter(self, leg: str, estimate: LegUsage) -> Permit | None:
+        """A place in the leg for a request that uses at most ``estimate``; ``None`` at its limit."""
+        bounds = self._legs.get(leg, self._unbounded)
+        reserved = bounds.limit.price.cost_nanousd(estimate)
+        reason = bounds.try_enter(reserved)
+        if reason is not None:
+            self._emit(LegSkipped(leg, reason))
+            return None
+        return Permit(bounds, reserved)
+
+    def free(self) -> Permit:
+        """A place where no bound holds."""
+        self._unbounded.try_enter(0)
+        return Permit(self._unbounded, 0)
+
+    def figures(self) -> Mapping[str, LegFigures]:
+        """How the bounded legs stand."""
+        return {name: leg.figures() for name, leg in self._legs.items()}
+
+
+class _Leg:
+    """One leg's counts."""
+
+    def __init__(self, limit: LegLimit, clock: Callable[[], float]) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._in_use = 0
+        self._reserved = 0
+        self._spent = 0
+        # The number of the second and what was spent in it, oldest first.
+        self._steps: deque[list[int]] = deque()
+
+    def try_enter(self, reserve: int) -> SkipReason | None:
+        """Take a place and reserve, or tell which bound is in the way."""
+        self._forget()
+        limit = self.limit
+        if limit.max_concurrency is not None and self._in_use >= limit.max_concurrency:
+            return "concurrency"
+        most = limit.max_spend_nanousd_per_minute
+        if most is not None and self._reserved + self._spent + reserve > most:
+            return "spend"
+        self._in_use += 1
+        self._reserved += reserve
+        return None
+
+    def leave(self, reserved: int, cost: int) -> None:
+        """Give the place back; ``cost`` takes the place of the reservation."""
+        self._forget()
+        self._in_use -= 1
+        self._reserved -= reserved
+        if cost:
+            step = int(self._clock() // STEP_S)
+            if not self._steps or self._steps[-1][0] != step:
+                self._steps.append([step, 0])
+            self._steps[-1][1] += cost
+            self._spent += cost
+
+    def figures(self) -> LegFigures:
+        self._forget()
+        return LegFigures(self._in_use, self._reserved, self._spent)
+
+    def _forget(self) -> None:
+        # A step is forgotten when the whole of it is older than the window.
+        oldest = int(self._clock() // STEP_S) - WINDOW_S
+        while self._steps and self._steps[0][0] < oldest:
+            self._spent -= self._steps.popleft()[1]

@@ -1,0 +1,110 @@
+"""Answers kept in this process: the least recently used leave, and so do those that are too old."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from resilience.response_cache_values import MAX_SHELF, CacheFigures, Entry
+
+# What an entry takes beside its text and vector: objects, keys, places in two tables; measured, rounded up.
+ENTRY_BYTES = 1_024
+
+
+class MemoryStore:
+    """A store with bounds on number, bytes and age.
+
+    Args:
+        capacity: most entries, at least 1.
+        max_bytes: most bytes, estimated; an answer that is larger is not kept.
+        ttl_s: age from which an entry counts as absent, seconds, above 0.
+        clock: seconds, monotonic.
+
+    Raises:
+        ValueError: a bound that bounds nothing.
+    """
+
+    def __init__(self, *, capacity: int, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        for name, value, least in (("capacity", capacity, 1), ("max_bytes", max_bytes, 1)):
+            if value < least:
+                raise ValueError(f"{name} is {value}; allowed: {least} or more")
+        if not ttl_s > 0:
+            raise ValueError(f"ttl_s is {ttl_s}; allowed: above 0")
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        # Least recently used first.
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        # The keys of each shelf, oldest first.
+        self._shelves: dict[str, OrderedDict[str, None]] = {}
+        self._bytes = 0
+
+    async def get(self, key: str) -> Entry | None:
+        """The entry of that key."""
+        entry = self._entries.get(key)
+        if entry is None or self._forget_if_old(entry):
+            return None
+        self._entries.move_to_end(key)
+        return entry
+
+    async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
+        """Keys and vectors of a shelf's entries, newest first."""
+        keys = self._shelves.get(shelf, OrderedDict())
+        entries = [self._entries[key] for key in reversed(keys)]
+        return [(entry.key, entry.vector) for entry in entries if not self._forget_if_old(entry)]
+
+    async def put(self, entries: Sequence[Entry]) -> None:
+        """Keep entries; what is over a bound leaves."""
+        for entry in entries:
+            self._put(entry)
+
+    def figures(self) -> CacheFigures:
+        """What is kept; too old ones count until they are met or pushed out."""
+        return CacheFigures(len(self._entries), self._bytes)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def check_integrity(self) -> None:
+        """The tables tell of the same entries, within their bounds."""
+        shelved = {key for keys in self._shelves.values() for key in keys}
+        assert shelved == {key for key, entry in self._entries.items() if entry.shelf is not None}
+        assert all(0 < len(keys) <= MAX_SHELF for keys in self._shelves.values())
+        assert self._bytes == sum(map(_size, self._entries.values())) <= self._max_bytes
+        assert len(self._entries) <= self._capacity
+
+    def _put(self, entry: Entry) -> None:
+        if entry.key in self._entries:
+            self._remove(entry.key)
+        if _size(entry) > self._max_bytes:
+            return
+        self._entries[entry.key] = entry
+        self._bytes += _size(entry)
+        if entry.shelf is not None:
+            keys = self._shelves.setdefault(entry.shelf, OrderedDict())
+            keys[entry.key] = None
+            if len(keys) > MAX_SHELF:
+                self._remove(next(iter(keys)))
+        while len(self._entries) > self._capacity or self._bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+
+    def _forget_if_old(self, entry: Entry) -> bool:
+        if self._clock() - entry.put_at < self._ttl_s:
+            return False
+        self._remove(entry.key)
+        return True
+
+    def _remove(self, key: str) -> None:
+        entry = self._entries.pop(key)
+        self._bytes -= _size(entry)
+        if entry.shelf is not None:
+            keys = self._shelves[entry.shelf]
+            del keys[key]
+            if not keys:
+                del self._shelves[entry.shelf]
+
+
+def _size(entry: Entry) -> int:
+    # Four bytes a character is the most that Python takes.
+    return ENTRY_BYTES + 4 * len(entry.kept.text) + len(entry.vector)

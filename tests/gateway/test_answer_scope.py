@@ -1,0 +1,184 @@
+"""What two requests must share before one is given the other's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.registry import Lease
+from adapters.values import Adapter
+from budgeting.values import EvidenceChunk, Message, Plan, Role, SectionCounts
+from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.values import (
+    Answer,
+    BudgetReport,
+    Caller,
+    CallerRole,
+    Choice,
+    Contract,
+    Fallback,
+    FinishReason,
+    FormatType,
+    GenerateRequest,
+    ResponseFormat,
+    Sampling,
+    Timings,
+    Usage,
+)
+from gateway.job import Job
+from gateway.response_cache import question_of, worth_keeping
+from gateway.routing.revision import Known, make_revision
+from gateway.routing.target import Target
+
+ADAPTERS = (Adapter("calm", 1, "base", "/calm"), Adapter("lively", 2, "base", "/lively"))
+REVISION = make_revision(
+    1,
+    {"routes": {name: {"backends": [{"name": "local"}]} for name in ("one", "two")}},
+    Known(["local"], ["p1", "p2"], []),
+)
+
+
+async def _nothing(plan: Plan) -> Plan | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that may differ between two requests but the latest user turn."""
+
+    tenant: str = "acme"
+    route: str = "one"
+    model: str | None = None
+    adapter: int | None = None
+    version: str | None = "p1"
+    locale: str | None = None
+    intent: str | None = None
+    context: tuple[tuple[str, object], ...] = ()
+    earlier: tuple[tuple[Role, str], ...] = ()
+    chunks: tuple[tuple[str, str], ...] = ()
+    temperature: float | None = None
+    shape: str = ""
+    contract: Contract = Contract.NATIVE
+    deployment: str = "demo"
+
+
+def lease_of(case: Case) -> Lease:
+    if case.adapter is None:
+        return Lease(None, "none")
+    return Lease(ADAPTERS[case.adapter], "explicit")
+
+
+def job(case: Case, text: str = "Who created Berserk?", token_ids: tuple[int, ...] = (1, 2, 3)) -> Job:
+    messages = (*(Message(role, words) for role, words in case.earlier), Message(Role.USER, text))
+    request = GenerateRequest(
+        request_id="r",
+        generation_id="g",
+        contract=case.contract,
+        caller=Caller(case.tenant, CallerRole.CALLER, "key"),
+        arrived_at=0.0,
+        created=0,
+        messages=messages,
+        model=case.model,
+        locale=case.locale,
+        intent=case.intent,
+        context=MappingProxyType(dict(case.context)),
+        chunks=tuple(EvidenceChunk(str(n), kind, words) for n, (kind, words) in enumerate(case.chunks)),
+        sampling=Sampling(temperature=case.temperature),
+        response_format=ResponseFormat(FormatType.REGEX, case.shape) if case.shape else ResponseFormat(),
+    )
+    target = Target(REVISION.routes[case.route], case.version)
+    plan = Plan((), token_ids, SectionCounts(), 10, 0)
+    return Job(request, target, plan, lease_of(case), ScriptedBackend("local"), _nothing)
+
+
+WORDS = st.sampled_from(["", "a", "b", "Petra", "1"])
+CASES = st.builds(
+    Case,
+    tenant=st.sampled_from(["acme", "globex"]),
+    route=st.sampled_from(["one", "two"]),
+    model=st.sampled_from([None, "base", "calm"]),
+    adapter=st.sampled_from([None, 0, 1]),
+    version=st.sampled_from([None, "p1", "p2"]),
+    locale=st.sampled_from([None, "en", "ja"]),
+    intent=st.sampled_from([None, "help"]),
+    context=st.lists(
+        st.tuples(st.sampled_from(["customer", "now"]), WORDS), max_size=2, unique_by=lambda f: f[0]
+    ).map(lambda fields: tuple(sorted(fields))),
+    earlier=st.lists(st.tuples(st.sampled_from(list(Role)), WORDS), max_size=3).map(tuple),
+    chunks=st.lists(st.tuples(WORDS, WORDS), max_size=2, unique=True).map(
+        lambda chunks: tuple(sorted(chunks))
+    ),
+    temperature=st.sampled_from([None, 0.0, 1.0]),
+    shape=st.sampled_from(["", "a+", "b+"]),
+    contract=st.sampled_from(list(Contract)),
+    deployment=st.sampled_from(["demo", "other"]),
+)
+
+
+@given(CASES, CASES)
+def test_two_requests_share_a_scope_only_when_they_differ_in_the_latest_turn_alone(
+    one: Case, other: Case
+) -> None:
+    first = question_of(job(one), one.deployment)
+    second = question_of(job(other, "Who made Berserk?", (4, 5)), other.deployment)
+    assert (first.scope == second.scope) == (one == other)
+    assert first.key != second.key
+
+
+@given(CASES, CASES)
+def test_two_requests_share_a_key_only_when_prompt_and_surroundings_are_equal(one: Case, other: Case) -> None:
+    """The prompt's ids hold what is not compared here: context, evidence and turns."""
+    first, second = question_of(job(one), one.deployment), question_of(job(other), other.deployment)
+    beside = [replace(case, context=(), earlier=(), chunks=()) for case in (one, other)]
+    assert (first.key == second.key) == (beside[0] == beside[1])
+    assert first.key != question_of(job(one, token_ids=(1, 2, 4)), one.deployment).key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenant": "globex"},
+        {"adapter": 0},
+        {"version": "p2"},
+        {"context": (("customer", "Petra"),)},
+        {"chunks": (("order", "order 12 of Petra"),)},
+        {"earlier": ((Role.USER, "I am Petra."), (Role.ASSISTANT, "Hello Petra."))},
+    ],
+)
+def test_nothing_leaks_between_tenants_adapters_versions_and_personal_contexts(
+    change: dict[str, object],
+) -> None:
+    case = Case()
+    other = replace(case, **change)  # type: ignore[arg-type]
+    assert question_of(job(case), "demo").scope != question_of(job(other), "demo").scope
+
+
+def test_evidence_in_another_order_is_the_same_evidence() -> None:
+    chunks = (("catalog", "Berserk, 42 volumes"), ("review", "dark"))
+    one, other = Case(chunks=chunks), Case(chunks=chunks[::-1])
+    assert question_of(job(one), "demo").scope == question_of(job(other), "demo").scope
+
+
+def test_a_text_completion_has_no_latest_turn_and_is_found_by_its_key_alone() -> None:
+    asked = job(Case())
+    raw = replace(asked, request=replace(asked.request, messages=(), raw_prompt="Once upon"))
+    assert question_of(raw, "demo").text is None
+
+
+def test_only_whole_plain_answers_of_the_meant_backend_are_kept() -> None:
+    answer = Answer(
+        "r", "g", "scripted", "local", "v", "base", "0" * 32, "Kentaro Miura.", FinishReason.STOP, Usage(),
+        Timings(0, 0, 0), BudgetReport(0, 0, 0, 0, 0), 0,
+    )  # fmt: skip
+    assert worth_keeping(answer)
+    assert worth_keeping(replace(answer, finish_reason=FinishReason.LENGTH))
+    for reason in set(FinishReason) - {FinishReason.STOP, FinishReason.LENGTH}:
+        assert not worth_keeping(replace(answer, finish_reason=reason))
+    assert not worth_keeping(replace(answer, fallback=Fallback("bedrock", "engine_dead")))
+    assert not worth_keeping(replace(answer, output_text=""))
+    assert not worth_keeping(replace(answer, others=(Choice("b", FinishReason.STOP),)))
+    assert not worth_keeping(replace(answer, logprobs=()))

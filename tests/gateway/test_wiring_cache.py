@@ -1,0 +1,102 @@
+"""From the configuration to a response cache and to limits of legs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError, Settings, load_settings
+from gateway.wiring_cache import Answers, make_answers, make_leg_limits, price_of
+from resilience.leg_limits import LegSkipped, LegUsage, Price
+from resilience.response_cache_values import CacheFigures
+
+BEDROCK = {
+    "kind": "bedrock",
+    "model_id": "anthropic.claude",
+    "region": "eu-central-1",
+    "price": {"input_usd_per_million": 3.0, "output_usd_per_million": 15.0},
+}
+
+
+def settings(**changes: object) -> Settings:
+    return Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": BEDROCK}, **changes})
+
+
+def answers(**section: object) -> Answers:
+    return make_answers(
+        settings(response_cache=section), clock=lambda: 0.0, unix_time=lambda: 0.0, emit=lambda event: None
+    )
+
+
+async def test_by_default_answers_lie_here_and_similar_questions_are_found() -> None:
+    made = answers()
+    assert made.resident is not None and made.similar > 500
+    assert (made.place, made.figures()) == ("this process", CacheFigures(0, 0))
+
+
+async def test_no_capacity_is_no_cache() -> None:
+    made = answers(capacity=0)
+    assert made.resident is None and made.figures() is None
+
+
+async def test_similar_questions_can_be_left_out() -> None:
+    assert answers(similar=False).similar == 0
+
+
+async def test_redis_is_shown_without_its_password() -> None:
+    made = answers(url="rediss://user:secret@cache.internal:6380/2?password=secret")
+    assert made.resident is not None
+    assert made.place == "rediss://cache.internal:6380/2"
+    await made.resident.close()
+
+
+@pytest.mark.parametrize("url", ["memcached://secret@host", "redis://", "redis://:secret@host:port"])
+def test_an_address_that_cannot_be_used_stops_the_start_and_shows_no_secret(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        answers(url=url)
+    assert "url" in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_model_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"response_cache\.model.*words\.json"):
+        answers(model=str(tmp_path))
+
+
+def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:
+    assert price_of(settings().backends["bedrock"]) == Price(3 * 10**9, 15 * 10**9, 3 * 10**9)
+    cached = {**BEDROCK, "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3}}  # type: ignore[dict-item]
+    made = Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": cached}})
+    assert price_of(made.backends["bedrock"]).cached_nanousd == 300_000_000
+    assert price_of(made.backends["local"]) == Price(0, 0, 0)
+
+
+def test_limits_of_legs_come_from_the_configuration() -> None:
+    skipped: list[LegSkipped] = []
+    limits = make_leg_limits(
+        settings(fallback={"limits": {"bedrock": {"max_concurrency": 1, "max_spend_usd_per_minute": 0.001}}}),
+        clock=lambda: 0.0,
+        emit=skipped.append,
+    )
+    assert limits.enter("bedrock", LegUsage(output_tokens=67)) is None, "67 × 15 millionths are over 0.001"
+    assert limits.enter("bedrock", LegUsage(output_tokens=66)) is not None
+    assert limits.enter("bedrock", LegUsage()) is None
+    assert [event.reason for event in skipped] == ["spend", "concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ("{pool: {max_concurrency: 1}}", "no such backend; allowed: bedrock, local"),
+        ("{local: {max_spend_usd_per_minute: 1}}", "needs backends.local.price"),
+        ("{bedrock: {max_concurrency: 0}}", "greater than or equal to 1"),
+    ],
+)
+def test_a_limit_that_means_nothing_stops_the_start(tmp_path: Path, limits: str, told: str) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(
+        "backends:\n  local: {kind: engine}\n  bedrock: {kind: bedrock, model_id: m, region: eu-central-1}\n"
+        f"fallback: {{limits: {limits}}}\n"
+    )
+    with pytest.raises(ConfigError, match=told):
+        load_settings(path, {})

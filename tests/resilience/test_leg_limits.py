@@ -1,0 +1,136 @@
+"""Limits of a fallback leg: requests at once, and what they may cost within a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegSkipped, LegUsage, Permit, Price
+
+# A dollar a million tokens is 1,000 nano dollars a token.
+PRICE = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+
+
+@dataclass
+class House:
+    """Limits of one leg, a clock set by hand, and the events."""
+
+    limit: LegLimit
+    now: float = 0.0
+    events: list[LegSkipped] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.limits = LegLimits({"bedrock": self.limit}, clock=lambda: self.now, emit=self.events.append)
+
+    def enter(self, input_tokens: int = 0, output_tokens: int = 0) -> Permit | None:
+        return self.limits.enter("bedrock", LegUsage(input_tokens, output_tokens))
+
+    def spend(self, input_tokens: int) -> bool:
+        permit = self.enter(input_tokens)
+        if permit is None:
+            return False
+        with permit:
+            permit.settle(LegUsage(input_tokens))
+        return True
+
+
+def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
+    assert PRICE.cost_nanousd(LegUsage(1000, 100, 400)) == 600 * 1000 + 400 * 100 + 100 * 5000
+    assert Price(1, 1, 1).cost_nanousd(LegUsage(1)) == 1
+    assert PRICE.cost_nanousd(LegUsage(10, 0, 50)) == 10 * 100, "no more is cached than was sent"
+
+
+def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
+    house = House(LegLimit(max_concurrency=2))
+    first, second = house.enter(), house.enter()
+    assert first is not None and second is not None
+    assert house.enter() is None
+    assert house.events == [LegSkipped("bedrock", "concurrency")]
+    with first:
+        pass
+    assert house.enter() is not None
+
+
+def test_a_place_is_given_back_when_the_call_fails() -> None:
+    house = House(LegLimit(max_concurrency=1))
+    permit = house.enter()
+    assert permit is not None
+    with pytest.raises(ConnectionError), permit:
+        raise ConnectionError
+    assert house.limits.figures()["bedrock"].in_use == 0
+
+
+def test_what_may_be_spent_is_reserved_before_it_is() -> None:
+    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    assert house.enter(output_tokens=10) is not None
+    assert house.enter(output_tokens=10) is not None
+    assert house.enter(output_tokens=1) is None, "two answers of at most 50,000 are under way"
+    assert house.events == [LegSkipped("bedrock", "spend")]
+
+
+def test_settling_gives_back_what_was_reserved_in_vain() -> None:
+    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    permit = house.enter(output_tokens=20)
+    assert permit is not None
+    with permit:
+        permit.settle(LegUsage(output_tokens=2))
+    assert house.limits.figures()["bedrock"].spent_nanousd == 10_000
+    assert house.enter(output_tokens=18) is not None
+
+
+def test_a_call_that_never_says_what_it_cost_counts_as_its_reservation() -> None:
+    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    permit = house.enter(output_tokens=20)
+    assert permit is not None
+    with permit:
+        pass
+    assert house.enter(output_tokens=1) is None
+
+
+def test_a_minute_later_the_money_may_be_spent_again() -> None:
+    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    assert house.spend(60)
+    house.now = 30.0
+    assert house.spend(40)
+    assert not house.spend(1)
+    house.now = WINDOW_S - 0.1
+    assert not house.spend(1)
+    house.now = WINDOW_S + 1.0
+    assert house.spend(60)
+    assert not house.spend(1)
+
+
+def test_a_leg_without_limits_lets_everything_in() -> None:
+    house = House(LegLimit(max_concurrency=1))
+    assert all(house.limits.enter("other", LegUsage(10**9)) is not None for _ in range(1000))
+    assert house.events == []
+
+
+@pytest.mark.parametrize("wrong", [{"max_concurrency": 0}, {"max_spend_nanousd_per_minute": -1}])
+def test_a_bound_that_lets_nothing_in_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        LegLimit(**wrong)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=200)
+)
+def test_no_window_of_a_minute_ever_costs_more_than_allowed(calls: list[tuple[float, int, int]]) -> None:
+    """Costs never exceed reservations here, as with a backend that keeps to `max_tokens`."""
+    house = House(LegLimit(max_spend_nanousd_per_minute=100_000, price=PRICE))
+    paid: list[tuple[float, int]] = []
+    for wait, asked, used in calls:
+        house.now += wait
+        permit = house.enter(asked)
+        if permit is None:
+            continue
+        used = min(asked, used)
+        with permit:
+            permit.settle(LegUsage(used))
+        paid.append((house.now, used * 1000))
+        window = sum(cost for when, cost in paid if when > house.now - WINDOW_S)
+        assert window <= 100_000
+        assert house.limits.figures()["bedrock"].reserved_nanousd == 0

@@ -1,0 +1,112 @@
+"""Answers kept in the process: bounded in number, bytes and age, whatever comes in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from resilience.response_cache_memory import ENTRY_BYTES, MemoryStore
+from resilience.response_cache_values import MAX_SHELF, Entry, Kept
+
+
+@dataclass
+class Clock:
+    """A clock that is set by hand."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def store(clock: Clock, *, capacity: int = 3, max_bytes: int = 1 << 20, ttl_s: float = 10.0) -> MemoryStore:
+    return MemoryStore(capacity=capacity, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
+
+
+def entry(key: str, *, put_at: float = 0.0, shelf: str | None = "s", text: str = "answer") -> Entry:
+    return Entry(key, Kept(text, "stop"), put_at, shelf, key.encode() if shelf else b"")
+
+
+async def test_the_least_recently_used_leaves_first() -> None:
+    kept = store(Clock(), capacity=2)
+    await kept.put([entry("a"), entry("b")])
+    assert await kept.get("a") is not None
+    await kept.put([entry("c")])
+    assert [await kept.get(key) is not None for key in "abc"] == [True, False, True]
+
+
+async def test_an_entry_is_gone_when_its_time_is_up_also_from_its_shelf() -> None:
+    clock = Clock()
+    kept = store(clock)
+    await kept.put([entry("a")])
+    clock.now = 9.9
+    assert await kept.get("a") is not None and await kept.shelf("s") == [("a", b"a")]
+    clock.now = 10.0
+    assert await kept.shelf("s") == []
+    assert await kept.get("a") is None
+    assert kept.figures().entries == 0
+
+
+async def test_a_shelf_gives_its_newest_first_and_holds_so_many() -> None:
+    kept = store(Clock(), capacity=1000)
+    names = [f"{n:03}" for n in range(MAX_SHELF + 5)]
+    await kept.put([entry(name) for name in names])
+    assert [key for key, _ in await kept.shelf("s")] == names[:4:-1]
+
+
+async def test_bytes_are_bounded_and_an_answer_beyond_them_is_not_kept() -> None:
+    kept = store(Clock(), capacity=1000, max_bytes=5 * ENTRY_BYTES)
+    await kept.put([entry(str(n)) for n in range(20)])
+    assert kept.figures().entries == 4
+    await kept.put([entry("large", text="x" * 5 * ENTRY_BYTES)])
+    assert await kept.get("large") is None and kept.figures().entries == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"capacity": 0}, {"max_bytes": 0}, {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": float("nan")}],
+)
+def test_bounds_that_bound_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        store(Clock(), **wrong)  # type: ignore[arg-type]
+
+
+class Anything(RuleBasedStateMachine):
+    """Puts, looks and time in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.kept = store(self.clock, capacity=4, max_bytes=5 * ENTRY_BYTES)
+
+    @rule(key=st.sampled_from("abcdefgh"), shelf=st.sampled_from([None, "s", "t"]), size=st.integers(0, 400))
+    def put(self, key: str, shelf: str | None, size: int) -> None:
+        asyncio.run(self.kept.put([entry(key, put_at=self.clock.now, shelf=shelf, text="x" * size)]))
+
+    @rule(key=st.sampled_from("abcdefgh"))
+    def get(self, key: str) -> None:
+        found = asyncio.run(self.kept.get(key))
+        assert found is None or (found.key == key and self.clock.now - found.put_at < 10.0)
+
+    @rule(shelf=st.sampled_from("stu"))
+    def look(self, shelf: str) -> None:
+        for key, vector in asyncio.run(self.kept.shelf(shelf)):
+            found = asyncio.run(self.kept.get(key))
+            assert found is not None and (found.shelf, found.vector) == (shelf, vector)
+
+    @rule(seconds=st.floats(0.1, 6.0))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def is_whole(self) -> None:
+        self.kept.check_integrity()
+
+
+TestAnything = Anything.TestCase
+TestAnything.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

@@ -1,0 +1,160 @@
+"""Answers kept in a real Redis: shared, gone in time, and no harm when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis as blocking_redis
+
+from gateway.state.redis_client import connect
+from resilience.response_cache import REST_S, ResponseCache, digest_of, pack
+from resilience.response_cache_redis import RedisStore
+from resilience.response_cache_values import (
+    MAX_SHELF,
+    CacheEvent,
+    Entry,
+    Hit,
+    Kept,
+    LookedUp,
+    Lookup,
+    Question,
+    StoreBroke,
+    StoreError,
+    StoreIsBack,
+)
+from resilience.similar import SimilarQuestions
+from tests.state.servers import RedisServer, redis_server
+
+MODEL = SimilarQuestions.from_folder(Path(__file__).parents[2] / "models" / "embedding")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis"), durable=True) as running:
+        yield running
+
+
+@asynccontextmanager
+async def store_on(
+    server: RedisServer, *, ttl_s: float = 60.0, now: float | None = None
+) -> AsyncIterator[RedisStore]:
+    clock = time.time if now is None else (lambda: now)
+    store = RedisStore(connect(server.url), prefix="sluice:{test}:cache:", ttl_s=ttl_s, unix_time=clock)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def entry(key: str, *, put_at: float | None = None, shelf: str | None = "s") -> Entry:
+    vector = pack([1.0, 0.5]) if shelf else b""
+    return Entry(key, Kept("für dich ☂", "stop"), time.time() if put_at is None else put_at, shelf, vector)
+
+
+@pytest.fixture(autouse=True)
+def empty(server: RedisServer) -> None:
+    server.flush()
+
+
+async def test_what_one_process_keeps_another_finds(server: RedisServer) -> None:
+    async with store_on(server) as one, store_on(server) as other:
+        kept = entry("a")
+        await one.put([kept, entry("b", shelf=None)])
+        found = await other.get("a")
+        assert found is not None and (found.kept, found.put_at, found.shelf) == (kept.kept, kept.put_at, "s")
+        assert await other.shelf("s") == [("a", pack([1.0, 0.5]))]
+        assert await other.get("b") is not None
+        assert await other.get("c") is None and await other.shelf("t") == []
+
+
+async def test_entries_leave_redis_by_themselves(server: RedisServer) -> None:
+    async with store_on(server, ttl_s=0.05) as store:
+        await store.put([entry("a"), entry("b")])
+        with blocking_redis.Redis.from_url(server.url) as client:
+            deadline = time.monotonic() + 5
+            while client.dbsize():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+
+
+async def test_an_entry_that_is_too_old_is_not_given_though_redis_has_it(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        await store.put([entry("a", put_at=time.time() - 61)])
+        assert await store.get("a") is None
+        assert await store.shelf("s") == []
+
+
+async def test_another_machine_s_clock_may_be_a_little_ahead(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        await store.put([entry("a", put_at=time.time() + 2)])
+        assert await store.get("a") is not None
+        assert len(await store.shelf("s")) == 1
+
+
+async def test_a_shelf_holds_its_newest_only(server: RedisServer) -> None:
+    now = time.time()
+    async with store_on(server) as store:
+        await store.put([entry(f"{n:03}", put_at=now - 50 + n / 10) for n in range(MAX_SHELF + 10)])
+        keys = [key for key, _ in await store.shelf("s")]
+        assert keys == [f"{n:03}" for n in range(MAX_SHELF + 9, 9, -1)]
+
+
+async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        with blocking_redis.Redis.from_url(server.url) as client:
+            client.set("sluice:{test}:cache:answer:a", b"\xff\x00nonsense")
+        with pytest.raises(StoreError):
+            await store.get("a")
+
+
+async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=lambda event: None)
+        cache.remember(lambda: question("Where does Petra Miller live?"), Kept("I cannot tell.", "stop"))
+        await cache.flush()
+        with blocking_redis.Redis.from_url(server.url) as client:
+            everything = b"".join(
+                key + (client.get(key) or b"" if client.type(key) == b"string" else b"")
+                for key in client.scan_iter()
+            )
+        assert b"I cannot tell." in everything
+        assert b"etra" not in everything and b"iller" not in everything
+
+
+def question(text: str) -> Question:
+    return Question(digest_of([text]), "scope", text)
+
+
+async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    events: list[CacheEvent] = []
+    async with store_on(server) as store:
+        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=events.append)
+
+        async def find() -> Hit | None:
+            return await cache.find(question("Tell me who created Berserk"))
+
+        cache.remember(lambda: question("Who created Berserk?"), Kept("Kentaro Miura.", "stop"))
+        await cache.flush()
+        before = await find()
+        assert before is not None and not before.exact
+        server.kill()
+        assert await find() is None and await find() is None
+        cache.remember(lambda: question("Who created Bleach?"), Kept("Tite Kubo.", "stop"))
+        await cache.flush()
+        kinds = [event.kind for event in events if isinstance(event, LookedUp)]
+        assert kinds == [Lookup.SIMILAR, Lookup.ERROR, Lookup.ERROR]
+        assert len([event for event in events if isinstance(event, StoreBroke)]) == 1
+        server.start()
+        deadline = time.monotonic() + 10 * REST_S
+        while (after := await find()) is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        assert after.kept.text == "Kentaro Miura."
+        assert any(isinstance(event, StoreIsBack) for event in events)
