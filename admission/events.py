@@ -21,7 +21,8 @@ class Admitted:
     """A slot was given.
 
     ``queue_depth`` and ``kv_usage`` are what the decision saw; ``in_flight`` counts the new slot;
-    ``waited_s`` is its time in the line, ``shrunk`` whether a long line has shortened its answer.
+    ``waited_s`` is its time in the line, ``shrunk`` whether a long line has shortened its answer, ``beyond``
+    why it was handed on although the memory forecast passes the watermark with it.
     """
 
     backend: str
@@ -33,6 +34,7 @@ class Admitted:
     in_flight: int
     waited_s: float = 0.0
     shrunk: bool = False
+    beyond: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,13 @@ class Experience:
         limits: the backend's thresholds.
     """
 
-    __slots__ = ("_first_token_at", "_limits", "cached_shares", "lengths", "limit", "rates")
+    __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "rates")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._first_token_at = float("-inf")
+        # The last first token of an engine that did nothing else: prompt tokens computed, seconds.
+        self._alone: tuple[int, float] | None = None
         self.rates = Rates()
         self.lengths = OutputLengths(limits.output_share)
         self.cached_shares = CachedShares()
@@ -49,7 +51,22 @@ class Experience:
             return False
         if self.forgotten(now, busy=busy):
             return now >= due
-        return now + first_s + self.rates.error_s.value >= due
+        # An idle engine is tried without a margin: nobody else is held up. And a few first tokens that were
+        # far off, while something was compiled, must not keep all others out: the margin is never more than
+        # the estimate itself.
+        margin_s = min(self.rates.error_s.value, first_s) if busy else 0.0
+        return now + first_s + margin_s >= due
+
+    def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
+        """Expected seconds from hand-over to the first token.
+
+        What an idle engine did the last time counts more than what it did on average, work beside included.
+        """
+        expected_s = self.rates.first_token_s(tokens_ahead)
+        if busy or self._alone is None:
+            return expected_s
+        tokens, took_s = self._alone
+        return min(expected_s, took_s + self.rates.s_per_token * max(0, tokens_ahead - tokens))
 
     def forgotten(self, now: float, *, busy: bool) -> bool:
         """Whether the last first token is so long ago that what it took is no reason to refuse for.
@@ -61,7 +78,13 @@ class Experience:
     def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
         """The first piece of an answer is there."""
         self._first_token_at = now
-        self.rates.first_token(ticket.ahead_at_hand_over, now - ticket.handed_on_at)
+        computed = ticket.ahead_at_hand_over
+        if cached_tokens is not None:  # the engine's own word of how much of the prompt it had to compute
+            computed += max(1, ticket.demand.input_tokens - cached_tokens) - ticket.uncached
+        took_s = now - ticket.handed_on_at
+        self.rates.first_token(computed, took_s)
+        if ticket.alone:
+            self._alone = (computed, took_s)
         really_s = now - ticket.waiting.arrived_at
         self.rates.ttft_error_s.learn(abs(really_s - ticket.estimated_first_token_s))
         if cached_tokens is not None:
@@ -72,15 +95,19 @@ class Experience:
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
         self.lengths.learn(ticket.kind, each)
-        # Whether its pace met its route's targets; without a target for the pace the limit stays.
+        in_slo = self._in_slo(ticket, each, now)
+        if in_slo is not None:
+            self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now)
+
+    def _in_slo(self, ticket: Ticket, tokens: int, now: float) -> bool | None:
+        """Whether the answer met its route's targets; ``None`` where it says nothing about the batch."""
         limits, first_at = ticket.demand.limits or self._limits, ticket.first_token_at
-        if limits.tpot_slo_s is None or first_at is None or each < 2:
-            return
-        tpot_s = (now - first_at) / (each - 1)
-        self.rates.tpot_s.learn(tpot_s)
-        in_slo = tpot_s <= limits.tpot_slo_s
+        if first_at is None:
+            return None
+        met: list[bool] = []
+        if limits.tpot_slo_s is not None and tokens > 1:
+            met.append((now - first_at) / (tokens - 1) <= limits.tpot_slo_s)
         # A prompt that alone takes longer than the target says nothing about the size of the batch.
-        alone_s = self.rates.s_per_token * ticket.uncached
-        if limits.ttft_slo_s is not None and alone_s <= limits.ttft_slo_s:
-            in_slo = in_slo and first_at - ticket.handed_on_at <= limits.ttft_slo_s
-        self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now)
+        if limits.ttft_slo_s is not None and self.rates.s_per_token * ticket.uncached <= limits.ttft_slo_s:
+            met.append(first_at - ticket.handed_on_at <= limits.ttft_slo_s)
+        return all(met) if met else None

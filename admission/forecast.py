@@ -11,7 +11,10 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+
+# A request as the forecast reads it: minus the steps it will still run, tokens held now, its sequences.
+# Tuples sort by themselves, the longest first, and equal ones are interchangeable.
+Growing = tuple[int, int, int]
 
 
 class Held:
@@ -27,10 +30,11 @@ class Held:
         now: tokens held at this moment.
         left: steps it will still run; at least one, however wrong the expectation was.
         final: tokens it will hold in the end.
+        growing: the same for :func:`fullest`.
     """
 
     # The derived figures are stored: a forecast reads them of every sequence, and they change rarely.
-    __slots__ = ("expected", "final", "left", "now", "produced", "prompt", "width")
+    __slots__ = ("expected", "final", "growing", "left", "now", "produced", "prompt", "width")
 
     def __init__(self, prompt: int, expected: int, produced: int = 0, *, width: int = 1) -> None:
         self.width = width
@@ -42,43 +46,66 @@ class Held:
         self.now = prompt + produced
         self.left = max(1, (expected - produced) // self.width)
         self.final = self.now + self.left * self.width
+        self.growing: Growing = (-self.left, self.now, self.width)
 
 
-_left = attrgetter("left")
-
-
-def _ends_first(held: Held) -> int:
-    return -held.left
-
-
-def peak_tokens(
-    held: Sequence[Held], *, sequence_slack: int = 0, extra: Held | None = None, enough: float = math.inf
-) -> int:
-    """The most KV tokens that these sequences will hold together at any later step.
+@dataclass(slots=True)
+class Moment:
+    """One moment to come, and what will be held then.
 
     Args:
-        held: those that will run longest first (by ``left``).
+        steps: from now.
+        tokens: of the sequences that will still be there, without what their last blocks waste.
+        alive: those sequences.
+    """
+
+    steps: int
+    tokens: int
+    alive: int
+
+    def count(self, held: Held, sign: int) -> None:
+        """Add or take away what one will hold then."""
+        if held.left >= self.steps:
+            self.tokens += sign * (held.now + self.steps * held.width)
+            self.alive += sign * held.width
+
+    def with_slack(self, sequence_slack: int) -> int:
+        """Tokens that their blocks have room for."""
+        return self.tokens + self.alive * sequence_slack
+
+
+def fullest(
+    growing: Sequence[Growing],
+    *,
+    sequence_slack: int = 0,
+    extra: Held | None = None,
+    enough: float = math.inf,
+) -> Moment:
+    """The later moment at which these sequences will hold the most KV tokens together.
+
+    Args:
+        growing: those that will run longest first.
         sequence_slack: tokens lost per sequence in its last, half-filled block.
         extra: one more, of any length.
-        enough: a sum above this may be given in place of the peak.
+        enough: a moment at which more than this is held may be given in place of the fullest.
     """
-    running = held if extra is None else _with(extra, held)
-    total = peak = alive = 0
-    # When `left` steps have passed, exactly those seen so far are still there.
-    for one in running:
-        alive += one.width
-        total += one.now
-        then = total + alive * (one.left + sequence_slack)
+    running = growing if extra is None else _with(extra.growing, growing)
+    total = peak = alive = steps = there = 0
+    # When a sequence has no step left, exactly those seen so far are still there.
+    for minus_left, now, width in running:
+        alive += width
+        total += now
+        then = total + alive * (sequence_slack - minus_left)
         if then > peak:
-            peak = then
+            peak, steps, there = then, -minus_left, alive
             if then > enough:
                 break
-    return peak
+    return Moment(steps, peak - there * sequence_slack, there)
 
 
-def _with(extra: Held, held: Sequence[Held]) -> list[Held]:
-    at = bisect_left(held, -extra.left, key=_ends_first)
-    return [*held[:at], extra, *held[at:]]
+def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
+    at = bisect_left(growing, extra)
+    return [*growing[:at], extra, *growing[at:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +131,11 @@ class KvForecast:
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
-        self._longest_first: list[Held] = []
-        self._in_order = True
+        self._longest_first: list[Growing] = []
+        self._stale = False  # whether that list is to be made again
+        # The fullest moment at the last look, kept up to date: when one more is too much for it, no further
+        # look is needed. It need not be the fullest any more.
+        self._moment: Moment | None = None
         self._now_tokens = 0
         self._final_tokens = 0
         self._sequences = 0
@@ -116,14 +146,13 @@ class KvForecast:
     def add(self, ticket: int, held: Held) -> None:
         """A sequence was handed on."""
         self._held[ticket] = held
-        self.sort()
-        insort(self._longest_first, held, key=_ends_first)
+        self._list(held)
         self._count(held, 1)
 
     def remove(self, ticket: int) -> Held:
         """It has ended. Raises KeyError for one that is not there: it would be released twice."""
         held = self._held.pop(ticket)
-        self._longest_first.remove(held)
+        self._unlist(held)
         self._count(held, -1)
         return held
 
@@ -133,24 +162,26 @@ class KvForecast:
 
     def produced(self, ticket: int, tokens: int, expected: int) -> None:
         """So many tokens of the answer are there, and so many are expected in all."""
+        self._stale, self._moment = True, None
         held = self._held[ticket]
         self._count(held, -1)
         held.set(held.prompt, expected, tokens)
         self._count(held, 1)
-        self._in_order = False
 
     def sort(self) -> None:
         """Put them in order again after :meth:`produced` has told of all that changed."""
-        if not self._in_order:
-            self._longest_first.sort(key=_left, reverse=True)
-            self._in_order = True
+        if self._stale:
+            self._longest_first = sorted([held.growing for held in self._held.values()])
+            self._stale = False
 
     def cached(self, ticket: int, private_prompt: int) -> None:
         """The engine has told how much of the prompt it found; the rest needs blocks of its own."""
         held = self._held[ticket]
+        self._unlist(held)
         self._count(held, -1)
         held.set(private_prompt, held.expected, held.produced)
         self._count(held, 1)
+        self._list(held)
 
     @property
     def now_tokens(self) -> int:
@@ -167,8 +198,19 @@ class KvForecast:
 
     def fits(self, pool: Pool, share: float, *, used: float, extra: Held) -> bool:
         """Whether ``extra`` can be added without the fullest moment to come passing ``share`` of the pool."""
-        room = share * pool.tokens - self._others(pool, used)
-        return self._peak(pool, extra, enough=room) <= room
+        room, slack, known = share * pool.tokens - self._others(pool, used), pool.sequence_slack, self._moment
+        if known is not None:
+            there = known.with_slack(slack)
+            if extra.left >= known.steps:
+                there += extra.now + (known.steps + slack) * extra.width
+            if there > room:
+                return False
+        self.sort()
+        found = fullest(self._longest_first, sequence_slack=slack, extra=extra, enough=room)
+        fits = found.with_slack(slack) <= room
+        found.count(extra, -1)  # it is not there yet
+        self._moment = found
+        return fits
 
     def usage(self, pool: Pool, *, used: float = 0.0) -> float:
         """Share of the pool in use at the fullest moment to come; may exceed 1.
@@ -178,18 +220,25 @@ class KvForecast:
         """
         if pool.tokens <= 0:
             return 0.0
-        return (self._others(pool, used) + self._peak(pool, None)) / pool.tokens
+        self.sort()
+        slack = pool.sequence_slack
+        peak = fullest(self._longest_first, sequence_slack=slack).with_slack(slack)
+        return (self._others(pool, used) + peak) / pool.tokens
 
     def _others(self, pool: Pool, used: float) -> float:
         return max(0.0, used * pool.tokens - self._now_tokens - self._sequences * pool.sequence_slack)
 
-    def _peak(self, pool: Pool, extra: Held | None, *, enough: float = math.inf) -> int:
-        self.sort()
-        return peak_tokens(
-            self._longest_first, sequence_slack=pool.sequence_slack, extra=extra, enough=enough
-        )
+    def _list(self, held: Held) -> None:
+        if not self._stale:
+            insort(self._longest_first, held.growing)
+
+    def _unlist(self, held: Held) -> None:
+        if not self._stale:
+            del self._longest_first[bisect_left(self._longest_first, held.growing)]
 
     def _count(self, held: Held, sign: int) -> None:
         self._now_tokens += sign * held.now
         self._final_tokens += sign * held.final
         self._sequences += sign * held.width
+        if self._moment is not None:
+            self._moment.count(held, sign)

@@ -8,17 +8,13 @@ drives the same class with its own clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
 
-from admission.circuit import Circuit, CircuitState
+from admission.circuit import CircuitState
 from admission.events import Outcome
-from admission.experience import Experience
-from admission.ladder import Ladder, Ladders
-from admission.line import Line, Waiting
-from admission.memory import Memory
-from admission.prefill import PrefillBacklog
+from admission.flight import NOBODY, Ahead
+from admission.line import Waiting
 from admission.rates import retry_after_s
-from admission.signals import Signals
+from admission.standing import Standing
 from admission.ticket import Hold, Refusal, Ticket, TicketState
 from admission.values import Demand, Limits, Load, Reason
 
@@ -28,7 +24,7 @@ __all__ = ["Gate", "Hold", "Refusal", "Ticket", "TicketState"]
 OUTPUT_WEIGHT = 2
 
 
-class Gate:
+class Gate(Standing):
     """One backend's gate.
 
     Args:
@@ -37,24 +33,10 @@ class Gate:
     """
 
     def __init__(self, limits: Limits, *, random: random.Random) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self._random = random
-        self._line = Line(aging_s=limits.aging_s)
-        self._tickets: dict[int, Ticket] = {}  # waiting
-        self._running: dict[int, Ticket] = {}
         self._numbers = 0
-        self._sequences = 0  # of those running: a request of n texts is n of them
-        self._signals = Signals(limits)
         self._pushed: list[Ticket] = []
-        self._hold: Hold | None = None
-        self._prefill = PrefillBacklog()
-        self._experience = Experience(limits)
-        self.rates = self._experience.rates
-        self.limit = self._experience.limit
-        self._memory = Memory(self._signals, self._experience)
-        self.forecast = self._memory.forecast
-        self._ladders = Ladders(limits.rungs)
-        self.circuit = Circuit()
 
     # What the backend says
 
@@ -62,11 +44,13 @@ class Gate:
         """The engine's word after a step; ``None`` changes nothing but is no sign of life either."""
         if load is None:
             return
-        self._signals.told(load, now)
-        if load.max_running:
-            self.limit.bound(load.max_running)
+        self._flight.told(load, now)
         if self._line:
-            self._memory.refresh(now)  # here once a step, not in the decisions after it
+            self._flight.memory.refresh(now)  # here once a step, not in the decisions after it
+
+    def scale(self, factor: float) -> None:
+        """Use only so much of the sequences and blocks, until told otherwise; above 0, at most 1."""
+        self._flight.scale = factor
 
     # A request's way
 
@@ -87,7 +71,9 @@ class Gate:
         """
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
-        uncached, busy = self._experience.uncached(demand), bool(self._running)
+        flight = self._flight
+        flight.asked(demand.priority, now)
+        uncached, due = flight.experience.uncached(demand), demand.due(limits)
         rung = self._ladders.of(limits.rungs).at(self.depth)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
@@ -103,24 +89,21 @@ class Gate:
             reason = Reason.QUEUE_FULL
         elif demand.input_tokens > limits.max_input_tokens:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
-        elif self._out_of_memory(demand, limits, now):
+        elif flight.out_of_memory(demand.priority, limits, now):
             reason = Reason.MEMORY_PRESSURE
-        elif self._full(demand, limits, factor) and not self._make_room(demand, now):
+        elif self._full(demand, limits, factor, now) and not self._make_room(demand, now):
             reason = Reason.QUEUE_FULL
-        elif wait_s >= limits.max_wait_s * factor or self._experience.misses(
-            demand.due, first_s, now, busy=busy
-        ):
+        elif wait_s >= limits.max_wait_s * factor or flight.misses(due, first_s, now):
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
 
         self._numbers += 1
-        leave_at, due = now + limits.max_wait_s * factor, demand.due
+        leave_at = now + limits.max_wait_s * factor
         if due is not None:
             # By then even an empty engine would be too slow; what is too late before that, `pump` finds.
-            forgotten = self._experience.forgotten(now, busy=busy)
-            leave_at = min(leave_at, due - (0.0 if forgotten else self.rates.first_token_s(uncached)))
-        expected = self._experience.expect(demand, max_tokens)
+            leave_at = min(leave_at, due - flight.alone_s(uncached, now))
+        expected = flight.experience.expect(demand, max_tokens)
         item = Waiting(
             number=self._numbers,
             tenant=demand.tenant,
@@ -158,17 +141,17 @@ class Gate:
         self._line.age(now)
         while (item := self._line.peek()) is not None:
             ticket = self._tickets[item.number]
-            self._hold = self._holds(ticket, now)
+            self._hold = self._flight.holds(ticket, now)
             if self._hold is not None:
                 break
             del self._tickets[item.number]
-            if self._too_late(ticket, now):
+            if self._flight.too_late(ticket, now):
                 self._line.leave(item)
                 self._gone(ticket, Reason.WAIT_EXCEEDED, now)
                 self._pushed.append(ticket)
                 continue
             self._line.serve(item)
-            self._hand_on(ticket, now)
+            self._flight.add(ticket, now)
             handed_on.append(ticket)
         return handed_on
 
@@ -191,11 +174,7 @@ class Gate:
         """The first piece of its answer is there."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
-        ticket.first_token_at = now
-        self._prefill.done(ticket.number, now)
-        self._experience.first_token(ticket, now, cached_tokens)
-        if cached_tokens is not None:
-            self.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
+        self._flight.first_token(ticket, now, cached_tokens)
 
     def release(self, ticket: Ticket, outcome: Outcome, now: float, *, output_tokens: int) -> None:
         """Its work has ended, or it left the line by itself; a second word about it changes nothing."""
@@ -206,170 +185,26 @@ class Gate:
             return
         if ticket.state is not TicketState.HANDED_ON:
             return
-        ticket.state = TicketState.GONE
-        in_flight, sequences = self._sequences, ticket.demand.sequences
-        self._sequences -= sequences
-        self._signals.left(sequences, ticket.handed_on_at)
-        del self._running[ticket.number]
-        self._memory.remove(ticket)
-        if ticket.first_token_at is None:
-            self._prefill.done(ticket.number, now)
-        if outcome is Outcome.IGNORED:
-            return
-        self.circuit.saw(outcome is Outcome.DROPPED, now)
-        if outcome is Outcome.SUCCEEDED:
-            self._experience.succeeded(ticket, output_tokens, in_flight, now)
-
-    # What an operator sees
-
-    @property
-    def load(self) -> Load | None:
-        """What the backend told last."""
-        return self._signals.load
-
-    def silent_s(self, now: float) -> float:
-        """How long the backend has told nothing new."""
-        return self._signals.silent_s(now)
-
-    @property
-    def ladder(self) -> Ladder:
-        """The ladder of requests that bring none of their own."""
-        return self._ladders.own
-
-    @property
-    def prefill_backlog(self) -> int:
-        """Uncached prompt tokens handed on and without a first token."""
-        return self._prefill.total
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Uncached prompt tokens in the line."""
-        return self._line.tokens
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that those in the line keep in memory."""
-        return self._line.size_bytes
-
-    def capacity(self, now: float) -> int:
-        """Sequences that may be in flight now."""
-        return self._signals.capacity(self.limit.value, now, busy=bool(self._running))
-
-    @property
-    def in_flight(self) -> int:
-        """Requests handed on and not released."""
-        return len(self._running)
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of those requests."""
-        return self._sequences
-
-    @property
-    def running(self) -> Collection[Ticket]:
-        """Those handed on and not released, in order."""
-        return self._running.values()
-
-    @property
-    def waiting(self) -> Collection[Ticket]:
-        """Those in the line, in order of arrival."""
-        return self._tickets.values()
-
-    @property
-    def queued(self) -> int:
-        """Requests in the line."""
-        return len(self._line)
-
-    @property
-    def hold(self) -> Hold | None:
-        """What kept the next in line at the last look; nothing when nobody waits."""
-        return self._hold if self._line else None
-
-    @property
-    def depth(self) -> int:
-        """Requests that wait for the backend: here, and inside it those that did not come through here."""
-        return len(self._line) + self._foreign_waiting()
-
-    def queue_counts(self) -> dict[tuple[int, str], int]:
-        """Waiting requests by class and tenant."""
-        return self._line.counts()
-
-    def usage(self, now: float) -> tuple[float, float]:
-        """Share of the KV pool in use now, and at the fullest moment to come."""
-        return self._memory.usage(now)
+        self._flight.remove(ticket, outcome, now, output_tokens=output_tokens)
+        if outcome is not Outcome.IGNORED:
+            self.circuit.saw(outcome is Outcome.DROPPED, now)
 
     # Parts of the decisions
 
-    def _holds(self, ticket: Ticket, now: float) -> Hold | None:
-        """What keeps this one from being handed on now."""
-        foreign = self._foreign()
-        if not self._running and not foreign:
-            return None  # an idle backend takes anything; what never fits is its own to refuse
-        limits = ticket.demand.limits or self.limits
-        if self._sequences + foreign >= self.capacity(now):
-            return Hold.SLOTS
-        if self._signals.waiting > limits.engine_queue * self._signals.workers:
-            return Hold.SLOTS
-        if self._prefill_ahead(now) >= limits.max_prefill_tokens and not self.rates.prefill_is_free:
-            return Hold.PREFILL
-        return Hold.MEMORY if self._memory.holds(ticket, limits, now) else None
-
-    def _too_late(self, ticket: Ticket, now: float) -> bool:
-        """Whether its first token would come after it is due even if it were handed on now."""
-        if ticket.demand.due is None:
-            return False
-        first_s = self.rates.first_token_s(self._prefill_ahead(now) + ticket.uncached)
-        return self._experience.misses(ticket.demand.due, first_s, now, busy=bool(self._running))
-
-    def _hand_on(self, ticket: Ticket, now: float) -> None:
-        ticket.state = TicketState.HANDED_ON
-        ticket.handed_on_at = now
-        ticket.ahead_at_hand_over = self._prefill_ahead(now) + ticket.uncached
-        self._prefill.add(ticket.number, ticket.uncached, now)
-        self._running[ticket.number] = ticket
-        self._sequences += ticket.demand.sequences
-        self._memory.add(ticket)
-
-    def _prefill_ahead(self, now: float) -> int:
-        """Prompt tokens that one of the backend's workers must compute before a new one's."""
-        return self._prefill.ahead(now, self.rates.s_per_token) // self._signals.workers
-
     def _estimates(self, demand: Demand, uncached: int, now: float) -> tuple[float, float]:
-        """Seconds until it would be handed on (for a slot, or for prefill ahead), and to its first token."""
-        rates, signals, waiting = self.rates, self._signals, len(self._line)
-        ahead = self._line.ahead_of(demand.tenant, demand.priority) if waiting else 0
-        tokens_ahead = self._prefill_ahead(now)
-        if ahead:
-            tokens_ahead += self._line.tokens * ahead // waiting // signals.workers
-        places = self.capacity(now)
-        if self.hold is Hold.MEMORY and self._sequences:
-            places = self._sequences  # memory is what bounds the batch: it holds what it holds now
-        foreign = self._foreign()
-        free = max(0, places - self._sequences - foreign)
-        missing = ahead + min(signals.waiting, foreign) + demand.sequences - free
-        slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = tokens_ahead - self.limits.max_prefill_tokens
-        prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        first_s = max(rates.first_token_s(tokens_ahead + uncached), slot_s + rates.first_token_s(uncached))
-        return max(slot_s, prefill_s), first_s
+        """Seconds until it would be handed on, and to its first token."""
+        ahead, waiting = NOBODY, len(self._line)
+        if waiting:
+            requests = self._line.ahead_of(demand.tenant, demand.priority)
+            ahead = Ahead(requests, self._line.tokens * requests // waiting)
+        by_memory = self.hold is Hold.MEMORY
+        return self._flight.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
-    def _foreign(self) -> int:
-        return self._signals.foreign(self._sequences)
-
-    def _foreign_waiting(self) -> int:
-        return min(self._signals.waiting, self._foreign())
-
-    def _out_of_memory(self, demand: Demand, limits: Limits, now: float) -> bool:
-        """Whether waiting here would not help: the pool is all but full, or full of what is not ours."""
-        used = self._memory.used(now)
-        if not self._running:
-            return bool(self._foreign()) and used >= limits.pressure_of(demand.priority)[0]
-        return used >= limits.oom_watermark
-
-    def _full(self, demand: Demand, limits: Limits, factor: float) -> bool:
+    def _full(self, demand: Demand, limits: Limits, factor: float, now: float) -> bool:
         waiting = self.depth
         if not waiting:
-            return limits.max_queue == 0 and self._sequences + self._foreign() >= self.limit.value
+            flight = self._flight
+            return limits.max_queue == 0 and flight.sequences + flight.foreign >= flight.capacity(now)
         return (
             waiting >= limits.max_queue * factor
             or self._line.tokens + demand.input_tokens > limits.max_queue_tokens

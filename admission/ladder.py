@@ -51,21 +51,21 @@ class Ladder:
 
     def at(self, depth: int) -> Rung:
         """The rung for a queue of ``depth``, after climbing or leaving as far as that says."""
-        while self._at < len(self._rungs) and depth >= self._rungs[self._at].depth:
-            self._at += 1
-        while self._at and depth < self._rungs[self._at - 1].depth * HYSTERESIS:
-            self._at -= 1
-        return self.rung
-
-    @property
-    def rung(self) -> Rung:
-        """The rung it stands on."""
+        self._at = self.climbed(depth)
         return self._rungs[self._at - 1] if self._at else LEVEL
 
-    @property
-    def climbed(self) -> int:
-        """How many rungs up; 0 is level ground."""
-        return self._at
+    def climbed(self, depth: int) -> int:
+        """How many rungs up :meth:`at` would lead; 0 is level ground. Changes nothing."""
+        at = self._at
+        while at < len(self._rungs) and depth >= self._rungs[at].depth:
+            at += 1
+        while at and depth < self._rungs[at - 1].depth * HYSTERESIS:
+            at -= 1
+        return at
+
+    def rung(self, climbed: int) -> Rung:
+        """The rung that is so many up."""
+        return self._rungs[climbed - 1] if climbed else LEVEL
 
 
 class Ladders:
@@ -82,8 +82,14 @@ class Ladders:
         self.own = Ladder(rungs)
         self._others: OrderedDict[tuple[Rung, ...], Ladder] = OrderedDict()
 
+    def look(self, rungs: tuple[Rung, ...]) -> Ladder:
+        """The ladder with these rungs, for eyes alone: one that nobody has asked for is not kept."""
+        if rungs == self._rungs:
+            return self.own
+        return self._others.get(rungs) or Ladder(rungs)
+
     def of(self, rungs: tuple[Rung, ...]) -> Ladder:
-        """The ladder with these rungs."""
+        """The ladder with these rungs, kept from now on."""
         if rungs is self._rungs or rungs == self._rungs:
             return self.own
         ladder = self._others.get(rungs)

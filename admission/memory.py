@@ -51,15 +51,20 @@ class Memory:
         used = self.used(now)
         return used, self.forecast.usage(self._signals.pool, used=used)
 
-    def holds(self, ticket: Ticket, limits: Limits, now: float) -> bool:
-        """Whether it must wait for memory; never where the pool's size is unknown."""
+    def holds(self, ticket: Ticket, limits: Limits, now: float, *, scale: float = 1.0) -> bool:
+        """Whether it must wait for memory; never where the pool's size is unknown.
+
+        Args:
+            scale: share of the thresholds that holds.
+        """
         pool = self._signals.pool
         if not pool.tokens:
             return False
         used = self.used(now)
         pressure, watermark = limits.pressure_of(ticket.demand.priority)
-        if used >= pressure:
+        if used >= pressure * scale:
             return True
+        watermark *= scale
         held = _held(ticket)
         # Counts that are a little old will do here: what was produced since is in `used`, as if it were
         # others', and so counts twice.

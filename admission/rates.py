@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from admission.slope import FadingLine
+
 # Weight of a new sample once some ten have been seen: a change of regime is followed within about twenty.
 SMOOTHING = 0.1
 # Bounds of "try again": below, clients would hammer; above, they would stay away long after the load is gone.
@@ -13,10 +15,11 @@ MAX_RETRY_AFTER_S = 30.0
 # When all prompts were alike there is no slope to see; from this many uncached tokens on the whole time to
 # the first token is put down to them, which errs on the side of slow. Below, the step's own time rules.
 MIN_PREFILL_SAMPLE = 256
-# A slope counts when it is this many standard errors from 0 (a one-sided test at about 2 %) and lengths
-# differ by this share of their mean: where all prompts are cached but for a few tokens, times are noise.
-SIGNIFICANT = 2.0
-MIN_SPREAD = 0.1
+# What the rate is learned from: the last twenty first tokens. Where those are too noisy to tell one, the last
+# two hundred: a few prompts that the cache held by surprise do not make prefill free. Tests at about 2 % and
+# 0.1 %: the long one is asked at every first token, and a slope found by chance would stay.
+SHORT_FADE, SHORT_SIGNIFICANT = 0.95, 2.0
+LONG_FADE, LONG_SIGNIFICANT = 0.995, 3.0
 # First tokens after which the absence of a slope is taken for what it is.
 ENOUGH_SAMPLES = 20
 # Kinds of request that are told apart; the one seen longest ago is forgotten.
@@ -44,12 +47,11 @@ class Rates:
 
     The time to a first token is modelled as ``step_s + tokens_ahead / prefill_rate``: a step's own time,
     decode interference included, and the uncached prompt tokens that are computed before it, its own among
-    them. Both are learned by following the line's two coordinates (a least-squares slope with fading sums).
-    Neither is ever below 0, and a slope that may be chance is taken for none.
+    them. Both are learned by following the line's two coordinates. Neither is ever below 0, and a slope that
+    may be chance is taken for none.
 
     Attributes:
         hold_s: how long a place is held.
-        tpot_s: time per output token, of routes with a target for it.
         error_s: how far a first token comes from where it was expected at hand-over.
         ttft_error_s: the same from where its offer foresaw it.
         s_per_token: seconds of prefill per uncached token; 0 while unknown.
@@ -57,50 +59,31 @@ class Rates:
     """
 
     __slots__ = (
-        "_n", "_seen", "_sx", "_sxx", "_sxy", "_sy", "_syy", "error_s", "hold_s", "s_per_token", "step_s",
-        "tpot_s", "ttft_error_s",
+        "_long", "_seen", "_short", "error_s", "hold_s", "s_per_token", "step_s", "ttft_error_s"
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.hold_s = Mean()
-        self.tpot_s = Mean()
         self.ttft_error_s = Mean()
         self.error_s = Mean()
-        self._n = self._sx = self._sy = self._sxx = self._sxy = self._syy = 0.0
+        alike_from = MIN_PREFILL_SAMPLE
+        self._short = FadingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT, alike_from=alike_from)
+        self._long = FadingLine(LONG_FADE, significant=LONG_SIGNIFICANT, alike_from=alike_from)
         self._seen = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
 
     def first_token(self, tokens_ahead: int, took_s: float) -> None:
         """A first token came ``took_s`` after hand-over; so many uncached tokens were computed before it."""
-        fade = 1.0 - SMOOTHING / 2
         x, y = float(max(0, tokens_ahead)), max(0.0, took_s)
-        if self._n >= 2.0:
+        if self._short.points >= 2.0:
             self.error_s.learn(abs(y - self.first_token_s(tokens_ahead)))
         self._seen += 1
-        self._n = self._n * fade + 1.0
-        self._sx = self._sx * fade + x
-        self._sy = self._sy * fade + y
-        self._sxx = self._sxx * fade + x * x
-        self._sxy = self._sxy * fade + x * y
-        self._syy = self._syy * fade + y * y
-        self.s_per_token = self._learned_slope()
-        self.step_s = max(0.0, (self._sy - self.s_per_token * self._sx) / self._n)
-
-    def _learned_slope(self) -> float:
-        n, sx = self._n, self._sx
-        if n < 2.0 or sx <= 0.0:
-            return 0.0
-        most = self._sy / sx  # then nothing is left for the step
-        xx, yy = n * self._sxx - sx * sx, n * self._syy - self._sy * self._sy
-        if xx <= (MIN_SPREAD * sx) ** 2:
-            steady = yy <= (self._sy / 2) ** 2
-            return most if steady and sx > MIN_PREFILL_SAMPLE * n else 0.0
-        xy = n * self._sxy - sx * self._sy
-        # t² = r² (n - 2) / (1 - r²), without a division by what a perfect line makes 0.
-        if xy <= 0.0 or xy * xy * max(0.5, n - 2.0) < SIGNIFICANT**2 * (xx * yy - xy * xy):
-            return 0.0
-        return min(xy / xx, most)
+        short = self._short
+        short.learn(x, y)
+        self._long.learn(x, y)
+        self.s_per_token = short.slope() or min(self._long.slope(), short.steepest)
+        self.step_s = short.intercept(self.s_per_token)
 
     @property
     def prefill_is_free(self) -> bool:

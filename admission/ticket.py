@@ -18,6 +18,12 @@ class Hold(StrEnum):
     MEMORY = "memory"
 
 
+class Beyond(StrEnum):
+    """Why one was handed on although the forecast passes the watermark with it."""
+
+    IDLE_ENGINE = "idle_engine"  # nothing runs that could give memory back: waiting would not help
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a request was sent away, and when trying again makes sense."""
@@ -41,7 +47,8 @@ class Ticket:
     """One request at the gate.
 
     ``max_tokens`` is what it may produce after the ladder, all its sequences together; ``expected`` what it
-    likely will; ``uncached`` what must be prefilled for it.
+    likely will; ``uncached`` what must be prefilled for it; ``alone`` whether it was handed to an idle
+    backend; ``beyond`` why it was handed on although the memory forecast passes its watermark with it.
     """
 
     demand: Demand
@@ -56,6 +63,8 @@ class Ticket:
     handed_on_at: float = 0.0
     first_token_at: float | None = None
     ahead_at_hand_over: int = 0
+    alone: bool = False
+    beyond: Beyond | None = None
     refusal: Refusal | None = field(default=None)
 
     @property

@@ -70,9 +70,11 @@ class Limits:
         output_share: quantile of the real output lengths that the forecast expects.
         aging_s: waiting so long raises a request by one class.
         rungs: what a growing queue does to new requests.
-        tpot_slo_s: time per output token that the adaptive limit keeps to; ``None`` leaves the limit alone.
-        ttft_slo_s: time from hand-over to the first token that it keeps to as well, where there is a
-            ``tpot_slo_s``; ``None``: any.
+        tpot_slo_s: time per output token that the adaptive limit keeps to; ``None``: any. Without this and
+            ``ttft_slo_s`` the limit stays where it is.
+        ttft_slo_s: time from hand-over to the first token that it keeps to; ``None``: any.
+        first_token_within_s: how long after its arrival a request's first token is still wanted: what will
+            come later is refused at once rather than begun; ``None``: whenever before the deadline.
         fresh_s: a word of the engine counts as new for so long.
         stale_s: after so long without a word fewer sequences are handed on.
         stale_margin: what a silent engine's KV usage is taken to have grown by at ``stale_s``.
@@ -100,6 +102,7 @@ class Limits:
     stale_margin: float = 0.05
     stale_in_flight: int = 16
     ttft_slo_s: float | None = None
+    first_token_within_s: float | None = None
 
     def pressure_of(self, priority: int) -> tuple[float, float]:
         """Measured and predicted KV usage from which a request of that priority waits."""
@@ -115,8 +118,6 @@ class Demand:
 
     Args:
         deadline: on the injected clock, in seconds; ``None`` when the caller set none.
-        first_token_by: when the first token is wanted, on the same clock: what will come later is refused at
-            once rather than begun; ``None``: whenever before the deadline.
         kind: what its output length and cached share are learned by, e.g. route and intent.
         cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
         size_bytes: bytes it keeps in memory while it waits.
@@ -137,12 +138,11 @@ class Demand:
     size_bytes: int = 0
     limits: Limits | None = None
     produced: Callable[[], int] = _nothing_produced
-    first_token_by: float | None = None
     sequences: int = 1
 
-    @property
-    def due(self) -> float | None:
-        """The tighter of ``deadline`` and ``first_token_by``."""
-        if self.deadline is None or self.first_token_by is None:
-            return self.first_token_by if self.deadline is None else self.deadline
-        return min(self.deadline, self.first_token_by)
+    def due(self, limits: Limits) -> float | None:
+        """When the first token must be there: by the deadline, and as soon as the limits want it."""
+        if limits.first_token_within_s is None:
+            return self.deadline
+        by = self.arrived_at + limits.first_token_within_s
+        return by if self.deadline is None else min(by, self.deadline)

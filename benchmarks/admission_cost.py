@@ -1,6 +1,7 @@
 """What a decision costs: a request offered, handed on and released at a gate with a thousand waiting.
 
-Run with ``python -m benchmarks.admission_cost``; the bar is 50 µs at the 99th percentile for each.
+Run with ``python -m benchmarks.admission_cost``; the bar is 50 µs at the 99th percentile for each decision. A
+look at the line takes several: one for each request that it hands on, and one that holds the next.
 CPU time of this thread, in which other work on the machine counts little, and wall time, in which it counts.
 ``--refused N`` measures instead what N refused requests leave in memory.
 """
@@ -8,6 +9,7 @@ CPU time of this thread, in which other work on the machine counts little, and w
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import resource
@@ -55,7 +57,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         gate.offer(ask(number), now)
         gate.pump(now)
     going = list(gate.running)
-    spent: dict[str, list[tuple[float, float]]] = {"offer": [], "hand on": [], "release": []}
+    spent: dict[str, list[tuple[float, float]]] = {"offer": [], "hand on": [], "look": [], "release": []}
     for number in range(rounds):
         now += 0.01
         gate.told(replace(load, running=gate.in_flight), now)
@@ -75,9 +77,12 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
             surplus = next(t for t in gate.waiting if t.state is TicketState.WAITING)
             gate.release(surplus, Outcome.IGNORED, now, output_tokens=0)
         for part, start, end in (
-            ("release", begun, released), ("offer", released, taken), ("hand on", taken, done),
+            ("release", begun, released), ("offer", released, taken), ("look", taken, done),
         ):  # fmt: skip
             spent[part].append(((end[0] - start[0]) / 1000, (end[1] - start[1]) / 1000))
+        cpu, wall = spent["look"][-1]
+        decisions = len(handed_on) + (gate.queued > 0)
+        spent["hand on"].append((cpu / decisions, wall / decisions))
     return spent
 
 
@@ -117,11 +122,14 @@ def main() -> None:
         for count, kib in ((options.refused // 10, early), (options.refused, late)):
             print(f"{kib / 1024:.1f} MiB at most after {count:,} refused requests")
         return
+    gc.collect()
+    gc.freeze()  # as the gateway does when it has started
     figures = {}
     for held_by, memory in (("slots", False), ("memory", True)):
         spent = measure(options.queued, options.running, options.rounds, memory=memory)
         for part, values in spent.items():
-            figures[f"{part}, held by {held_by}"] = {
+            name = "the whole look" if part == "look" else part
+            figures[f"{name}, held by {held_by}"] = {
                 f"{clock}_{name}_us": round(percentile([value[index] for value in values], share), 1)
                 for index, clock in enumerate(("cpu", "wall"))
                 for name, share in (("p50", 0.5), ("p99", 0.99))

@@ -11,6 +11,7 @@ from typing import Any
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent, Admitted, RefusedEvent
 from admission.gate import Gate
+from admission.ladder import Rung
 from admission.values import Limits
 from gateway.routing.revision import Revision
 from observability.admission_metrics import GateFigures, class_of
@@ -43,12 +44,14 @@ class AdmissionDesk:
         self._clock = clock
         self._unix_time = unix_time
         self._gates: Callable[[], Mapping[str, Gate]] = dict
+        self._gate_name: Callable[[str], str] = str
         self._admitted: deque[tuple[float, Admitted]] = deque(maxlen=KEPT_ADMITTED)
         self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
 
     def watch(self, controller: AdmissionController) -> None:
         """Whose gates are shown."""
         self._gates = lambda: controller.gates
+        self._gate_name = controller.gate_name
 
     def saw(self, event: AdmissionEvent) -> None:
         """Keep a decision."""
@@ -59,12 +62,22 @@ class AdmissionDesk:
 
     def figures(self) -> Iterable[GateFigures]:
         """How the gates stand, for metrics."""
-        now = self._clock()
-        return [_figures(name, gate, now) for name, gate in self._gates().items()]
+        now, ladders = self._clock(), self._ladders()
+        return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
+
+    def _ladders(self) -> Mapping[str, Mapping[str, tuple[Rung, ...]]]:
+        """Of each gate the ladders that routes to it have of their own, by route."""
+        found: dict[str, dict[str, tuple[Rung, ...]]] = {}
+        for route in self._revision().routes.values():
+            if route.limits is None or route.limits.rungs == self._limits.rungs:
+                continue
+            for backend in (*(name for name, _ in route.weights), *route.fallback):
+                found.setdefault(self._gate_name(backend), {})[route.name] = route.limits.rungs
+        return found
 
     def show(self) -> Mapping[str, object]:
         """Everything an operator may want to know, as JSON values; tells no prompt."""
-        now = self._clock()
+        now, ladders = self._clock(), self._ladders()
         routes = {
             name: _limits(route.limits, self._limits)
             for name, route in self._revision().routes.items()
@@ -73,7 +86,9 @@ class AdmissionDesk:
         kept: list[tuple[float, Admitted | RefusedEvent]] = [*self._admitted, *self._refused]
         kept.sort(key=lambda entry: entry[0], reverse=True)
         return {
-            "backends": {name: _shown(gate, now) for name, gate in sorted(self._gates().items())},
+            "backends": {
+                name: _shown(gate, ladders.get(name, {}), now) for name, gate in sorted(self._gates().items())
+            },
             "limits": {"default": _limits(self._limits), "routes": {k: v for k, v in routes.items() if v}},
             "decisions": [_decision(at, event) for at, event in kept],
         }
@@ -86,7 +101,7 @@ def _classes(gate: Gate) -> dict[str, int]:
     return classes
 
 
-def _figures(name: str, gate: Gate, now: float) -> GateFigures:
+def _figures(name: str, gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> GateFigures:
     used, peak = gate.usage(now)
     return GateFigures(
         name=name,
@@ -94,7 +109,8 @@ def _figures(name: str, gate: Gate, now: float) -> GateFigures:
         waiting_tokens=gate.waiting_tokens,
         in_flight=gate.sequences,
         limit=gate.capacity(now),
-        rung=gate.ladder.climbed,
+        rungs={"": gate.rung()[0], **{route: gate.rung(rungs)[0] for route, rungs in ladders.items()}},
+        factor=gate.factor,
         circuit=gate.circuit.state(now).value,
         kv_usage=used,
         kv_forecast=peak,
@@ -102,9 +118,19 @@ def _figures(name: str, gate: Gate, now: float) -> GateFigures:
     )
 
 
-def _shown(gate: Gate, now: float) -> dict[str, object]:
+def _rung(gate: Gate, rungs: tuple[Rung, ...] | None = None) -> dict[str, object]:
+    climbed, rung = gate.rung(rungs)
+    return {
+        "rung": climbed,
+        "max_tokens": rung.max_tokens,
+        "shed_low": rung.shed_low,
+        "shed_all": rung.shed_all,
+    }
+
+
+def _shown(gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, object]:
     used, peak = gate.usage(now)
-    load, rates, rung = gate.load, gate.rates, gate.ladder.rung
+    load, rates = gate.load, gate.rates
     tenants = sorted(gate.queue_counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
     return {
         "queue": {
@@ -123,14 +149,13 @@ def _shown(gate: Gate, now: float) -> dict[str, object]:
             "sequences": gate.sequences,
             "limit": gate.capacity(now),
             "adaptive_limit": gate.limit.value,
+            "factor": gate.factor,
             "prefill_tokens": gate.prefill_backlog,
         },
         "memory": {"used": round(used, 4), "forecast": round(peak, 4)},
         "ladder": {
-            "rung": gate.ladder.climbed,
-            "max_tokens": rung.max_tokens,
-            "shed_low": rung.shed_low,
-            "shed_all": rung.shed_all,
+            **_rung(gate),
+            "routes": {route: _rung(gate, rungs) for route, rungs in sorted(ladders.items())},
         },
         "circuit": {
             "state": gate.circuit.state(now).value,
@@ -176,7 +201,13 @@ def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, object]:
         "kv_usage": round(event.kv_usage, 4),
     }
     if isinstance(event, Admitted):
-        return {**told, "decision": "admitted", "waited_ms": _ms(event.waited_s), "shrunk": event.shrunk}
+        return {
+            **told,
+            "decision": "admitted",
+            "waited_ms": _ms(event.waited_s),
+            "shrunk": event.shrunk,
+            "beyond_forecast": event.beyond,
+        }
     return {
         **told,
         "decision": "refused",

@@ -36,7 +36,8 @@ class GateFigures:
         waiting_tokens: uncached prompt tokens that wait.
         in_flight: sequences handed on.
         limit: sequences that may be.
-        rung: rungs of the ladder climbed.
+        rungs: rungs climbed, by the route that has a ladder of its own; "" for the one of all others.
+        factor: share of the sequences and blocks that is used.
         circuit: ``closed``, ``half_open`` or ``open``.
         kv_usage: share of the KV pool in use, as told.
         kv_forecast: the same at the fullest moment to come.
@@ -48,7 +49,8 @@ class GateFigures:
     waiting_tokens: int
     in_flight: int
     limit: int
-    rung: int
+    rungs: Mapping[str, int]
+    factor: float
     circuit: str
     kv_usage: float
     kv_forecast: float
@@ -91,6 +93,15 @@ class AdmissionMetrics(Collector):
             ),
             backends,
         )
+        self._beyond = Series(
+            Counter(
+                "sluice_admission_beyond_forecast_total",
+                "Requests handed on although the memory forecast passed its watermark, and why.",
+                ("backend", "reason"),
+                registry=registry,
+            ),
+            backends, Bounded(),
+        )  # fmt: skip
         self._waits = Histogram(
             "sluice_admission_wait_seconds", "Time in the line, of those handed on.", WAIT_BUCKETS, registry,
             label="class", values=Bounded(cap=8),
@@ -118,6 +129,8 @@ class AdmissionMetrics(Collector):
         self._waits.of(class_of(event.priority)).observe(event.waited_s)
         if event.shrunk:
             self._shrunk(event.backend).inc()
+        if event.beyond is not None:
+            self._beyond(event.backend, event.beyond).inc()
 
     def refused(self, event: RefusedEvent) -> None:
         """Count one sent away."""
@@ -143,13 +156,22 @@ class AdmissionMetrics(Collector):
                 queued.add_metric([gate.name, name], gate.queued.get(name, 0))
             for state in CIRCUITS:
                 circuit.add_metric([gate.name, state], gate.circuit == state)
+        rung = GaugeMetricFamily(
+            "sluice_admission_rung",
+            "Rungs that a new request would stand on; of routes with a ladder of their own by route.",
+            labels=["backend", "route"],
+        )
+        for gate in gates:
+            for route, climbed in gate.rungs.items():
+                rung.add_metric([gate.name, route], climbed)
         yield queued
         yield circuit
+        yield rung
         plain: tuple[tuple[str, str, Callable[[GateFigures], float]], ...] = (
             ("waiting_tokens", "Uncached prompt tokens that wait.", lambda gate: gate.waiting_tokens),
             ("in_flight", "Sequences handed on and not ended.", lambda gate: gate.in_flight),
             ("limit", "Sequences that may be in flight.", lambda gate: gate.limit),
-            ("rung", "Rungs of the ladder climbed; 0: none.", lambda gate: gate.rung),
+            ("factor", "Share of its sequences and blocks that is used; 1: all.", lambda gate: gate.factor),
             ("kv_usage", "Share of KV blocks in use, as told.", lambda gate: gate.kv_usage),
             ("kv_forecast", "The same at the fullest moment to come.", lambda gate: gate.kv_forecast),
             (

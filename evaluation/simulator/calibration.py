@@ -10,11 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A measured step: prompt tokens, sequences that decoded, tokens of context those read, seconds."""
+    """A measured step, or the mean of many.
 
-    prefill: int
-    sequences: int
-    context: int
+    Prompt tokens, sequences that decoded, tokens of context that those read, seconds.
+    """
+
+    prefill: float
+    sequences: float
+    context: float
     took_s: float
 
 

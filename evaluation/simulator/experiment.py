@@ -62,7 +62,7 @@ class Setting:
             return f"max_prefill_tokens {self.limits.max_prefill_tokens}"
         return "as given" if self.kind is Kind.THRESHOLDS else ""
 
-    def policy(self, worker: Worker, slo: Slo) -> Policy:
+    def policy(self, worker: Worker) -> Policy:
         """The policy in front of a worker."""
         match self.kind:
             case Kind.NONE:
@@ -72,7 +72,7 @@ class Setting:
             case Kind.THRESHOLDS:
                 return StaticThresholds(self.limits)
             case Kind.SLUICE:
-                return GatePolicy(self.limits, first_token_s=slo.ttft_s, produced=worker.produced)
+                return GatePolicy(self.limits, produced=worker.produced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def run(job: Job) -> Summary:
     """Do it."""
     profile = replace(job.profile, by_priority=job.setting.by_priority)
     arrivals = paced(job.requests, job.rate / rate_of(job.requests))
-    return summarize(simulate(arrivals, profile, lambda worker: job.setting.policy(worker, job.slo)), job.slo)
+    return summarize(simulate(arrivals, profile, lambda worker: job.setting.policy(worker)), job.slo)
 
 
 def capacity(requests: Sequence[Arrival], profile: Profile, slo: Slo) -> float:
@@ -131,7 +131,7 @@ def candidates(kind: Kind, profile: Profile, slo: Slo, *, few: bool = False) -> 
     if kind is Kind.SLUICE:
         step = profile.max_num_batched_tokens
         # A request may wait as long as its first token can still be in time.
-        given = Limits(max_wait_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
+        given = Limits(max_wait_s=slo.ttft_s, tpot_slo_s=slo.tpot_s, first_token_within_s=slo.ttft_s)
         return [
             Setting(kind, limits=replace(given, max_prefill_tokens=tokens))
             for tokens in ((step,) if few else (step // 2, step))

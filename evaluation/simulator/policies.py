@@ -144,7 +144,6 @@ class GatePolicy:
 
     Args:
         limits: its thresholds.
-        first_token_s: the first token is wanted so long after the arrival; ``None``: whenever.
         produced: tokens of an answer so far.
         seed: of the jitter.
     """
@@ -153,12 +152,10 @@ class GatePolicy:
         self,
         limits: Limits,
         *,
-        first_token_s: float | None,
         produced: Callable[[Fate], int],
         seed: int = 0,
     ) -> None:
         self.gate = Gate(limits, random=random.Random(seed))
-        self._first_token_s = first_token_s
         self._produced = produced
         self._tickets: dict[int, Ticket] = {}
         self._fates: dict[Ticket, Fate] = {}
@@ -174,7 +171,6 @@ class GatePolicy:
             arrival.prompt,
             arrival.max_tokens,
             arrived_at=now,
-            first_token_by=None if self._first_token_s is None else now + self._first_token_s,
             produced=lambda: produced(fate),
         )
         offered = self.gate.offer(demand, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +27,12 @@ class RouteAdmission(BaseModel):
 
     Keys as there. What belongs to a backend and not to a request (``max_in_flight``, ``aging_seconds``,
     ``output_quantile``, ``max_prefill_tokens``) cannot differ by route.
+
+    Two keys say what the route's ``slo`` is used for:
+
+    * ``refuse_late``: who would get the first token later than ``ttft_ms`` after arriving is refused at once.
+    * ``limit_follows``: the targets that the adaptive limit keeps to; unset: both, where the route has a
+      ``tpot_ms``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +47,8 @@ class RouteAdmission(BaseModel):
     watermark_normal: Annotated[float, Field(gt=0, le=1)] | None = None
     watermark_high: Annotated[float, Field(gt=0, le=1)] | None = None
     ladder: tuple[RouteRung, ...] | None = None
+    refuse_late: bool = False
+    limit_follows: tuple[Literal["ttft", "tpot"], ...] | None = None
 
 
 def route_limits(
@@ -51,7 +59,7 @@ def route_limits(
     Args:
         base: the ``admission`` section's.
         route: the route's.
-        ttft_slo_ms: its target for the first token; the adaptive limit keeps to it beside ``tpot_slo_ms``.
+        ttft_slo_ms: its target for the first token.
         tpot_slo_ms: its target for the time per output token; ``None``: the section's.
     """
     own: dict[str, Any] = {
@@ -63,9 +71,16 @@ def route_limits(
         own["max_wait_s"] = route.max_wait_ms / 1000
     if route.ladder is not None:
         own["rungs"] = tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in route.ladder)
-    if tpot_slo_ms is not None:
-        own |= {"tpot_slo_s": tpot_slo_ms / 1000, "ttft_slo_s": ttft_slo_ms / 1000}
     default = base or Limits()
+    if route.refuse_late:
+        own["first_token_within_s"] = ttft_slo_ms / 1000
+    follows = route.limit_follows
+    if follows is None and tpot_slo_ms is not None:
+        follows = ("ttft", "tpot")
+    if follows is not None:
+        tpot_slo_s = default.tpot_slo_s if tpot_slo_ms is None else tpot_slo_ms / 1000
+        own["tpot_slo_s"] = tpot_slo_s if "tpot" in follows else None
+        own["ttft_slo_s"] = ttft_slo_ms / 1000 if "ttft" in follows else None
     marks = (route.watermark_low, route.watermark_normal, route.watermark_high)
     if any(mark is not None for mark in marks):
         pairs = zip(marks, default.watermarks, strict=True)

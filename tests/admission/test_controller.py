@@ -228,6 +228,7 @@ async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> N
 
 
 async def test_refused_requests_leave_nothing_behind_however_many() -> None:
+    """A tenth of a million here; ``benchmarks.admission_cost --refused 1000000`` is the whole."""
     desk, done = Desk(limits=Limits(max_queue=0), load=replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
@@ -310,3 +311,31 @@ async def test_the_first_token_is_told_with_what_was_expected_of_it() -> None:
         slot.first_token(0)
     [first] = [event for event in desk.told if isinstance(event, FirstToken)]
     assert first.estimated_s == 0.0 and first.took_s >= 0.009
+
+
+async def test_one_who_waits_goes_on_when_the_factor_rises_again() -> None:
+    desk, done = Desk(load=replace(IDLE, max_running=2)), asyncio.Event()
+    desk.controller.scale("local", 0.5)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(desk.hold(done))
+        await settle()
+        assert (desk.in_flight, desk.queued) == (1, 1)
+        desk.controller.scale("local", 1.0)
+        await settle()
+        assert (desk.in_flight, desk.queued, desk.controller.gate("local").factor) == (2, 0, 1.0)
+        done.set()
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.5, 1.01, float("nan")])
+async def test_a_factor_that_is_none_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="above 0, at most 1"):
+        Desk().controller.scale("local", factor)
+
+
+async def test_an_admission_beyond_the_forecast_is_told_with_its_reason() -> None:
+    desk = Desk(load=replace(IDLE, total_blocks=5))
+    async with desk.controller.admit(DEMAND):
+        pass
+    [admitted] = [event for event in desk.told if isinstance(event, Admitted)]
+    assert admitted.beyond == "idle_engine"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.forecast import Held, KvForecast, Pool, peak_tokens
+from admission.forecast import Growing, Held, KvForecast, Pool, fullest
 
 ANY = st.lists(st.builds(Held, st.integers(0, 500), st.integers(1, 200), st.integers(0, 200)), max_size=30)
 
@@ -14,28 +14,28 @@ ANY = st.lists(st.builds(Held, st.integers(0, 500), st.integers(1, 200), st.inte
 def stepped(held: list[Held]) -> int:
     """The most tokens held at any step, by walking through them: each grows until its end, then is gone."""
     peak = 0
-    for step in range(1, 202):
+    for step in range(1, 302):
         peak = max(peak, sum(one.now + step for one in held if one.left >= step))
     return peak
 
 
-def longest_first(held: list[Held]) -> list[Held]:
-    return sorted(held, key=lambda one: -one.left)
+def longest_first(held: list[Held]) -> list[Growing]:
+    return sorted(one.growing for one in held)
 
 
 @given(ANY)
 def test_the_peak_is_what_stepping_through_every_token_finds(held: list[Held]) -> None:
-    assert peak_tokens(longest_first(held)) == stepped(held)
+    assert fullest(longest_first(held)).tokens == stepped(held)
 
 
 @given(ANY, st.builds(Held, st.integers(0, 500), st.integers(1, 200)))
 def test_one_more_sequence_never_lowers_the_peak(held: list[Held], more: Held) -> None:
-    assert peak_tokens(longest_first(held), extra=more) >= peak_tokens(longest_first(held))
+    assert fullest(longest_first(held), extra=more).tokens >= fullest(longest_first(held)).tokens
 
 
 def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
     short, long = Held(1000, 10), Held(10, 500)
-    assert peak_tokens([long, short]) < short.now + short.left + long.now + long.left
+    assert fullest(longest_first([short, long])).tokens < short.now + short.left + long.now + long.left
 
 
 def test_what_the_engine_holds_beyond_our_own_counts_stays_in_the_forecast() -> None:
@@ -46,12 +46,30 @@ def test_what_the_engine_holds_beyond_our_own_counts_stays_in_the_forecast() -> 
     assert forecast.usage(pool, used=0.5) == pytest.approx((500 + 100) / 1000)
 
 
-@given(ANY, st.builds(Held, st.integers(0, 500), st.integers(1, 200)), st.integers(1, 20_000))
-def test_what_fits_is_what_keeps_the_peak_below_the_share(held: list[Held], more: Held, blocks: int) -> None:
+MORE = st.builds(Held, st.integers(0, 500), st.integers(1, 200))
+
+
+@given(ANY, st.lists(st.tuples(MORE, st.integers(0, 9)), min_size=1, max_size=8), st.integers(1, 20_000))
+def test_what_fits_is_what_keeps_the_peak_below_the_share(
+    held: list[Held], asked: list[tuple[Held, int]], blocks: int
+) -> None:
     forecast, pool = KvForecast(), Pool(blocks, 1)
-    for ticket, one in enumerate(held):
+    there = dict(enumerate(held))
+    for ticket, one in there.items():
         forecast.add(ticket, one)
-    assert forecast.fits(pool, 0.9, used=0.0, extra=more) == (stepped([*held, more]) <= 0.9 * pool.tokens)
+    for number, (more, what) in enumerate(asked):
+        fits = forecast.fits(pool, 0.9, used=0.0, extra=more)
+        assert fits == (stepped([*there.values(), more]) <= 0.9 * pool.tokens)
+        if what == 0 and there:
+            there.pop(gone := next(iter(there)))
+            forecast.remove(gone)
+        elif what == 1 and there:
+            forecast.produced(last := next(reversed(there)), 7, there[last].expected + 3)
+        elif what == 2 and there:
+            forecast.cached(next(iter(there)), 3)
+        elif what > 4:
+            there[100 + number] = more
+            forecast.add(100 + number, more)
 
 
 def test_an_unknown_pool_is_never_full() -> None:
@@ -74,13 +92,19 @@ def test_a_ticket_that_is_removed_twice_is_a_defect() -> None:
         max_size=20,
     )
 )
-def test_the_running_total_is_the_sum_of_what_is_held(steps: list[tuple[int, int, int, int]]) -> None:
+def test_whatever_was_told_of_them_the_totals_and_the_peak_are_of_what_is_held(
+    steps: list[tuple[int, int, int, int]],
+) -> None:
     forecast = KvForecast()
     for ticket, (prompt, expected, produced, private) in enumerate(steps):
         forecast.add(ticket, Held(prompt, expected))
         forecast.produced(ticket, produced, max(expected, produced + 1))
         forecast.cached(ticket, private)
+        if ticket % 4 == 3:
+            forecast.sort()
         if ticket % 3 == 2:
             forecast.remove(ticket - 1)
     kept = [forecast.get(t) for t in range(len(steps)) if not (t % 3 == 1 and t + 1 < len(steps))]
     assert forecast.now_tokens == sum(one.now for one in kept)
+    pool = Pool(1000, 1)
+    assert forecast.usage(pool) == stepped(kept) / pool.tokens

@@ -9,6 +9,7 @@ import pytest
 from admission.events import Outcome
 from admission.gate import Hold, Refusal, Ticket, TicketState
 from admission.ladder import Rung
+from admission.ticket import Beyond
 from admission.values import Demand, Limits, Load, Reason
 from tests.admission.gates import DEMAND, IDLE, Door, ask
 
@@ -160,18 +161,27 @@ def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object)
 
 
 def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
-    assert ask(deadline=3.0, first_token_by=2.0).due == ask(deadline=2.0, first_token_by=3.0).due == 2.0
-    assert (ask(first_token_by=2.0).due, ask(deadline=3.0).due, ask().due) == (2.0, 3.0, None)
+    within = Limits(first_token_within_s=2.0)
+    assert [ask(deadline=at, arrived_at=1.0).due(within) for at in (2.5, 4.0, None)] == [2.5, 3.0, 3.0]
+    assert (ask(deadline=3.0).due(Limits()), ask().due(Limits())) == (3.0, None)
+
+
+def test_a_route_may_want_late_ones_refused_instead_of_begun() -> None:
     door = taught()
-    assert door.reason(ask(input_tokens=500, first_token_by=door.now + 0.5)) is Reason.WAIT_EXCEEDED
-    assert door.reason(ask(input_tokens=500, first_token_by=door.now + 0.7)) is None
+
+    def wanted(within_s: float) -> Demand:
+        limits = replace(door.limits, first_token_within_s=within_s)
+        return ask(input_tokens=500, arrived_at=door.now, limits=limits)
+
+    assert door.reason(wanted(0.5)) is Reason.WAIT_EXCEEDED
+    assert door.reason(wanted(0.7)) is None
 
 
 def test_one_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> None:
     door = taught(max_prefill_tokens=500)
     first = door.enter(ask(input_tokens=900))
-    second = door.enter(ask(input_tokens=900, first_token_by=door.now + 2.2))
-    third = door.enter(ask(input_tokens=900, first_token_by=door.now + 9.9))
+    second = door.enter(ask(input_tokens=900, deadline=door.now + 2.2))
+    third = door.enter(ask(input_tokens=900, deadline=door.now + 9.9))
     assert (second.state, third.state) == (TicketState.WAITING, TicketState.WAITING)
     door.now += 1.4  # the engine took longer than it usually does
     door.gate.first_token(first, door.now, 0)
@@ -183,10 +193,10 @@ def test_one_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> Non
 def test_the_time_a_prefill_has_been_under_way_counts_in_the_next_ones_estimate() -> None:
     door = taught()
     door.enter(ask(input_tokens=1000))
-    wanted = ask(input_tokens=500, first_token_by=door.now + 1.8)
+    wanted = ask(input_tokens=500, deadline=door.now + 1.8)
     door.now += 0.6
-    assert door.reason(replace(wanted, first_token_by=door.now + 0.9)) is Reason.WAIT_EXCEEDED
-    assert door.reason(replace(wanted, first_token_by=door.now + 1.2)) is None
+    assert door.reason(replace(wanted, deadline=door.now + 0.9)) is Reason.WAIT_EXCEEDED
+    assert door.reason(replace(wanted, deadline=door.now + 1.2)) is None
 
 
 def test_a_prefill_that_is_all_but_done_lets_the_next_one_follow_without_a_gap() -> None:
@@ -205,13 +215,12 @@ def test_an_unsteady_backend_must_be_expected_to_be_in_time_by_its_usual_error()
         door.now += 0.6 + late
         door.gate.first_token(ticket, door.now, 0)
         door.end(ticket)
-    expected_s = door.gate.rates.first_token_s(500)
     error_s = door.gate.rates.error_s.value
     assert error_s == pytest.approx(0.27, abs=0.1)
-    assert (
-        door.reason(ask(input_tokens=500, first_token_by=door.now + expected_s + 0.1)) is Reason.WAIT_EXCEEDED
-    )
-    assert door.reason(ask(input_tokens=500, first_token_by=door.now + expected_s + error_s + 0.05)) is None
+    door.gate.first_token(door.enter(ask(input_tokens=1)), door.now, 0)  # it answers somebody
+    expected_s = door.gate.rates.first_token_s(500)
+    assert door.reason(ask(input_tokens=500, deadline=door.now + expected_s + 0.1)) is Reason.WAIT_EXCEEDED
+    assert door.reason(ask(input_tokens=500, deadline=door.now + expected_s + error_s + 0.05)) is None
 
 
 def test_estimates_of_a_bad_minute_do_not_keep_deadlines_out_for_good() -> None:
@@ -233,6 +242,39 @@ def test_estimates_of_a_bad_minute_do_not_keep_deadlines_out_for_good() -> None:
         door.end(tried)
         tried = door.enter(ask(deadline=door.now + 10.0))
     assert door.reason(ask(deadline=door.now + 1.0)) is None
+
+
+def test_a_slow_start_does_not_keep_out_those_who_come_to_an_idle_engine() -> None:
+    door = Door()
+    for took_s in (3.0, 3.0, 3.0, 0.1):  # what is compiled at first use takes its time
+        ticket = door.enter()
+        door.now += took_s
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    assert door.gate.rates.first_token_s(100) > 1.0
+    assert door.reason(ask(deadline=door.now + 0.5)) is None
+    door.gate.first_token(door.enter(), door.now, 0)
+    assert door.reason(ask(deadline=door.now + 0.5)) is Reason.WAIT_EXCEEDED, "beside another it may be slow"
+
+
+def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:
+    door = taught()
+    for late in (9.0, 0.0, 0.0):
+        ticket = door.enter(ask(input_tokens=100))
+        door.now += 0.2 + late
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    door.gate.first_token(door.enter(ask(input_tokens=1)), door.now, 0)
+    expected_s = door.gate.rates.first_token_s(500)
+    assert door.gate.rates.error_s.value > 0.5
+    assert door.reason(ask(input_tokens=500, deadline=door.now + 1.9 * expected_s)) is Reason.WAIT_EXCEEDED
+    assert door.reason(ask(input_tokens=500, deadline=door.now + 2.1 * expected_s)) is None
+
+
+def test_one_handed_on_beyond_the_forecast_says_why() -> None:
+    door = Door(load=replace(IDLE, total_blocks=10))
+    assert door.enter(ask(input_tokens=150, max_output_tokens=50)).beyond is Beyond.IDLE_ENGINE
+    assert Door().enter().beyond is None
 
 
 def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() -> None:

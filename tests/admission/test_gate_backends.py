@@ -9,7 +9,7 @@ import pytest
 
 from admission.events import Outcome
 from admission.gate import Hold, Refusal, Ticket, TicketState
-from admission.ladder import MAX_LADDERS, Ladders, Rung
+from admission.ladder import LEVEL, MAX_LADDERS, Ladders, Rung
 from admission.rates import Rates
 from admission.values import Limits, Reason
 from tests.admission.gates import IDLE, Door, ask
@@ -150,3 +150,106 @@ def test_a_batch_larger_than_the_default_bound_is_filled() -> None:
 def test_a_refusal_that_never_waited_says_so() -> None:
     offered = Door().offer(ask(input_tokens=5_000))
     assert isinstance(offered, Refusal) and not offered.queued
+
+
+@pytest.mark.parametrize(("tokens", "took_s"), [(1, 0.3), (11, 0.1)], ids=["one token", "more of them"])
+def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s: float) -> None:
+    def after(target_s: float) -> int:
+        door = Door(Limits(ttft_slo_s=target_s), load=replace(IDLE, max_running=8))
+        ticket = door.enter()
+        door.now += took_s
+        door.gate.first_token(ticket, door.now, 0)
+        door.now += 9.0  # whatever the pace
+        door.end(ticket, tokens=tokens)
+        return door.gate.limit.value
+
+    assert (after(took_s / 2), after(took_s * 2)) == (1, 8)
+
+
+def test_a_target_for_the_pace_alone_moves_the_limit_whenever_the_first_token_came() -> None:
+    def after(pace_s: float) -> int:
+        door = Door(Limits(tpot_slo_s=0.1), load=replace(IDLE, max_running=8))
+        ticket = door.enter()
+        door.now += 50.0
+        door.gate.first_token(ticket, door.now, 0)
+        door.now += 10 * pace_s
+        door.end(ticket, tokens=11)
+        return door.gate.limit.value
+
+    assert (after(0.2), after(0.05)) == (1, 8)
+
+
+def test_a_few_prompts_that_the_cache_held_by_surprise_do_not_make_prefill_free() -> None:
+    """Twenty noisy first tokens once did, and all who waited were handed on at once."""
+    rates, draw = Rates(), random.Random(2)
+    for _ in range(200):
+        tokens = draw.randint(100, 3000)
+        rates.first_token(tokens, 0.2 + tokens * 0.0004)
+    for _ in range(20):
+        tokens = draw.randint(100, 3000)
+        rates.first_token(tokens, 0.2 if tokens > 1500 else 0.2 + tokens * 0.0004)
+    assert not rates.prefill_is_free
+    assert rates.s_per_token > 0.0
+
+
+def test_the_rate_is_learned_of_the_tokens_that_the_engine_really_computed() -> None:
+    door = Door()
+    for number in range(40):
+        tokens = 200 + 50 * (number % 7)
+        cached = tokens // 2 if number % 3 == 0 else 0  # which nobody foresees
+        ticket = door.enter(ask(input_tokens=tokens, cached_tokens=0))
+        door.now += 0.1 + (tokens - cached) * 0.001
+        door.gate.first_token(ticket, door.now, cached)
+        door.end(ticket)
+    assert door.gate.rates.s_per_token == pytest.approx(0.001)
+    assert door.gate.rates.step_s == pytest.approx(0.1)
+
+
+def test_a_scaled_backend_takes_its_share_of_sequences_and_never_none() -> None:
+    door = Door(load=replace(IDLE, max_running=8))
+    door.gate.scale(0.5)
+    tickets = [door.enter() for _ in range(6)]
+    assert [ticket.state for ticket in tickets].count(TicketState.HANDED_ON) == 4
+    assert door.gate.hold is Hold.SLOTS
+    door.gate.scale(1.0)
+    assert door.gate.pump(door.now) == tickets[4:]
+    small = Door(load=replace(IDLE, max_running=8))
+    small.gate.scale(0.01)
+    assert small.enter().state is TicketState.HANDED_ON
+
+
+def test_a_scaled_backend_takes_its_share_of_blocks() -> None:
+    def taken(factor: float) -> int:
+        door = Door(load=replace(IDLE, total_blocks=100, max_running=50))  # 1,600 tokens
+        door.gate.scale(factor)
+        tickets = [door.enter(ask(input_tokens=100, max_output_tokens=1)) for _ in range(30)]
+        assert door.gate.hold is Hold.MEMORY
+        return [ticket.state for ticket in tickets].count(TicketState.HANDED_ON)
+
+    assert (taken(1.0), taken(0.5)) == (13, 6)
+
+
+def test_where_a_new_request_would_stand_is_seen_without_climbing() -> None:
+    rungs = (Rung(1, max_tokens=10), Rung(3, shed_low=True))
+    door = Door(load=replace(IDLE, max_running=1))
+    assert door.gate.rung(rungs) == (0, LEVEL)
+    for _ in range(4):
+        door.enter()
+    assert door.gate.queued == 3
+    assert door.gate.rung(rungs) == (2, rungs[1])
+    assert door.gate.rung() == (0, LEVEL)
+
+
+def test_one_place_in_sixteen_is_kept_for_the_high_priority_while_it_comes() -> None:
+    limits = Limits(max_wait_s=60.0, max_prefill_tokens=100_000, aging_s=0.0)
+    door = Door(limits, load=replace(IDLE, total_blocks=10_000, max_running=32))
+    door.end(door.enter(ask(priority=1)))
+    normal = [door.enter() for _ in range(32)]
+    assert [ticket.state for ticket in normal].count(TicketState.HANDED_ON) == 30
+    urgent = [door.enter(ask(priority=1)) for _ in range(2)]
+    assert {ticket.state for ticket in urgent} == {TicketState.HANDED_ON}
+    for ticket in urgent:
+        door.end(ticket)
+    door.now += 11.0
+    door.tell(replace(IDLE, total_blocks=10_000, max_running=32, running=30))
+    assert door.gate.pump(door.now) == normal[30:], "no such request has come for long: all are for everybody"

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from admission.events import Outcome
 from admission.forecast import Pool
-from admission.gate import Gate, Refusal, Ticket, TicketState
+from admission.gate import Gate, Hold, Refusal, Ticket, TicketState
+from admission.ticket import Beyond
 from admission.values import Demand, Limits, Load
 from tests.admission.gates import DEMAND
 
@@ -158,9 +159,19 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def somebody_waits_only_for_a_reason(self) -> None:
         if self.waiting:
-            assert self.gate.hold is not None
             assert self.running or self.foreign, "an idle engine and somebody waiting"
             assert self.gate.next_change() is not None
+            match self.gate.hold:
+                case Hold.SLOTS:
+                    ours = sum(ticket.demand.sequences for ticket in self.running.values())
+                    told = self.gate.load.running if self.gate.load else 0
+                    assert max(ours + self.foreign, told) >= MAX_RUNNING
+                case Hold.PREFILL:
+                    assert self.gate.prefill_backlog >= LIMITS.max_prefill_tokens
+                case Hold.MEMORY:
+                    assert self.gate.usage(self.now)[1] > 0.0
+                case None:
+                    raise AssertionError("somebody waits for nothing")
 
     def teardown(self) -> None:
         """However it stood: once nobody comes any more, all are served or sent away, and nothing is left."""
@@ -204,8 +215,13 @@ class Traffic(RuleBasedStateMachine):
             assert self.waiting.pop(ticket.number) is ticket and ticket.state is TicketState.HANDED_ON
             self.running[ticket.number] = ticket
         self.sent_away(self.gate.pushed_out())
-        if handed_on and not (idle and len(handed_on) == 1):
+        if idle and len(handed_on) == 1:
+            [only] = handed_on
+            passes = self.gate.forecast.usage(POOL) > LIMITS.pressure_of(only.demand.priority)[1]
+            assert passes == (only.beyond is Beyond.IDLE_ENGINE), "beyond the forecast, and no reason"
+        elif handed_on:
             self.never_over_the_limits(handed_on[-1])
+            assert handed_on[-1].beyond is None
 
     def never_over_the_limits(self, last: Ticket) -> None:
         """The last one handed on to an engine that is at work was within the limits when it was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -129,6 +129,34 @@ def test_memory_follows_the_living_not_the_dead() -> None:
         made.leave(item)
     kept = len(made._leaving) + len(made._aging) + len(made._classes[0].tenants["a"].heap)
     assert kept <= 3 * (SWEEP_FROM + 4)
+
+
+@given(
+    flood=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-1, 1)), min_size=1, max_size=6),
+    rank=st.integers(-1, 1),
+    tenant=st.sampled_from("ade"),
+)
+def test_whatever_floods_the_line_each_request_is_served_within_a_bound(
+    flood: list[tuple[str, int]], rank: int, tenant: str
+) -> None:
+    """A second a request: two classes of aging, those who were there by then, and a turn of each tenant."""
+    made, number, backlog = line(aging_s=10.0), 0, 40
+    for _ in range(backlog):
+        number += 1
+        made.join(waiting(number, tenant=flood[number % len(flood)][0], rank=1, leave_at=1e9))
+    seen = waiting(0, tenant=tenant, rank=rank, leave_at=1e9)
+    made.join(seen)
+    for second in range(400):
+        for name, urgency in flood[:2]:  # two more a second than are served
+            number += 1
+            made.join(waiting(number, tenant=name, rank=urgency, arrived_at=float(second), leave_at=1e9))
+        made.age(float(second))
+        item = made.peek()
+        assert item is not None
+        made.serve(item)
+        if item is seen:
+            return
+    raise AssertionError("it starved")
 
 
 class AnySequence(RuleBasedStateMachine):

@@ -66,10 +66,11 @@ def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
 def test_the_gate_keeps_what_must_wait_and_refuses_what_would_be_late() -> None:
     trace = [Arrival(n, 0.001 * n, 100, 2, 2) for n in range(30)]
     limits = Limits(max_wait_s=5.0, max_prefill_tokens=100)
-    patient = simulate(trace, PROFILE, lambda w: GatePolicy(limits, first_token_s=None, produced=w.produced))
+    patient = simulate(trace, PROFILE, lambda w: GatePolicy(limits, produced=w.produced))
     assert all(one.finished_at is not None for one in patient)
     assert max((one.handed_on_at or 0.0) - one.arrival.at for one in patient) > 1.0
-    hurried = simulate(trace, PROFILE, lambda w: GatePolicy(limits, first_token_s=1.0, produced=w.produced))
+    strict = replace(limits, first_token_within_s=1.0)
+    hurried = simulate(trace, PROFILE, lambda w: GatePolicy(strict, produced=w.produced))
     answered = [one for one in hurried if one.finished_at is not None]
     assert 5 <= len(answered) <= 9
     assert all(one.reason == "wait_exceeded" for one in hurried if one.refused_at is not None)
@@ -79,7 +80,7 @@ def test_the_gate_keeps_what_must_wait_and_refuses_what_would_be_late() -> None:
 def test_at_the_gate_the_urgent_go_first() -> None:
     trace = [Arrival(n, 0.0, 100, 2, 2, priority=1 if n == 9 else 0) for n in range(10)]
     limits = Limits(max_wait_s=60.0, max_prefill_tokens=100)
-    fates = simulate(trace, PROFILE, lambda w: GatePolicy(limits, first_token_s=None, produced=w.produced))
+    fates = simulate(trace, PROFILE, lambda w: GatePolicy(limits, produced=w.produced))
     order = sorted(fates, key=lambda one: one.first_token_at or 0.0)
     assert [one.arrival.number for one in order[:3]] == [0, 9, 1]
 
@@ -87,7 +88,8 @@ def test_at_the_gate_the_urgent_go_first() -> None:
 def test_every_request_is_answered_or_refused_with_a_reason_exactly_once() -> None:
     trace = [Arrival(n, 0.02 * n, 50 + n % 70, 5 + n % 9, 20, tenant=f"t{n % 3}") for n in range(300)]
     small = replace(PROFILE, total_blocks=40)
-    for limits in (Limits(max_wait_s=1.0), Limits(max_wait_s=1.0, max_queue=3, tpot_slo_s=0.05)):
-        fates = simulate(trace, small, lambda w: GatePolicy(limits, first_token_s=2.0, produced=w.produced))  # noqa: B023
+    patient = Limits(max_wait_s=1.0, first_token_within_s=2.0)
+    for limits in (patient, replace(patient, max_queue=3, tpot_slo_s=0.05)):
+        fates = simulate(trace, small, lambda w: GatePolicy(limits, produced=w.produced))  # noqa: B023
         assert all((one.finished_at is None) != (one.reason is None) for one in fates)
         assert any(one.reason for one in fates) and any(one.finished_at for one in fates)

@@ -110,3 +110,27 @@ async def test_the_last_decisions_are_kept_refusals_apart_and_never_more() -> No
                 raise AssertionError("it was let through")
     shown = house.desk.show()["decisions"]
     assert isinstance(shown, list) and len(shown) == KEPT_ADMITTED + KEPT_REFUSED
+
+
+async def test_the_rungs_in_force_are_shown_for_each_route_with_a_ladder_of_its_own() -> None:
+    house = House()
+    backends = [{"name": "local", "weight": 100}]
+    steep = {"backends": backends, "admission": {"ladder": [{"depth": 1, "max_tokens": 9}]}}
+    routes = {"plain": {"backends": backends}, "steep": steep}
+    house.revision = make_revision(2, {"routes": routes}, Known(["local"], [], [], LIMITS))
+    async with asyncio.TaskGroup() as group, house.controller.admit(ask()):
+
+        async def wait() -> None:
+            async with house.controller.admit(ask()):
+                await asyncio.sleep(0)
+
+        for _ in range(2):
+            group.create_task(wait())
+        await asyncio.sleep(0.01)
+        [figures] = house.desk.figures()
+        shown = json.loads(json.dumps(house.desk.show()))["backends"]["local"]["ladder"]
+    assert figures.rungs == {"": 0, "steep": 1}
+    assert (shown["rung"], shown["routes"]["steep"]["rung"]) == (0, 1)
+    assert shown["routes"]["steep"]["max_tokens"] == 9
+    [figures] = house.desk.figures()
+    assert figures.rungs == {"": 0, "steep": 0}, "nobody waits any more, though nobody has asked since"

@@ -1,0 +1,69 @@
+"""`sluice serve` as the live admission benchmark starts it: keys of several tenants, and admission on or off.
+
+    python -m benchmarks.admission_gateway [--open] CONFIG
+
+Keys ``tenant-N`` belong to tenant ``tN``, so that the fairness of a queue can be seen. With ``--open``
+admission is told nothing of the engine and has no bound, so that all goes to the engine's own queue.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from accounting.keys import HIGHEST_PRIORITY, KeyRecord, KeyRing, KeyRole
+from admission.controller import AdmissionController, Slot
+from admission.values import Demand, Limits, Load
+from gateway import wiring
+from gateway.cli.main import app
+
+TENANT_KEY = "tenant-"
+# No bound that a benchmark reaches.
+UNBOUNDED = Limits(
+    max_queue=1_000_000,
+    max_queue_tokens=1 << 50,
+    max_queue_bytes=1 << 50,
+    max_wait_s=1e6,
+    max_in_flight=1_000_000,
+    max_prefill_tokens=1 << 50,
+    rungs=(),
+)
+
+
+class Tenants(KeyRing):
+    """A key ring that knows the benchmark's tenants."""
+
+    def lookup(self, bearer: str | None) -> KeyRecord | None:
+        """The record of ``tenant-N``, or of the key that was configured."""
+        if bearer is not None and bearer.startswith(TENANT_KEY):
+            name = "t" + bearer.removeprefix(TENANT_KEY)
+            return KeyRecord(bearer, name, KeyRole.CALLER, HIGHEST_PRIORITY)
+        return super().lookup(bearer)
+
+
+class Open(AdmissionController):
+    """Admission that holds nobody back."""
+
+    def __init__(self, limits: Limits, *, load: Callable[[str], Load | None], **others: Any) -> None:
+        super().__init__(UNBOUNDED, load=lambda backend: None, **others)
+
+    def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
+        """A slot, whatever the route's limits are."""
+        return super().admit(replace(demand, limits=UNBOUNDED))
+
+
+def main(arguments: list[str]) -> None:
+    """Start it."""
+    replaced: dict[str, object] = {"KeyRing": Tenants}
+    if arguments[0] == "--open":
+        arguments = arguments[1:]
+        replaced["AdmissionController"] = Open
+    vars(wiring).update(replaced)
+    app(["serve", "--config", arguments[0]])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,241 @@
+"""The gateway process and the load of ``benchmarks.admission_live``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import yaml
+
+from benchmarks.admission_gateway import TENANT_KEY
+from evaluation.simulator.values import Arrival, Fate
+from gateway.replay.calibrate import calibrate
+from gateway.replay.contract import OpenAI
+from gateway.replay.load import Run, run_load
+from gateway.replay.outcome import Outcome
+from gateway.replay.shape import Planned
+from gateway.replay.target import Target
+from gateway.replay.text import TextMaker
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MODEL = REPOSITORY / "models" / "demo"
+TENANTS = 6
+# Never the end token: every answer has the length that the trace says.
+NO_END = {"2": -100}
+START_TIMEOUT_S, STOP_TIMEOUT_S = 400.0, 30.0
+ADMIN_KEY = "benchmark-key-0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An engine as it is started here."""
+
+    kind: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    env: tuple[tuple[str, str], ...] = ()
+
+
+# Pools that hold about the batch: without admission they are full under overload.
+MACHINES = {
+    "embedded": Machine("embedded", 16, 400, 16, 256, (("SLUICE_ENGINE__NUM_THREADS", "1"),)),
+    "vllm": Machine("vllm", 32, 200, 16, 256, (("VLLM_CPU_KVCACHE_SPACE", "1"), ("HF_HUB_OFFLINE", "1"))),
+}
+
+
+class Asking(OpenAI):
+    """Chat completions of an exact length and a priority."""
+
+    def __init__(self, model: str, priority: int) -> None:
+        super().__init__(model)
+        self._priority = priority
+
+    def body(self, text: str, max_tokens: int) -> dict[str, object]:
+        """One user turn."""
+        more = {"priority": self._priority, "temperature": 0.0, "logit_bias": NO_END}
+        return {**super().body(text, max_tokens), **more}
+
+
+# The gateway
+
+
+@contextmanager
+def gateway(machine: Machine, folder: Path, route: Mapping[str, object], *, is_open: bool) -> Iterator[str]:
+    """A gateway process; its address once it is ready."""
+    routing = folder / "routing.yaml"
+    routing.write_text(yaml.safe_dump({"routes": {"self_hosted_generation": dict(route)}}), encoding="utf-8")
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+        "SLUICE_ADMIN_KEY": ADMIN_KEY,
+        "SLUICE_SERVER__PORT": "0",
+        "SLUICE_ENGINE__KIND": machine.kind,
+        "SLUICE_ENGINE__MODEL": str(MODEL),
+        "SLUICE_ENGINE__DTYPE": "float32",
+        "SLUICE_ENGINE__MAX_MODEL_LEN": "1024",
+        "SLUICE_ENGINE__BLOCK_SIZE": str(machine.block_size),
+        "SLUICE_ENGINE__NUM_BLOCKS": str(machine.num_blocks),
+        "SLUICE_ENGINE__MAX_NUM_SEQS": str(machine.max_num_seqs),
+        "SLUICE_ENGINE__MAX_NUM_BATCHED_TOKENS": str(machine.max_num_batched_tokens),
+        "SLUICE_ENGINE__MAX_LORAS": "0",
+        "SLUICE_ADMISSION__MAX_PREFILL_TOKENS": str(machine.max_num_batched_tokens),
+        "SLUICE_ROUTING__FILE": str(routing),
+        "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
+        "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
+        **dict(machine.env),
+    }
+    command = [sys.executable, "-m", "benchmarks.admission_gateway"]
+    command += [*(["--open"] if is_open else []), "sluice.yaml"]
+    log = folder / "gateway.log"
+    with log.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline() if process.stdout else "")
+        if found is None:
+            raise RuntimeError(f"the gateway did not start: {log.read_text(encoding='utf-8')[-2000:]}")
+        _wait_ready(found[0], process, log)
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass  # it does not listen yet
+        time.sleep(0.1)
+    raise RuntimeError(f"the gateway was not ready: {log.read_text(encoding='utf-8')[-2000:]}")
+
+
+def metric(url: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """A metric's labels and values."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    found = re.findall(rf"^{re.escape(name)}(?:\{{([^}}]*)\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]
+
+
+def total(url: str, name: str) -> float:
+    """A metric's sum over its labels."""
+    return sum(value for _, value in metric(url, name))
+
+
+# Load
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Sends requests as their tenants."""
+
+    targets: Mapping[str, Target]
+    contracts: Mapping[int, Asking]
+    text: TextMaker
+
+    async def send(self, arrival: Arrival, prompt: str, started_at: float) -> Outcome:
+        """One request, now."""
+        planned = planned_of(arrival)
+        target, contract = self.targets[arrival.tenant], self.contracts[arrival.priority]
+        return await target.generate(contract, planned, prompt, started_at=started_at)
+
+
+def planned_of(arrival: Arrival) -> Planned:
+    """The request as the load generator takes it."""
+    return Planned(arrival.number, arrival.at, arrival.prompt, arrival.output)
+
+
+async def caller(url: str, stack: AsyncExitStack) -> Caller:
+    """A caller whose prompts have the lengths that the model counts."""
+    targets = {}
+    for number in range(1, TENANTS + 1):
+        target = Target(
+            url, key=f"{TENANT_KEY}{number}", timeout_s=600.0, no_fallback=True, clock=time.monotonic
+        )
+        targets[f"t{number}"] = await stack.enter_async_context(target)
+    first = targets["t1"]
+    model = await first.first_model()
+    contracts = {rank: Asking(model, rank) for rank in (-1, 0, 1)}
+    known = await calibrate(first, contracts[0])
+    return Caller(targets, contracts, TextMaker(known.lexicon, seed=1))
+
+
+async def closed_loop(
+    one: Caller, requests: Iterator[Arrival], callers: int, seconds: float
+) -> list[Outcome]:
+    """So many callers, each with one request at a time; those that began in time are finished."""
+    begun = time.monotonic()
+    done: list[Outcome] = []
+
+    async def ask() -> None:
+        while time.monotonic() < begun + seconds:
+            arrival = replace(next(requests), priority=0)
+            prompt = one.text.prompt(planned_of(arrival))
+            done.append(await one.send(arrival, prompt, begun))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(callers):
+            group.create_task(ask())
+    return [outcome for outcome in done if outcome.ok]
+
+
+async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) -> list[Fate]:
+    """Each request at its time; ``grace_s`` after the last one those without an answer are given up."""
+    stop, run = asyncio.Event(), Run()
+    by_number = {arrival.number: arrival for arrival in requests}
+
+    async def end() -> None:
+        await asyncio.sleep(requests[-1].at + grace_s)
+        stop.set()
+
+    async with asyncio.TaskGroup() as group:
+        ending = group.create_task(end())
+        await run_load(
+            (planned_of(arrival) for arrival in requests),
+            text=one.text.prompt,
+            send=lambda planned, prompt, at: one.send(by_number[planned.index], prompt, at),
+            concurrency=len(requests),
+            clock=time.monotonic,
+            stop=stop,
+            run=run,
+        )
+        ending.cancel()
+    told = {outcome.index: outcome for outcome in run.outcomes}
+    return [fate_of(arrival, told.get(arrival.number)) for arrival in requests]
+
+
+def fate_of(arrival: Arrival, outcome: Outcome | None) -> Fate:
+    """What became of a request, in the simulator's words; times count from when it was due."""
+    fate = Fate(arrival)
+    if outcome is None:
+        return fate
+    if not outcome.ok:
+        fate.refused_at, fate.reason = outcome.done_s, outcome.code
+    elif outcome.ttft_s is not None and outcome.last_token_s is not None:
+        fate.first_token_at = outcome.sent_s + outcome.ttft_s
+        fate.finished_at = outcome.sent_s + outcome.last_token_s
+        fate.produced = outcome.output_tokens
+        fate.cached = outcome.cached_tokens
+        fate.computed = outcome.input_tokens - outcome.cached_tokens + outcome.output_tokens
+    return fate
