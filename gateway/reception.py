@@ -15,7 +15,7 @@ class Reception:
     """Knows the requests in flight; refuses duplicates, and everything once draining."""
 
     def __init__(self) -> None:
-        self._inside: set[tuple[str, str]] = set()
+        self._inside: dict[tuple[str, str], _Stay] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -29,12 +29,19 @@ class Reception:
         """Take nothing new from here on."""
         self.draining = True
 
+    def cut(self) -> None:
+        """The time is up: every request inside ends now, and its caller is told why."""
+        for stay in tuple(self._inside.values()):
+            stay.cut()
+
     def receive(self, request: GenerateRequest) -> AbstractContextManager[None]:
         """``with receive(request)``: holds a place for the request while the block runs.
 
         Entry raises:
             Draining: the gateway is stopping.
             DuplicateRequest: the tenant has a request of this id in flight.
+
+        The block raises Draining when it was cut.
         """
         return _Stay(self, (request.caller.tenant, request.request_id))
 
@@ -42,36 +49,53 @@ class Reception:
         """Wait until nobody is inside."""
         await self._empty.wait()
 
-    def _enter(self, place: tuple[str, str]) -> None:
+    def _enter(self, place: tuple[str, str], stay: _Stay) -> None:
         if self.draining:
-            raise Draining("the gateway is stopping; send the request to another one", retry_after_ms=1000)
+            raise _draining()
         if place in self._inside:
             raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
-        self._inside.add(place)
+        self._inside[place] = stay
         self._empty.clear()
 
     def _leave(self, place: tuple[str, str]) -> None:
-        self._inside.discard(place)
+        del self._inside[place]
         if not self._inside:
             self._empty.set()
 
 
 class _Stay(AbstractContextManager[None]):
-    """One request's place; given back only when it was got."""
+    """One request's place; given back only when it was got. Cutting works as ``asyncio.timeout`` does."""
 
-    __slots__ = ("_place", "_reception")
+    __slots__ = ("_cancels_before", "_cut", "_place", "_reception", "_task")
 
     def __init__(self, reception: Reception, place: tuple[str, str]) -> None:
         self._reception = reception
         self._place = place
+        self._cut = False
+
+    def cut(self) -> None:
+        """End the block, once."""
+        if not self._cut and self._task is not None:
+            self._cut = True
+            self._task.cancel()
 
     def __enter__(self) -> None:
-        self._reception._enter(self._place)
+        self._reception._enter(self._place, self)
+        self._task = asyncio.current_task()
+        self._cancels_before = 0 if self._task is None else self._task.cancelling()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._reception._leave(self._place)
+        if self._cut and self._task is not None:
+            others = self._task.uncancel() > self._cancels_before
+            if kind is asyncio.CancelledError and not others:
+                raise _draining() from None
+
+
+def _draining() -> Draining:
+    return Draining("the gateway is stopping; send the request to another one", retry_after_ms=1000)
 
 
 class Laps:

@@ -24,6 +24,8 @@ FORCE_CLOSE_S = 1
 # Longer than the 60 s that load balancers keep idle connections, so that ours is not the side that closes.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+# What is cut at the end of the drain has this long to tell its caller so.
+LAST_WORD_S = 1.0
 # Container objects that may pile up before cycles are looked for: some 50 requests' worth, a few MB; looking
 # through them takes well under a millisecond. The two other steps are Python's own.
 GC_ALLOCATIONS = 20_000
@@ -34,14 +36,18 @@ GC_MIDDLE_PER_FULL = 10
 class DrainingServer(uvicorn.Server):
     """Uvicorn, but the first signal only drains: the port stays open until the last answer is out."""
 
-    def __init__(self, config: uvicorn.Config, *, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, on_stop: Callable[[], None], on_hurry: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._on_hurry = on_hurry
         self.stop_asked = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: stop now."""
+        """First signal: drain. Second: stop now, once those inside have been told."""
         if self.stop_asked.is_set():
+            self._on_hurry()
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
         else:
@@ -57,6 +63,12 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await gateway.reception.drained()
+    if gateway.reception.in_flight:
+        log.warning("cut at the end of the drain", in_flight=gateway.reception.in_flight)
+        gateway.reception.cut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await gateway.reception.drained()
     log.info("stopping", in_flight=gateway.reception.in_flight)
     server.should_exit = True
 
@@ -78,7 +90,7 @@ async def _serve(gateway: Gateway, listener: socket.socket) -> None:
         # Above our own bound, so that a frame too large meets our error and not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
-    server = DrainingServer(config, on_stop=gateway.reception.close)
+    server = DrainingServer(config, on_stop=gateway.reception.close, on_hurry=gateway.reception.cut)
     async with gateway.running(), asyncio.TaskGroup() as tasks:
         drain = tasks.create_task(_drain(server, gateway), name="drain")
         _settle_garbage()

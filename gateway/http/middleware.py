@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.errors import Draining
 from gateway.http.exchange import Exchange, trace_of, usable_request_id
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
@@ -46,6 +48,15 @@ class Edge:
 
         try:
             await self._app(scope, receive, stamped)
+        except asyncio.CancelledError:
+            # The server has waited long enough after its stop; it would answer a bare 500 for us.
+            if not exchange.started and scope["type"] == "http":
+                await refuse(
+                    exchange,
+                    Draining("the gateway is stopping", retry_after_ms=1000),
+                    shape_of(scope["path"]),
+                )
+            raise
         except Exception as error:
             if exchange.started or scope["type"] == "websocket":
                 # Too late for an answer: the server closes a connection whose response is not whole.

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bedrock.stand_in import StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.bedrock.build import make_bedrock
 from gateway.config_backends import BedrockSection
-from tests.bedrock.stand_in import StandIn, stand_in
 
 HAIKU = "anthropic.claude-3-haiku-20240307-v1:0"
 CREDENTIALS = {

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bedrock.stand_in import StandIn
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Work
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure
-from tests.bedrock.stand_in import StandIn
 from tests.conformance.harness import hear
 
 _numbers = itertools.count()

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
 from gateway.backends.port import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
-from tests.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from tests.bedrock.support import SYSTEM, USER, at_rest, failure_of, threads_of, until, work
 from tests.conformance.harness import hear
 

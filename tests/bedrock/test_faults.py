@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from benchmarks.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.bedrock.errors import failure_of as classified
 from gateway.backends.port import Delta
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
-from tests.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
 from tests.bedrock.support import at_rest, failure_of, threads_of, until, work
 from tests.conformance.harness import hear
 

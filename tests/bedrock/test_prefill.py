@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bedrock.requests import RequestChecker
+from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
 from gateway.backends.bedrock.prefill import takes_prefill
 from gateway.backends.bedrock.request import RequestWriter
@@ -16,8 +18,6 @@ from gateway.backends.port import Begun, Continue
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
-from tests.bedrock.requests import RequestChecker
-from tests.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from tests.bedrock.support import ASSISTANT, USER, at_rest, failure_of, texts, work
 from tests.conformance.harness import hear
 

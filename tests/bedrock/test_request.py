@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bedrock.requests import RequestChecker
 from budgeting.values import Message
 from gateway.backends.bedrock.caching import cacheable_from
 from gateway.backends.bedrock.request import EARLIER, RequestWriter
 from gateway.backends.bedrock.values import Guardrail
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
-from tests.bedrock.requests import RequestChecker
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, work
 
 CHECKER = RequestChecker()

@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
-from tests.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
 
 ASKED = {"messages": [{"role": "user", "content": "Something like Vinland Saga?"}]}

@@ -225,14 +225,37 @@ class WorkersBackend:
             worker.load.ended(ticket)
 
     async def _ask(self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt) -> Completion:
+        adapter, loras = self._writer.to_load(work), worker.loras
+        if adapter is None or loras is None:
+            return await self._exchange(worker, path, body, work, attempt)
+        async with loras.hold(adapter) as load:
+            try:
+                return await self._exchange(worker, path, body, work, attempt)
+            except BackendFailure as error:
+                if error.kind is not FailureKind.MODEL_NOT_FOUND or attempt.delivered:
+                    raise
+            loras.lost(adapter.adapter_id, load)
+        # Another gateway took it away, or the worker was started anew unseen: once more, with a load before.
+        async with loras.hold(adapter):
+            return await self._exchange(worker, path, body, work, attempt)
+
+    async def _exchange(
+        self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt
+    ) -> Completion:
         async with worker.client.post(path, body) as connection:
             if connection.status != 200:
-                raise failure_of(
+                name = self._writer.adapter_name(work)
+                failure = failure_of(
                     connection.status,
                     await whole_body(connection, MAX_ERROR_BYTES),
                     connection.retry_after,
-                    model=self._writer.adapter_name(work) or self._writer.model,
+                    model=name or self._writer.model,
+                    adapter=name is not None,
                 )
+                if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
+                    worker.lost(name)
+                    self._choice.lost(worker.url, name)
+                raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_shown(connection.content_type)} instead of {EVENT_STREAM}")
             running_counts = self._writer.in_larger_pieces(work)

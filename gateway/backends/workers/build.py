@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
+from adapters.values import Adapter
+from gateway.backends.port import Feature
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.choice import Choice
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter
 from gateway.backends.workers.health import HealthRules
 from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
+from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.config_backends import OpenAIBackend
 
@@ -21,6 +24,10 @@ NO_FALLBACK = ("prefer", "sluice-no-fallback")
 PROBE_PATHS: Mapping[Dialect, str] = MappingProxyType(
     {Dialect.VLLM: "/health", Dialect.SLUICE: "/ready", Dialect.OPENAI: "/health"}
 )
+
+
+async def already_there(adapter: Adapter) -> None:
+    """The adapter's files lie where it says."""
 
 
 class WorkerKeyMissing(Exception):
@@ -34,8 +41,11 @@ def make_workers(
     token_bytes: Callable[[int], bytes],
     clock: Callable[[], float],
     environ: Mapping[str, str],
+    bring: Callable[[Adapter], Awaitable[None]] = already_there,
 ) -> WorkersBackend:
     """Construct the pool; nothing connects yet.
+
+    ``bring`` makes sure that an adapter's files are in the gateway's folder before a worker is to load them.
 
     Raises:
         WorkerKeyMissing: the key is not there; names the variable.
@@ -56,6 +66,16 @@ def make_workers(
             context=context,
         )
 
+    def make_loras(client: WorkerClient) -> WorkerLoras:
+        return WorkerLoras(
+            client,
+            places=section.max_loaded_adapters,
+            folder=section.adapters_folder,
+            bring=bring,
+            clock=clock,
+        )
+
+    features = FEATURES[dialect] if section.features is None else frozenset(section.features)
     choice = Choice(
         urls,
         factor=section.affinity_load_factor,
@@ -87,10 +107,13 @@ def make_workers(
                 probe_timeout_s=section.probe_timeout_seconds,
                 metrics_path=section.metrics_path,
                 metrics_interval_s=section.metrics_interval_seconds,
+                # A Sluice lists what it could load too.
+                lists_models=dialect is Dialect.VLLM and Feature.LORA in features,
             ),
             max_running=section.max_running,
             clock=clock,
             on_return=choice.forget,
+            make_loras=make_loras if section.load_adapters else None,
         )
         for url in urls
     ]
@@ -106,9 +129,11 @@ def make_workers(
             token_ids=section.prompt == "token_ids",
             send_priority=section.send_priority,
             adapters=MappingProxyType(dict(section.adapters)),
+            loads=section.load_adapters,
+            folder=section.adapters_folder,
         ),
         choice=choice,
-        features=FEATURES[dialect] if section.features is None else frozenset(section.features),
+        features=features,
         token_bytes=token_bytes,
         block_tokens=section.affinity_block_tokens,
         max_attempts=section.max_attempts,

@@ -38,7 +38,7 @@ class WorkerView(NamedTuple):
         requests: on it, ours and others', as far as can be told.
         kv_usage: share of its KV blocks in use, 0 to 1.
         weight: its share of the load against a worker in full service, above 0 to 1.
-        adapters: LoRA adapters it was seen with, by the workers' names.
+        adapters: LoRA adapters that it holds, by the workers' names.
     """
 
     name: str
@@ -206,6 +206,10 @@ class Choice:
             held.move_to_end(wish.adapter)
             if len(held) > ADAPTERS_HELD:
                 held.popitem(last=False)
+
+    def lost(self, name: str, adapter: str) -> None:
+        """The worker does not know that adapter."""
+        self._adapters[name].pop(adapter, None)
 
     def forget(self, name: str) -> None:
         """The worker came back after it was away: its cache and its adapters may be gone."""

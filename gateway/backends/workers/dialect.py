@@ -11,8 +11,10 @@ from typing import Any
 
 import orjson
 
+from adapters.values import Adapter
 from gateway.backends.begun import Edge, seed_behind
 from gateway.backends.port import Begun, Continue, Feature, Work
+from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.values import FormatType
 
 # Tokens a chunk after the first one, for a caller who does not stream: a chunk costs both sides the same
@@ -67,6 +69,8 @@ class RequestWriter:
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
         send_priority: vLLM refuses a priority unless its scheduler is told to follow them.
         adapters: an adapter's name at the workers, where it is not its id.
+        loads: whether the other adapters are loaded there, under names of their own.
+        folder: where the workers see the gateway's folder of adapters; ``None``: at the same path.
     """
 
     model: str
@@ -74,12 +78,21 @@ class RequestWriter:
     token_ids: bool = False
     send_priority: bool = False
     adapters: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    loads: bool = False
+    folder: str | None = None
 
     def adapter_name(self, work: Work) -> str | None:
         """What the workers call the adapter."""
         if work.adapter is None:
             return None
+        if (adapter := self.to_load(work)) is not None:
+            return loaded_name(adapter, self.folder)
         return self.adapters.get(work.adapter.adapter_id, work.adapter.adapter_id)
+
+    def to_load(self, work: Work) -> Adapter | None:
+        """The adapter, when this gateway loads it on the workers."""
+        adapter = work.adapter
+        return None if adapter is None or not self.loads or adapter.adapter_id in self.adapters else adapter
 
     def path(self, work: Work) -> str:
         """Where the work goes. A raw prompt has no messages."""

@@ -66,7 +66,9 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 
 
-def failure_of(status: int, body: bytes, retry_after: str | None, *, model: str) -> BackendFailure:
+def failure_of(
+    status: int, body: bytes, retry_after: str | None, *, model: str, adapter: bool = False
+) -> BackendFailure:
     """What an answer with an error status means.
 
     The worker's own words are not passed on: it may quote the prompt. Its code and the field it names are.
@@ -76,8 +78,9 @@ def failure_of(status: int, body: bytes, retry_after: str | None, *, model: str)
         body: the answer's body.
         retry_after: the header, if it came.
         model: the name that was asked for.
+        adapter: whether that is an adapter's.
     """
-    return _failure(status, _read(body), _seconds(retry_after), model)
+    return _failure(status, _read(body), _seconds(retry_after), model, "adapter_id" if adapter else None)
 
 
 def failure_in_stream(error: bytes) -> BackendFailure:
@@ -111,7 +114,9 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
     return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker broke off: {error}")
 
 
-def _failure(status: int, told: _Error, retry_after_s: float | None, model: str | None) -> BackendFailure:
+def _failure(
+    status: int, told: _Error, retry_after_s: float | None, model: str | None, missing: str | None = None
+) -> BackendFailure:
     code = f" ({told.code})" if isinstance(told.code, str) and _FIELD.match(told.code) else ""
     param = told.param if told.param is not None and _FIELD.match(told.param) else None
     if status in (400, 422):
@@ -134,6 +139,7 @@ def _failure(status: int, told: _Error, retry_after_s: float | None, model: str 
         return BackendFailure(
             FailureKind.MODEL_NOT_FOUND,
             f"the worker does not serve{asked}; check model and adapters",
+            param=missing,
         )
     if status == 413:
         return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, "the request is larger than the worker takes")

@@ -13,11 +13,10 @@ from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, listed_models
 from gateway.backends.workers.scrape import read_figures
 from observability.workers import WorkerStatus
 
-# Paths that tell whether a server of OpenAI's contract lives, when it has none for health.
-MODELS_PATH = "/models"
 # Connections of the probe and the scrape; they must not have to wait for requests to end.
 WATCH_CONNECTIONS = 2
 
@@ -32,6 +31,7 @@ class WatchRules:
         probe_timeout_s: longest time for one, and for a scrape, seconds.
         metrics_path: from the server's root; ``None``: no scrapes.
         metrics_interval_s: time between two scrapes, seconds.
+        lists_models: whether its list of models tells which adapters it holds.
     """
 
     probe_path: str = "/health"
@@ -39,6 +39,7 @@ class WatchRules:
     probe_timeout_s: float = 2.0
     metrics_path: str | None = "/metrics"
     metrics_interval_s: float = 1.0
+    lists_models: bool = False
 
 
 class Worker:
@@ -53,6 +54,7 @@ class Worker:
         max_running: most sequences of its batch; 0 when unknown.
         clock: seconds, monotonic.
         on_return: told when it is in service anew: what it had cached may be gone.
+        make_loras: makes what loads adapters there; ``None``: nothing does.
     """
 
     def __init__(
@@ -67,9 +69,12 @@ class Worker:
         max_running: int,
         clock: Callable[[], float],
         on_return: Callable[[str], None],
+        make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
     ) -> None:
         self.url = url
         self.client = make_client(url, timeouts, max_connections)
+        self.loras = make_loras(self.client) if make_loras is not None else None
+        self._listed: frozenset[str] = frozenset()
         self.health = WorkerHealth(rules)
         self.load = WorkerLoad(interval_s=watch.metrics_interval_s, max_running=max_running)
         self._watcher = make_client(
@@ -86,7 +91,17 @@ class Worker:
     def view(self, now: float) -> WorkerView:
         """How the choice sees it."""
         requests, kv_usage = self.load.seen(now)
-        return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.load.adapters)
+        return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.adapters)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Adapters that it holds as far as can be told, by its own names."""
+        seen = self._listed | self.load.adapters
+        return seen if self.loras is None else seen | self.loras.names
+
+    def lost(self, name: str) -> None:
+        """It does not know this adapter."""
+        self._listed -= {name}
 
     def status(self, now: float) -> WorkerStatus:
         """How an operator sees it."""
@@ -132,9 +147,11 @@ class Worker:
             now = self._clock()
             if good and self.health.probe_succeeded(now):
                 self._log.info("worker in service")
-                self._on_return(self.url)
+                self._returned()
             elif not good and self.health.probe_failed(now):
                 self._log.warning("worker ejected", reason="probes failed", ejections=self.health.ejections)
+            if good and self._watch.lists_models:
+                await self._list()
             wait_s = self._watch.probe_interval_s
             back_s = self.health.returns_in(now)
             await asyncio.sleep(min(wait_s, back_s) if back_s > 0.0 else wait_s)
@@ -150,6 +167,27 @@ class Worker:
             return False
         # A server that asks the prober for a key lives; requests will tell whether theirs is taken.
         return answer.status < 400 or answer.status in (401, 403)
+
+    def _returned(self) -> None:
+        self._listed = frozenset()
+        if self.loras is not None:
+            self.loras.forget()
+        self._on_return(self.url)
+
+    async def _list(self) -> None:
+        changes = self.loras.changes if self.loras is not None else 0
+        try:
+            answer = await self._watcher.get(
+                self.client.prefix + MODELS_PATH, timeout_s=self._watch.probe_timeout_s
+            )
+        except TransportError:
+            return
+        listed = listed_models(answer.body) if answer.status == 200 else None
+        if listed is None:
+            return
+        self._listed = listed
+        if self.loras is not None:
+            self.loras.saw(listed, changes)
 
     async def _scrape_forever(self, path: str) -> None:
         while True:

@@ -1,7 +1,7 @@
 """A Bedrock of our own: checks each request as the service would, and answers in its real encoding.
 
-It speaks HTTP with chunks and keeps connections open. What a call does is scripted, by region, which a request
-names in its signature.
+It speaks HTTP with chunks and keeps connections open. What a call does is scripted, by region, which a
+request names in its signature.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from tests.bedrock.frames import event, exception, frame
-from tests.bedrock.requests import RequestChecker
+from benchmarks.bedrock.frames import event, exception, frame
+from benchmarks.bedrock.requests import RequestChecker
 
 ANSWER = ("Vinland", " Saga", " and", " Vagabond", " are", " both", " worth", " reading", ".")
 # Of the ids of models that do not complete an assistant's message, and what they say then.
@@ -46,7 +46,8 @@ class Behaviour:
         retry_after: the header.
         hang_before: send nothing at all.
         after: pieces sent before what breaks the stream: ``fault``.
-        fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage``, ``linger``.
+        fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage`` or
+            ``linger``.
         tokens: of the text as told; by default a piece is one.
         stop_reason: why it ends; by default by the pieces and ``maxTokens``.
         cache: tokens read from and written to the cache, out of the prompt's.
@@ -91,6 +92,7 @@ class StandIn:
         self.scripts.setdefault(region, deque()).extend(behaviours)
 
     def behaviour(self, region: str) -> Behaviour:
+        """What this call does."""
         with self.lock:
             queue = self.scripts.get(region)
             return queue.popleft() if queue else self.always.get(region, NORMAL)
@@ -312,7 +314,7 @@ def behind(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]:
 
 
 class _Answer:
-    """What a script says to a request: cut at ``maxTokens`` and before a stop sequence, a piece being a token."""
+    """What a script says: cut at ``maxTokens`` and before a stop sequence, a piece being a token."""
 
     def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
         config = request.get("inferenceConfig", {})

@@ -27,7 +27,7 @@ class RequestChecker:
         self._shapes = _shapes()
 
     def faults(self, operation: str, request: dict[str, Any]) -> list[str]:
-        """What is wrong: wrong shapes, unknown or missing members, values out of range, turns out of order."""
+        """What is wrong: shapes, unknown or missing members, values out of range, turns out of order."""
         shape = self._shapes[operation]
         report = ParamValidator().validate(request, shape)
         found = [report.generate_report()] if report.has_errors() else []

@@ -1,6 +1,6 @@
-"""The stand-in as a process: ``python -m tests.bedrock --port 8090 --control-port 8091``.
+"""The stand-in as a process: ``python -m benchmarks.bedrock --port 8090 --control-port 8091``.
 
-What its calls do is changed by posting a behaviour, as JSON, to the control port, or asked for in the user's turn.
+What its calls do is set by posting a behaviour to the control port as JSON, or asked for in the user's turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from tests.bedrock.stand_in import ANSWER, Behaviour, StandIn, stand_in
+from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn, stand_in
 
 REGIONS = ("us-east-1", "us-west-2")
 

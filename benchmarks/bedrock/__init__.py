@@ -1,0 +1,1 @@
+"""A Bedrock of our own, for tests, benchmarks and `sluice chaos`."""

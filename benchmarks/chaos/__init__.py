@@ -1,0 +1,1 @@
+"""Faults on purpose, measured; and the scenarios of ``sluice chaos``."""

@@ -1,0 +1,118 @@
+"""Every kind of failure, before the first token and after: what callers saw, what was tried, what was billed.
+
+Each kind gets a gateway of its own: the embedded engine, Bedrock's stand-in behind it, and then the degraded
+answer. The failure is made in the engine's backend (`chaos`), once or in every call, and one greedy stream is
+asked over HTTP and held against its undisturbed run.
+
+::
+
+    python -m benchmarks.chaos.failure_table [--write docs/resilience.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gateway.chaos.fate import Fate
+from gateway.chaos.rig import started
+from gateway.chaos.run import Run
+from gateway.chaos.scenario import Scenario, Start, Verdict
+from resilience.failures import FailureKind
+
+# Not a backend's: callers leave by themselves.
+LEFT_OUT = frozenset({"cancelled_by_client"})
+AFTER_TOKENS = 8
+BEGIN, END = "<!-- failure table: begin -->", "<!-- failure table: end -->"
+HEAD = ("failure", "when", "the caller saw", "tried again, gone on with", "billed")
+SAW: Mapping[Verdict, str] = {
+    Verdict.WHOLE: "the undisturbed answer",
+    Verdict.RESUMED: "one whole answer",
+    Verdict.FALLBACK: "a whole answer of another leg",
+    Verdict.DEGRADED: "the degraded answer",
+    Verdict.PARTIAL: "a beginning and a clean end",
+    Verdict.ERROR: "a clean error",
+    Verdict.LOST: "NO END",
+    Verdict.WRONG: "A WRONG ANSWER",
+}
+
+
+async def measure(kinds: Sequence[str]) -> list[tuple[str, ...]]:
+    """The table's rows."""
+    rows = []
+    for kind in kinds:
+        with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
+            async with started(Start(bedrock=True), Path(folder)) as rig:
+                for after in (0, AFTER_TOKENS):
+                    for often in ("once", "always"):
+                        rule = {"backend": "local", "kind": kind, "after_tokens": after, "delay_ms": 50}
+                        if often == "once":
+                            rule["times"] = 1
+                        scenario = Scenario.model_validate(
+                            {
+                                "about": f"{kind}, {often}",
+                                "load": {"streams": 1, "whole": 0, "deadline_ms": 20_000},
+                                "faults": [
+                                    {"at_s": 0, "do": {"inject": [rule]}},
+                                    {"at_s": 3600, "do": {"inject": []}},
+                                ],
+                                "settle_s": 60,
+                            }
+                        )
+                        report = await Run(scenario, rig).go()
+                        rows.append(_row(kind, after, often, report.fates[0], report.told))
+                        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    return rows
+
+
+def _row(kind: str, after: int, often: str, fate: Fate, told: Mapping[str, float]) -> tuple[str, ...]:
+    when = f"{often}, {f'after {after} tokens' if after else 'before the first token'}"
+    saw = SAW[fate.verdict]
+    if fate.code:
+        saw += f" (`{fate.code}`)"
+    if fate.fallback:
+        saw += f", `{fate.fallback}`"
+    if fate.finish not in (None, "stop", "degraded"):
+        saw += f", `{fate.finish}`"
+    retries = sum(count for name, count in told.items() if name.startswith("sluice_retries{"))
+    tried = [f"{retries:g} × on the engine"] if retries else []
+    tried += list(fate.seams or ())
+    told_tokens = fate.tokens if fate.tokens is not None else "–"
+    billed = f"{fate.billed if fate.billed is not None else '–'} of {told_tokens} told"
+    return (f"`{kind}`", when, saw, "; ".join(tried) or "–", billed)
+
+
+def shown(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as Markdown."""
+    lines = ["| " + " | ".join(HEAD) + " |", "| " + " | ".join("---" for _ in HEAD) + " |"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def written(text: str, table: str) -> str:
+    """``text`` with the table between its marks, or behind it when it has none."""
+    block = f"{BEGIN}\n{table}\n{END}"
+    if BEGIN in text and END in text:
+        before, rest = text.split(BEGIN, 1)
+        return before + block + rest.split(END, 1)[1]
+    return f"{text.rstrip()}\n\n## Failures, as callers see them\n\n{block}\n"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What callers see of every kind of failure.")
+    parser.add_argument("--kinds", nargs="*", help="only these")
+    parser.add_argument("--write", type=Path, help="put the table into this file")
+    given = parser.parse_args()
+    every = [kind.value for kind in FailureKind if kind.value not in LEFT_OUT] + ["slow", "hang"]
+    table = shown(asyncio.run(measure(given.kinds or every)))
+    print(table)
+    if given.write is not None:
+        given.write.write_text(written(given.write.read_text(encoding="utf-8"), table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""A backend that breaks on purpose: wraps any other one, and only when ``chaos.enabled`` says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from admission.values import Load
+from gateway.backends.port import (
+    Backend,
+    BackendState,
+    Completion,
+    Continue,
+    Delta,
+    DeltaSink,
+    Feature,
+    Restarting,
+    Work,
+)
+from gateway.config_chaos import FaultRule
+from resilience.failures import BackendFailure, FailureKind
+
+
+class FaultPlan:
+    """Which call meets which fault; sans-I/O.
+
+    Args:
+        rules: looked at in order; the first one that hits counts.
+        random: decides rules with a probability.
+    """
+
+    def __init__(self, rules: Sequence[FaultRule], random: random.Random) -> None:
+        self._random = random
+        self._injected: Counter[tuple[str, str]] = Counter()
+        self.replace(rules)
+
+    @property
+    def rules(self) -> tuple[FaultRule, ...]:
+        """The rules in force."""
+        return self._rules
+
+    @property
+    def injected(self) -> Mapping[tuple[str, str], int]:
+        """How often a fault was made since the start, by backend and kind."""
+        return MappingProxyType(self._injected)
+
+    def replace(self, rules: Sequence[FaultRule]) -> None:
+        """Put other rules in force; they count calls and times from here."""
+        self._rules = tuple(rules)
+        self._seen = [0] * len(self._rules)
+        self._done = [0] * len(self._rules)
+
+    def next(self, backend: str) -> FaultRule | None:
+        """A call of ``backend`` begins: the fault it shall meet."""
+        chosen: int | None = None
+        for number, rule in enumerate(self._rules):
+            if rule.backend != backend:
+                continue
+            self._seen[number] += 1
+            if chosen is None and self._hits(number, rule):
+                chosen = number
+        if chosen is None:
+            return None
+        self._done[chosen] += 1
+        return self._rules[chosen]
+
+    def met(self, rule: FaultRule) -> None:
+        """The fault was made; an answer may have been too short for it."""
+        self._injected[rule.backend, str(rule.kind)] += 1
+
+    def _hits(self, number: int, rule: FaultRule) -> bool:
+        if rule.times is not None and self._done[number] >= rule.times:
+            return False
+        if rule.probability is not None:
+            return self._random.random() < rule.probability
+        return self._seen[number] % (rule.every or 1) == 0
+
+
+def faulty(backend: Backend, plan: FaultPlan) -> Backend:
+    """``backend``, but its calls meet the faults of ``plan``."""
+    return (
+        _FaultyRestarting(backend, plan) if isinstance(backend, Restarting) else FaultyBackend(backend, plan)
+    )
+
+
+class FaultyBackend:
+    """Passes everything through to the backend within, faults apart."""
+
+    def __init__(self, inner: Backend, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    @property
+    def name(self) -> str:
+        """As the backend within."""
+        return self._inner.name
+
+    @property
+    def kind(self) -> str:
+        """As the backend within."""
+        return self._inner.kind
+
+    @property
+    def model(self) -> str:
+        """As the backend within."""
+        return self._inner.model
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """As the backend within."""
+        return self._inner.features
+
+    @property
+    def continues(self) -> frozenset[Continue]:
+        """As the backend within."""
+        return self._inner.continues
+
+    @property
+    def state(self) -> BackendState:
+        """As the backend within."""
+        return self._inner.state
+
+    @property
+    def load(self) -> Load | None:
+        """As the backend within."""
+        return self._inner.load
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate, unless the plan has something else for this call."""
+        rule = self._plan.next(self.name)
+        if rule is None:
+            return await self._inner.generate(work, out)
+        call = _Call(rule, self._plan, out)
+        if not rule.after_tokens and rule.kind != "slow":
+            await call.strike()
+        try:
+            return await self._inner.generate(work, call.push)
+        except Exception as error:
+            # However the backend within takes an error of its sink, the caller meets the fault.
+            raise call.failure or error from None
+
+
+class _FaultyRestarting(FaultyBackend):
+    """One whose engine is started again when it dies."""
+
+    _inner: Restarting  # type: ignore[assignment]  # a Backend as well; Python has no intersection type
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """As the backend within."""
+        return self._inner.ready_in_s
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """As the backend within."""
+        return await self._inner.wait_ready(timeout_s)
+
+
+class _Struck(Exception):
+    """Leaves the backend within through its sink; none of its own handlers knows it."""
+
+
+class _Call:
+    """One call that shall meet a fault."""
+
+    def __init__(self, rule: FaultRule, plan: FaultPlan, out: DeltaSink) -> None:
+        self._rule = rule
+        self._plan = plan
+        self._out = out
+        self._tokens = 0
+        self._slowed = False
+        self.failure: BackendFailure | None = None
+
+    async def push(self, delta: Delta) -> None:
+        """Pass a piece on, late or not at all."""
+        if self.failure is not None:
+            raise _Struck
+        if self._tokens >= self._rule.after_tokens:
+            if self._rule.kind != "slow":
+                try:
+                    await self.strike()
+                except BackendFailure as failure:
+                    self.failure = failure
+                    raise _Struck from None
+            if not self._slowed:
+                self._slowed = True
+                self._plan.met(self._rule)
+            await asyncio.sleep(self._rule.delay_ms / 1000)
+        self._tokens += delta.tokens
+        await self._out(delta)
+
+    async def strike(self) -> None:
+        """The fault happens here. Raises BackendFailure; a hang ends by cancellation alone."""
+        self._plan.met(self._rule)
+        if self._rule.kind == "hang":
+            await asyncio.get_running_loop().create_future()
+        raise BackendFailure(FailureKind(self._rule.kind), f"{self._rule.kind} on purpose (chaos)")

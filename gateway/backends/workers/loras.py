@@ -1,0 +1,227 @@
+"""The adapters that this gateway loads on one worker while it serves, by vLLM's own endpoints.
+
+A worker gets them under names of our making, each for one content alone: vLLM finds cached prefixes by an
+adapter's name, so a name that came back with other weights would answer with what the old ones computed.
+Another gateway makes the same names and finds what this one has loaded.
+
+What is loaded is kept by the same shelf as the adapters of an engine in process; the holder is the worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import PurePath
+from types import MappingProxyType
+
+import msgspec
+import orjson
+import structlog
+
+from adapters.values import Adapter
+from engine import errors
+from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.workers.client import WorkerClient, whole_body
+from gateway.backends.workers.refusal import failure_of
+
+LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
+# Longest answer of these endpoints that is read, bytes.
+MAX_ANSWER_BYTES = 64 * 1024
+# A list is short, and a worker that loads an adapter answers late.
+LIST_TIMEOUT_S = 10.0
+# Of a worker's own words about a load, in the log.
+MAX_WORDS = 300
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+def listed_models(body: bytes) -> frozenset[str] | None:
+    """The names in an answer of ``/models``; ``None`` when it is none."""
+    try:
+        return frozenset(model.id for model in _decode_models(body).data if model.id)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def path_at_worker(adapter: Adapter, folder: str | None) -> str:
+    """Where the worker finds the adapter's files; ``folder`` is where it sees our folder of adapters."""
+    return adapter.path if folder is None else f"{folder.rstrip('/')}/{PurePath(adapter.path).name}"
+
+
+def loaded_name(adapter: Adapter, folder: str | None) -> str:
+    """The worker's name of these weights: the folder's own name is the SHA-256 of its content."""
+    place = path_at_worker(adapter, folder).encode()
+    return f"{adapter.adapter_id}@{hashlib.blake2b(place, digest_size=6).hexdigest()}"
+
+
+class WorkerLoras:
+    """What this gateway has loaded on one worker. Lives on the event loop.
+
+    Args:
+        client: the connections to the worker.
+        places: most adapters that are loaded there from here.
+        folder: where the worker sees the gateway's folder of adapters; ``None``: at the same path.
+        bring: makes sure that an adapter's files are there; raises AdapterError.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        *,
+        places: int,
+        folder: str | None,
+        bring: Callable[[Adapter], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._holder = _Holder(client, folder)
+        self._shelf = AdapterShelf(self._holder, places, bring=bring, clock=clock)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The worker's names of what is loaded."""
+        return self._holder.names
+
+    @property
+    def changes(self) -> int:
+        """Grows when a load or unload begins and when it ends."""
+        return self._holder.changes
+
+    @asynccontextmanager
+    async def hold(self, adapter: Adapter) -> AsyncIterator[int]:
+        """The adapter is loaded, and stays so while the block runs; gives the number of that load.
+
+        Raises:
+            BackendFailure: of ``adapter_id``: it cannot be loaded, or all places are in use; or the worker
+                refuses us.
+            TransportError: the worker cannot be asked.
+        """
+        async with self._shelf.hold(adapter):
+            yield self._holder.number_of(adapter.adapter_id)
+
+    def lost(self, adapter_id: str, number: int) -> None:
+        """The worker knows nothing of what that load put there: the next request loads it again."""
+        if self._holder.number_of(adapter_id) == number:
+            self._drop(adapter_id)
+
+    def forget(self) -> None:
+        """The worker came back after it was away: nothing may be left there."""
+        self._holder.listed = frozenset()
+        for adapter_id in tuple(self._holder.adapters):
+            self._drop(adapter_id)
+
+    def saw(self, listed: frozenset[str], changes: int) -> None:
+        """What the worker lists, asked for when there had been so many ``changes``.
+
+        A list that a load or unload has overtaken is of no use.
+        """
+        if changes != self._holder.changes or self._holder.changing:
+            return
+        self._holder.listed = listed
+        for adapter_id in self._holder.missing(listed):
+            self._drop(adapter_id)
+
+    def _drop(self, adapter_id: str) -> None:
+        self._holder.drop(adapter_id)
+        self._shelf.residency.unloaded(adapter_id)
+
+
+class _Holder:
+    """The worker as the shelf wants it."""
+
+    def __init__(self, client: WorkerClient, folder: str | None) -> None:
+        self._client = client
+        self._folder = folder
+        self._loaded: dict[str, tuple[str, str, int]] = {}  # folder, name, number of the load
+        self.listed: frozenset[str] = frozenset()
+        self.changes = 0
+        self.changing = 0
+        self._log = structlog.get_logger("gateway.workers").bind(worker=client.base_url)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """What is loaded: id and folder."""
+        return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The same by the worker's names."""
+        return frozenset(name for _, name, _ in self._loaded.values())
+
+    def number_of(self, adapter_id: str) -> int:
+        """Which load it came with; 0 when it is not loaded."""
+        loaded = self._loaded.get(adapter_id)
+        return loaded[2] if loaded is not None else 0
+
+    def missing(self, listed: frozenset[str]) -> list[str]:
+        """What was loaded and is not listed."""
+        return [one for one, (_, name, _) in self._loaded.items() if name not in listed]
+
+    def drop(self, adapter_id: str) -> None:
+        """It is not there any longer."""
+        loaded = self._loaded.pop(adapter_id, None)
+        if loaded is not None:
+            self.listed -= {loaded[1]}
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load, or take over what was loaded there before."""
+        name, path = loaded_name(adapter, self._folder), path_at_worker(adapter, self._folder)
+        if name not in self.listed:
+            status, body = await self._post(LOAD_PATH, {"lora_name": name, "lora_path": path})
+            # 400 is also said of what is loaded already: by another gateway, or by a call that was cancelled.
+            if status != 200 and not (status == 400 and name in await self._list()):
+                raise self._refused(adapter, path, status, body)
+            self._log.info("adapter loaded on worker", adapter=adapter.adapter_id, name=name)
+        self._loaded[adapter.adapter_id] = (adapter.path, name, self.changes + 1)
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        """Take its name from the worker; requests under way there end on its weights."""
+        _, name, _ = self._loaded[adapter_id]
+        self.drop(adapter_id)
+        status, _ = await self._post(UNLOAD_PATH, {"lora_name": name})
+        if status not in (200, 404):
+            self._log.warning("adapter not unloaded", adapter=adapter_id, name=name, status=status)
+
+    async def _post(self, path: str, body: Mapping[str, str]) -> tuple[int, bytes]:
+        self.changes += 1
+        self.changing += 1
+        try:
+            async with self._client.post(path, orjson.dumps(body)) as connection:
+                answer = connection.status, await whole_body(connection, MAX_ANSWER_BYTES)
+                if answer[0] in (401, 403, 429, 502, 503, 504):  # of the worker, not of the adapter
+                    raise failure_of(*answer, connection.retry_after, model=body["lora_name"])
+                return answer
+        finally:
+            self.changes += 1
+            self.changing -= 1
+
+    async def _list(self) -> frozenset[str]:
+        answer = await self._client.get(self._client.prefix + MODELS_PATH, timeout_s=LIST_TIMEOUT_S)
+        return (listed_models(answer.body) if answer.status == 200 else None) or frozenset()
+
+    def _refused(self, adapter: Adapter, path: str, status: int, body: bytes) -> errors.AdapterError:
+        words = body.decode(errors="replace")[:MAX_WORDS]
+        self._log.warning(
+            "adapter not loaded on worker", adapter=adapter.adapter_id, status=status, answer=words
+        )
+        if status in (404, 405) and b'"error"' not in body:
+            return errors.AdapterUnsupported(
+                "the worker loads no adapters while it serves; vLLM does with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+            )
+        if status == 404:
+            return errors.AdapterNotFound(
+                f"the worker finds nothing at {PurePath(path).name} in its folder of adapters; "
+                "check adapters_folder"
+            )
+        return errors.AdapterUnreadable(f"the worker answered {status} when it was to load it")

@@ -1,0 +1,75 @@
+"""``sluice chaos`` as an operator runs it: against a gateway of its own, and against one that is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.live import ADMIN_KEY, ROOT, environment, gateway
+
+
+def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[str, Any], str]:
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump({"about": "a test", **scenario}))
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "chaos", str(path), "--json", *words],
+        cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(200)
+def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -> None:
+    code, report, told = run(
+        tmp_path,
+        {
+            "start": {"bedrock": True},
+            "load": {"streams": 4, "whole": 1},
+            "faults": [{"after_tokens": 12, "do": {"kill": "engine"}}],
+            "settle_s": 75,
+        },
+        "--start",
+    )
+    assert code == 0, told
+    assert report["ok"] and [fault["label"] for fault in report["faults"]] == ["kill engine"]
+    assert len(report["requests"]) == 5
+    for request in report["requests"]:
+        assert request["met"] == ["kill engine"] and request["verdict"] in ("resumed", "fallback")
+        assert request["rows"] == 1 and request["billed"] == request["tokens"]
+    assert report["at_rest"] is True and report["before"]["children"] == report["after"]["children"]
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(200)
+def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
+    faults = [{"backend": "local", "kind": "nan_output", "every": 2}]
+    scenario = {
+        "load": {"streams": 3, "whole": 1, "rounds": 2},
+        "faults": [{"at_s": 0, "do": {"inject": faults}}],
+    }
+    with gateway(tmp_path, SLUICE_CHAOS__ENABLED="true") as live:
+        words = ("--url", live.url, "--key", ADMIN_KEY, "--ledger", str(tmp_path / "ledger.db"))
+        code, report, told = run(tmp_path, scenario, *words)
+        assert code == 0, told
+        assert sum(report["verdicts"].values()) == 8
+        assert report["verdicts"].keys() <= {"whole", "fallback"}, "a retry may meet the fault again"
+        assert report["metrics"]["sluice_chaos_faults{backend=local,kind=nan_output}"] >= 4
+        assert "FAULTS ARE MADE ON PURPOSE" in live.log.read_text()
+
+        killing = {"faults": [{"at_s": 0, "do": {"kill": "engine"}}], "load": {"streams": 1}}
+        code, _, told = run(tmp_path, killing, *words)
+        assert code == 2 and "--pid" in told
+
+
+def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_2(tmp_path: Path) -> None:
+    code, _, told = run(tmp_path, {"load": {"streams": 1}}, "--url", "http://127.0.0.1:9")
+    assert code == 2 and "no whole answer even undisturbed" in told and "Traceback" not in told
+    code, _, told = run(tmp_path, {"lod": {}})
+    assert code == 2 and "lod" in told

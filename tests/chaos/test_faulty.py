@@ -1,0 +1,183 @@
+"""Faults made on purpose: where they come, how often, and that nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgeting.values import Message, Role
+from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
+from gateway.backends.port import Backend, Delta, Restarting, Work
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.config import ConfigError
+from gateway.config_chaos import ChaosSection, FaultRule
+from gateway.contracts.values import Sampling
+from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from gateway.wiring_chaos import Chaos, make_chaos
+from resilience.failures import BackendFailure, FailureKind
+
+PIECES = ("a", "b", "c", "d")
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+def rule(kind: str = "cuda_oom", **more: Any) -> FaultRule:
+    return FaultRule.model_validate({"backend": "local", "kind": kind, **more})
+
+
+def plan_of(*rules: FaultRule) -> FaultPlan:
+    return FaultPlan(rules, random.Random(0))
+
+
+async def heard_of(backend: Backend) -> tuple[list[str], BackendFailure | None]:
+    heard: list[str] = []
+
+    async def out(delta: Delta) -> None:
+        heard.append(delta.text)
+
+    try:
+        await backend.generate(Work("gen", (1,), (Message(Role.USER, "x"),), Sampling(max_tokens=9)), out)
+    except BackendFailure as failure:
+        return heard, failure
+    return heard, None
+
+
+@pytest.mark.parametrize("after", range(len(PIECES)))
+@pytest.mark.parametrize("kind", list(FailureKind))
+async def test_a_failure_comes_after_exactly_so_many_tokens_and_the_work_within_has_ended(
+    kind: FailureKind, after: int
+) -> None:
+    inner = ScriptedBackend(scripts=[Script(PIECES)])
+    heard, failure = await heard_of(faulty(inner, plan_of(rule(kind.value, after_tokens=after))))
+    assert heard == list(PIECES[:after])
+    assert failure is not None and failure.kind is kind
+    assert inner.active == 0
+
+
+async def test_an_answer_that_is_too_short_for_the_fault_stays_whole() -> None:
+    plan = plan_of(rule(after_tokens=len(PIECES)))
+    heard, failure = await heard_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    assert (heard, failure) == (list(PIECES), None) and not plan.injected
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_a_hang_ends_with_its_caller_and_leaves_nothing(after: int) -> None:
+    inner = ScriptedBackend(scripts=[Script(PIECES)])
+    heard: list[str] = []
+
+    async def out(delta: Delta) -> None:
+        heard.append(delta.text)
+
+    before = asyncio.all_tasks()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await faulty(inner, plan_of(rule("hang", after_tokens=after))).generate(
+                Work("gen", (1,), (), Sampling(max_tokens=9)), out
+            )
+    assert heard == list(PIECES[:after])
+    assert inner.active == 0 and asyncio.all_tasks() == before
+
+
+async def test_slow_tokens_are_late_and_all_there() -> None:
+    plan = plan_of(rule("slow", after_tokens=2, delay_ms=20))
+    began = asyncio.get_running_loop().time()
+    heard, failure = await heard_of(faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan))
+    assert (heard, failure) == (list(PIECES), None)
+    assert asyncio.get_running_loop().time() - began >= 0.04
+    assert plan.injected == {("local", "slow"): 1}
+
+
+async def test_a_real_failure_within_is_passed_on_as_it_is() -> None:
+    real = BackendFailure(FailureKind.THROTTLED, "real")
+    inner = ScriptedBackend(scripts=[Script(("a",), failure=real)])
+    _, failure = await heard_of(faulty(inner, plan_of(rule(after_tokens=3))))
+    assert failure is real
+
+
+async def test_every_third_call_of_this_backend_breaks_and_at_most_twice() -> None:
+    plan = plan_of(rule(every=3, times=2), rule(backend="other"))
+    backend = faulty(ScriptedBackend(scripts=[Script(PIECES)]), plan)
+    broken = [(await heard_of(backend))[1] is not None for _ in range(12)]
+    assert [number for number, one in enumerate(broken, start=1) if one] == [3, 6]
+
+
+@given(
+    counts=st.lists(st.sampled_from(["every", "probability", "times"]), max_size=4),
+    seed=st.integers(0, 100),
+    calls=st.integers(0, 200),
+)
+def test_a_plan_is_the_same_for_the_same_seed_and_never_over_its_times(
+    counts: Sequence[str], seed: int, calls: int
+) -> None:
+    values: dict[str, Any] = {"every": 3, "probability": 0.3, "times": 5}
+    rules = [rule(**{name: values[name]}) for name in counts]
+
+    def run() -> list[bool]:
+        plan = FaultPlan(rules, random.Random(seed))
+        return [plan.next("local") is not None for _ in range(calls)]
+
+    assert run() == run()
+    if list(counts) == ["times"]:
+        assert sum(run()) == min(calls, 5)
+
+
+def test_a_backend_that_restarts_still_does_behind_the_faults() -> None:
+    class RestartingBackend(ScriptedBackend):
+        ready_in_s = 1.5
+
+        async def wait_ready(self, timeout_s: float) -> bool:
+            return timeout_s > 1.5
+
+    wrapped = faulty(RestartingBackend(), plan_of())
+    assert isinstance(wrapped, Restarting) and wrapped.ready_in_s == 1.5
+    assert asyncio.run(wrapped.wait_ready(2.0))
+    assert not isinstance(faulty(ScriptedBackend(), plan_of()), Restarting)
+
+
+def test_nothing_is_wrapped_unless_it_is_asked_for() -> None:
+    backends = {"local": ScriptedBackend()}
+    same, chaos = make_chaos(ChaosSection(faults=(rule(),)), backends)
+    assert same is backends and chaos is None
+    wrapped, chaos = make_chaos(ChaosSection(enabled=True), backends)
+    assert isinstance(wrapped["local"], FaultyBackend) and chaos is not None
+
+
+def test_a_rule_for_a_backend_that_is_not_there_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"chaos\.faults\.0\.backend: .*'local'.*allowed: gpu"):
+        make_chaos(ChaosSection(enabled=True, faults=(rule(),)), {"gpu": ScriptedBackend("gpu")})
+
+
+def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
+    with pytest.raises(ValueError, match="set one of them"):
+        rule(every=2, probability=0.5)
+
+
+def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when_enabled() -> None:
+    chaos = Chaos(plan_of(), frozenset({"local"}))
+    body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
+    with serving(fake_services(chaos=chaos)) as url, httpx.Client(base_url=url) as client:
+        told = client.post("/admin/chaos", json=body, headers=ADMIN)
+        assert (told.status_code, told.json()["faults"][0]["kind"]) == (200, "nan_output")
+        assert client.get("/admin/chaos", headers=ADMIN).json()["faults"] == told.json()["faults"]
+        wrong = client.post(
+            "/admin/chaos", json={"faults": [{"backend": "gone", "kind": "hang"}]}, headers=ADMIN
+        )
+        assert wrong.json()["error"]["param"] == "faults.0.backend"
+        unknown = client.post(
+            "/admin/chaos", json={"faults": [{"backend": "local", "kind": "boom"}]}, headers=ADMIN
+        )
+        assert unknown.status_code == 422
+        assert (
+            client.get("/admin/chaos", headers={"Authorization": f"Bearer {CALLER_KEY}"}).status_code == 403
+        )
+        assert client.post("/admin/chaos", json=body).status_code == 401
+    assert chaos.plan.rules[0].kind is FailureKind.NAN_OUTPUT
+    with serving(fake_services()) as url:
+        assert httpx.get(f"{url}/admin/chaos", headers=ADMIN).status_code == 404

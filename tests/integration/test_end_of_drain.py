@@ -1,0 +1,112 @@
+"""What is still under way when the drain's time is up is told so, in its own contract."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import httpx
+from websockets.sync.client import connect
+
+from tests.integration.live import LiveGateway, gateway
+from tests.integration.test_faults import LONG
+
+CHAT = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "Count for me"}],
+    "max_tokens": 400,
+    "stream": True,
+    "response_format": LONG["response_format"],
+}
+
+
+def under_way(live: LiveGateway, requests: int) -> None:
+    deadline = time.monotonic() + 20
+    while live.metric("sluice_requests_in_flight") < requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_written(
+    tmp_path: Path,
+) -> None:
+    with gateway(tmp_path, SLUICE_SERVER__DRAIN_SECONDS="1", SLUICE_ENGINE__STOPPED_SECONDS="60") as live:
+        engine = live.engine_pid()
+        address = f"{live.url}/v1/generate/ws".replace("http", "ws")
+        with (
+            httpx.Client(headers=live.headers, timeout=30) as client,
+            connect(address, additional_headers=live.headers) as socket,
+            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as native,
+            client.stream("POST", f"{live.url}/v1/chat/completions", json=CHAT) as chat,
+        ):
+            native_lines, chat_lines = native.iter_lines(), chat.iter_lines()
+            next(native_lines), next(chat_lines)
+            socket.send(json.dumps({name: value for name, value in LONG.items() if name != "stream"}))
+            assert json.loads(socket.recv(20))["type"] == "token"
+            os.kill(engine, signal.SIGSTOP)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                whole = pool.submit(
+                    httpx.post, f"{live.url}/v1/generate", json={**LONG, "stream": False},
+                    headers=live.headers, timeout=30,
+                )  # fmt: skip
+                under_way(live, 4)
+                live.process.send_signal(signal.SIGTERM)
+                refused = whole.result()
+            native_events = [json.loads(line[6:]) for line in native_lines if line.startswith("data: ")]
+            chat_events = [json.loads(line[6:]) for line in chat_lines if line.startswith("data: {")]
+            last_frame = [json.loads(frame) for frame in socket][-1]
+        os.kill(engine, signal.SIGCONT)
+        assert live.process.wait(20) == 0
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert refused.headers["retry-after"] and refused.headers["content-type"] == "application/json"
+    for end in (native_events[-1], last_frame):
+        assert (end["type"], end["partial"], end["error"]["code"]) == ("error", True, "draining")
+    assert chat_events[-1]["error"]["code"] == "draining"
+    rows = sqlite3.connect(tmp_path / "ledger.db").execute("select error_code from generations").fetchall()
+    assert rows == [("cancelled",)] * 4, "broken off: billed for what was delivered"
+
+
+def test_a_second_signal_cuts_at_once_and_the_caller_is_still_told(tmp_path: Path) -> None:
+    with gateway(tmp_path, SLUICE_SERVER__DRAIN_SECONDS="60", SLUICE_ENGINE__STOPPED_SECONDS="60") as live:
+        engine = live.engine_pid()
+        with (
+            httpx.Client(headers=live.headers, timeout=30) as client,
+            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGSTOP)
+            began = time.monotonic()
+            live.process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{live.url}/ready").status_code != 503 or time.monotonic() - began < 0.2:
+                assert time.monotonic() - began < 5
+            live.process.send_signal(signal.SIGTERM)
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            assert time.monotonic() - began < 10
+        os.kill(engine, signal.SIGCONT)
+        assert live.process.wait(20) == 0
+    assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "draining"
+
+
+def test_a_body_that_never_comes_whole_is_refused_as_json_when_the_gateway_stops(tmp_path: Path) -> None:
+    import socket as sockets
+
+    with gateway(tmp_path, ready=False, SLUICE_SERVER__DRAIN_SECONDS="0") as live:
+        host, port = live.url.removeprefix("http://").split(":")
+        with sockets.create_connection((host, int(port)), timeout=20) as slow:
+            head = (
+                f"POST /v1/generate HTTP/1.1\r\nhost: x\r\nauthorization: {live.headers['Authorization']}\r\n"
+            )
+            slow.sendall(head.encode() + b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{")
+            time.sleep(0.2)
+            live.process.send_signal(signal.SIGTERM)
+            answer = b""
+            while piece := slow.recv(65536):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"draining"' in answer
+        assert live.process.wait(30) == 0
