@@ -12,6 +12,8 @@ from resilience.failures import FailureKind
 # Calls that may go on with one answer. Each gave something, or the next would not have been made; an answer
 # in more pieces than these meets a fault that does not end.
 MAX_SEAMS = 4
+# An engine that has come back so often without giving anything comes behind the other legs.
+MAX_IN_VAIN = 2
 
 # The engine has to come back before it is asked again, by whatever name.
 _AWAY = frozenset({FailureKind.ENGINE_DEAD, FailureKind.CUDA_DRIVER_ERROR})
@@ -97,6 +99,7 @@ class Course:
         self._shut: set[str] = set()  # never again
         self._away = False  # the primary's engine
         self._hurried = False
+        self._in_vain = 0  # times that the primary came back and failed at once
         self._patience_s = rules.max_wait_s
         self._tries = 0
 
@@ -107,6 +110,7 @@ class Course:
         if moved and kind not in _LEFT_ALONE:
             self._passed.discard(backend)
             self._hurried = False
+            self._in_vain = 0
         else:
             self._passed.add(backend)
         if kind is FailureKind.CUDA_OOM:
@@ -130,6 +134,7 @@ class Course:
         """The primary was waited for, and is there again or not; ``left_s`` of the wait were not needed."""
         if back:
             self._patience_s += left_s
+            self._in_vain += 1
             self._away = self._hurried = False
             self._passed -= self._beside(self._primary)
 
@@ -141,7 +146,7 @@ class Course:
         1. The primary at once, when it can go on with what it had begun.
         2. The primary soon, when its engine is expected back within ``wait_s``.
         3. The legs of the chain, as they stand there.
-        4. The primary late, for a request that it had in hand.
+        4. The primary late, for a request that it had in hand; and one that came back in vain before.
         5. The degraded text.
 
         The kept texts of 3 and 5 are no continuation: a caller who has a part of an answer is not given them.
@@ -149,11 +154,13 @@ class Course:
         resumes = self._rules.enabled
         most = MAX_SEAMS if view.committed else MAX_SEAMS + len(self._legs)
         if self._tries < most:
-            if resumes and self._may(self._primary) and view.able(self._primary):
+            eager = self._in_vain <= MAX_IN_VAIN
+            there = resumes and self._may(self._primary) and view.able(self._primary)
+            if there and eager:
                 return self._try(self._primary)
             waits = resumes and self._away and view.restarts and self._primary not in self._shut
             soon = view.back_in_s is not None and view.back_in_s <= self._rules.wait_s
-            if waits and soon and not self._hurried and self._patience_s > 0:
+            if waits and soon and eager and not self._hurried and self._patience_s > 0:
                 self._hurried = True
                 return self._wait(min(self._rules.wait_s, self._patience_s))
             for leg in self._legs:
@@ -164,8 +171,12 @@ class Course:
                         return Give(leg)
                 elif (resumes or not view.committed) and self._may(leg) and view.able(leg):
                     return self._try(leg)
+            if there:
+                return self._try(self._primary)
             if waits and self._in_hand and self._patience_s > 0:
                 return self._wait(self._patience_s)
+            if waits and soon and not eager and self._patience_s > 0:
+                return self._wait(min(self._rules.wait_s, self._patience_s))
         if DEGRADED in self._legs and not view.committed:
             return Give(DEGRADED)
         return None

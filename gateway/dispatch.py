@@ -83,7 +83,7 @@ class Dispatcher:
             )
             slot.succeeded()
         except BackendFailure as failure:
-            if not failure.policy.counts:
+            if not failure.counts:
                 slot.ignored()  # it says nothing about the backend, or its state tells already
             raise
         except DeadlinePassed:

@@ -191,6 +191,7 @@ class BackendFailure(Exception):
         retry_after_s: seconds after which the backend may be able again, when it said so.
         param: the field of the request at fault, when it is one.
         final: the same backend is not to be asked again, whatever the policy permits.
+        isolated: a part of the backend failed and the rest serves on, so it says nothing about the whole.
     """
 
     def __init__(
@@ -201,14 +202,21 @@ class BackendFailure(Exception):
         retry_after_s: float | None = None,
         param: str | None = None,
         final: bool = False,
+        isolated: bool = False,
     ) -> None:
         self.kind = kind
         self.retry_after_s = retry_after_s
         self.param = param
         self.final = final
+        self.isolated = isolated
         super().__init__(message)
 
     @property
     def policy(self) -> FailurePolicy:
         """What this failure permits."""
         return POLICIES[self.kind]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts against the backend's circuit."""
+        return self.policy.counts and not self.isolated

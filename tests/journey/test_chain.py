@@ -157,6 +157,20 @@ def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_leg
     assert it.next(away) == Give(DEGRADED)
 
 
+def test_an_engine_that_comes_back_in_vain_is_left_to_the_other_legs() -> None:
+    it = course(("far", DEGRADED))
+    there = view("gpu", "far", back_in_s=0.0, restarts=True)
+    steps: list[Step | None] = []
+    it.failed("gpu", FailureKind.ENGINE_DEAD, moved=False)
+    while (step := it.next(there)) != Try("far"):
+        steps.append(step)
+        if isinstance(step, Wait):
+            it.waited(step.timeout_s, back=True)
+        else:
+            it.failed("gpu", FailureKind.ENGINE_DEAD, moved=False)
+    assert steps.count(Try("gpu")) == 2
+
+
 def test_patience_is_spent_once_for_all_waits() -> None:
     it = course((DEGRADED,))
     it.failed("gpu", FailureKind.ENGINE_DEAD, moved=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -168,10 +168,16 @@ class WorkersBackend:
                 return await self._hedged(self._hedging, worker, path, body, work, wish, tried, attempt)
             except BackendFailure as error:
                 failure = error
+            if failure.kind in _WORKERS_FAULT and self._others_serve(tried):
+                # Health has taken the worker's part of the blame: the pool's circuit is for the pool.
+                failure.isolated = True
             if attempt.delivered or not failure.policy.other_backend:
                 raise failure
             self._log.info("tried another worker", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
+
+    def _others_serve(self, tried: Collection[str]) -> bool:
+        return any(one.health.in_service for url, one in self._workers.items() if url not in tried)
 
     async def _hedged(
         self,

@@ -1,0 +1,79 @@
+"""A route may let the base model answer for an adapter that cannot be loaded; visibly, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from adapters.values import Adapter
+from gateway.backends.adapter_shelf import PARAM
+from gateway.backends.scripted import Script
+from gateway.contracts.values import GenerateRequest
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+ADAPTER = Adapter("jp_style_v1", 1, "scripted", "adapters/jp")
+BASE: Mapping[str, object] = {"adapter_fallback": "base", "fallback": []}
+
+
+def missing(kind: FailureKind = FailureKind.MODEL_NOT_FOUND) -> Script:
+    return Script(pieces=(), failure=BackendFailure(kind, "adapter jp_style_v1: no file", param=PARAM))
+
+
+async def test_the_base_model_answers_and_the_answer_says_so(build_house: Build, ask: Ask) -> None:
+    house = build_house(missing(), Script(("From the base.",)), adapters=[ADAPTER], route=BASE)
+    answer = (await house.run(ask(adapter_id="jp_style_v1"))).answer
+    assert answer is not None and answer.output_text == "From the base."
+    assert answer.backend_version == "scripted" and answer.fallback is None
+    assert answer.warnings == (
+        "adapter jp_style_v1 could not be used (model_not_found); the base model answered",
+    )
+    assert [work.adapter for work in house.backends["local"].calls] == [ADAPTER, None]
+    assert house.records[0].backend_version == "scripted" and house.left_behind() == []
+
+
+async def test_an_answer_of_the_base_is_not_kept_as_the_adapters(build_house: Build, ask: Ask) -> None:
+    route = {"adapter_fallback": "base", "fallback": ["response_cache", "degraded"]}
+    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", final=True))
+    house = build_house(missing(), Script(("From the base.",)), down, adapters=[ADAPTER], route=route)
+    await house.run(ask(adapter_id="jp_style_v1"))
+    answer = (await house.run(replace(ask(adapter_id="jp_style_v1"), generation_id="gen_2"))).answer
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "degraded_response"
+
+
+@pytest.mark.parametrize(
+    ("route", "changes", "script"),
+    [
+        ({"fallback": []}, {}, missing()),
+        (BASE, {"allow_fallback": False}, missing()),
+        (
+            BASE,
+            {},
+            Script(pieces=(), failure=BackendFailure(FailureKind.MODEL_NOT_FOUND, "no such model")),
+        ),
+    ],
+    ids=["the route does not allow it", "the caller wants errors", "it is not the adapter that is missing"],
+)
+async def test_else_the_failure_is_told(
+    build_house: Build, ask: Ask, route: Mapping[str, object], changes: Mapping[str, object], script: Script
+) -> None:
+    house = build_house(script, adapters=[ADAPTER], route=route)
+    sink = await house.run(ask(adapter_id="jp_style_v1", **changes))
+    assert sink.error is not None and sink.error.message.startswith("model_not_found")
+    assert all(work.adapter == ADAPTER for work in house.backends["local"].calls)
+
+
+async def test_when_the_base_fails_too_the_chain_goes_on(build_house: Build, ask: Ask) -> None:
+    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", final=True))
+    route = {"adapter_fallback": "base", "fallback": ["degraded"]}
+    house = build_house(missing(FailureKind.THROTTLED), down, adapters=[ADAPTER], route=route)
+    answer = (await house.run(ask(adapter_id="jp_style_v1"))).answer
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "degraded_response"
+    assert "base model answered" not in " ".join(answer.warnings)
