@@ -177,7 +177,12 @@ def _registered(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -
 
 
 def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
-    version, name, percent = catalogue.version(event["id"]), str(event["alias"]), float(event["percent"])
+    version, percent = catalogue.version(event["id"]), float(event["percent"])
+    if event["alias"] is None:
+        if percent != 100:
+            raise CatalogueError("a canary is a share of an alias; name the alias")
+        return _with(catalogue, _moved(version, State.ACTIVE))
+    name = str(event["alias"])
     if name in catalogue.versions:
         raise CatalogueError(f"the alias {name!r} is a version's name; choose another one")
     if not 0 < percent <= 100:

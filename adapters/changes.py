@@ -61,22 +61,35 @@ def register(
     return _event("registered", adapter=adapter)
 
 
+def check_new(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> None:
+    """Refuse a name or labels that cannot be, before anything is fetched. Raises CatalogueError."""
+    _check_name("id", adapter_id)
+    _checked_labels(labels)
+    held = catalogue.versions.get(adapter_id)
+    if adapter_id in catalogue.aliases or (held is not None and held.state is State.RETIRED):
+        what = "retired" if held is not None else "an alias"
+        raise CatalogueError(f"id: {adapter_id!r} is {what}; choose another name")
+
+
 def promote(
     catalogue: Catalogue,
     adapter_id: str,
     *,
-    alias: str,
+    alias: str | None,
     percent: float = 100.0,
     force: bool = False,
     comment: str = "",
 ) -> bytes:
     """Lead an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
+    Without an alias the version is served under its own name.
+
     Raises:
         NotEvaluatedError: all sessions, no passing report, and no ``force``.
         CatalogueError: the rules do not allow it.
     """
-    _check_name("alias", alias)
+    if alias is not None:
+        _check_name("alias", alias)
     version = catalogue.version(adapter_id)
     if percent >= 100 and not version.passed and not force:
         why = "did not pass" if version.report else "has not been run"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
+from adapters.catalogue import Alias, State
 from adapters.errors import UnknownAdapter
 from adapters.registry_file import read_registry_file
-from adapters.selection import choose
+from adapters.selection import Offer, select
 from adapters.values import Adapter, Selection
 
 
@@ -18,7 +19,7 @@ from adapters.values import Adapter, Selection
 class Lease:
     """An adapter in use by one request; ``None`` is the base model.
 
-    ``rule`` tells what decided: ``explicit``, ``rule[0]``…, ``none``.
+    ``rule`` tells what decided: ``explicit``, ``rule[0]``…, ``canary(25%)``, ``none``.
     """
 
     adapter: Adapter | None
@@ -32,15 +33,21 @@ class AdapterRegistry:
     request still needs one. Not for several threads: it lives on the event loop.
 
     Args:
-        adapters: the adapters, with unique names.
+        adapters: adapters that are active, with unique names.
         aliases: other names, each of a registered adapter. The caller has checked both.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), aliases: Mapping[str, str] | None = None) -> None:
-        self._adapters = MappingProxyType({adapter.adapter_id: adapter for adapter in adapters})
-        self._aliases = MappingProxyType(dict(aliases or {}))
-        self._ids = frozenset((*self._adapters, *self._aliases))
+        given = {adapter.adapter_id: adapter for adapter in adapters}
         self._in_use: dict[str, int] = {}
+        self._expected: frozenset[str] = frozenset()
+        self.offer(
+            Offer(
+                MappingProxyType(given),
+                MappingProxyType(dict.fromkeys(given, State.ACTIVE)),
+                MappingProxyType({name: Alias(name, target) for name, target in (aliases or {}).items()}),
+            )
+        )
 
     @classmethod
     def from_file(cls, path: Path, *, base_model: str | None = None) -> AdapterRegistry:
@@ -53,10 +60,32 @@ class AdapterRegistry:
         content = read_registry_file(path, base_model=base_model)
         return cls(content.adapters, content.aliases)
 
+    def offer(self, offer: Offer) -> None:
+        """Put other adapters in force, all at once; leases that are out keep theirs."""
+        self._offer = offer
+        served = set(offer.served)
+        self._known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
+        self._name()
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Names that are known to the configuration, whether they are registered yet or not."""
+        self._expected = frozenset(names)
+        self._name()
+
+    def _name(self) -> None:
+        offer = self._offer
+        usable = [name for name, state in offer.states.items() if state is not State.RETIRED]
+        self._ids = frozenset((*usable, *offer.aliases, *self._expected))
+
+    @property
+    def offered(self) -> Offer:
+        """What is in force."""
+        return self._offer
+
     @property
     def known(self) -> tuple[Adapter, ...]:
-        """All registered adapters, in the file's order."""
-        return tuple(self._adapters.values())
+        """The adapters that are served, in the order of their registration."""
+        return self._known
 
     @property
     def ids(self) -> frozenset[str]:
@@ -64,22 +93,29 @@ class AdapterRegistry:
         return self._ids
 
     @property
+    def names(self) -> Collection[str]:
+        """The same, as it stands whenever it is looked at."""
+        return _Names(self)
+
+    @property
     def aliases(self) -> Mapping[str, str]:
-        """Alias to the name of its adapter."""
-        return self._aliases
+        """Alias to the name of the adapter that it leads all other sessions to."""
+        return MappingProxyType(
+            {name: one.target for name, one in self._offer.aliases.items() if one.target is not None}
+        )
 
     def get(self, adapter_id: str) -> Adapter:
         """The adapter of that name or alias. Raises :class:`~adapters.errors.UnknownAdapter`."""
-        adapter = self._adapters.get(self._aliases.get(adapter_id, adapter_id))
-        if adapter is None:
-            raise UnknownAdapter(adapter_id, tuple(sorted((*self._adapters, *self._aliases))))
+        adapter = self._offer.adapters.get(self.aliases.get(adapter_id, adapter_id))
+        if adapter is None or self._offer.states[adapter.adapter_id] is State.RETIRED:
+            raise UnknownAdapter(adapter_id, self._offer.served)
         return adapter
 
     def lease(self, selection: Selection) -> AbstractContextManager[Lease]:
         """``with lease(selection) as lease``: selects on entry, gives back on exit.
 
         Entry raises :class:`~adapters.errors.UnknownAdapter` when the wish, or the rule that decided,
-        names an adapter that is not registered.
+        names an adapter that is not served, and :class:`~adapters.errors.AdapterForbidden`.
         """
         return _Lending(self, selection)
 
@@ -88,12 +124,11 @@ class AdapterRegistry:
         return MappingProxyType(dict(self._in_use))
 
     def _take(self, selection: Selection) -> Lease:
-        adapter_id, rule = choose(selection)
-        if adapter_id is None:
-            return Lease(None, rule)
-        adapter = self.get(adapter_id)
-        self._in_use[adapter.adapter_id] = self._in_use.get(adapter.adapter_id, 0) + 1
-        return Lease(adapter, rule)
+        choice = select(selection, self._offer)
+        adapter = choice.adapter
+        if adapter is not None:
+            self._in_use[adapter.adapter_id] = self._in_use.get(adapter.adapter_id, 0) + 1
+        return Lease(adapter, choice.rule)
 
     def _give_back(self, lease: Lease) -> None:
         if lease.adapter is None:
@@ -130,3 +165,19 @@ class _Lending(AbstractContextManager[Lease]):
         held, self._held = self._held, None
         if held is not None:
             self._registry._give_back(held)
+
+
+class _Names(Collection[str]):
+    """The registry's names, looked up when asked."""
+
+    def __init__(self, registry: AdapterRegistry) -> None:
+        self._registry = registry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry.ids
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry.ids)
+
+    def __len__(self) -> int:
+        return len(self._registry.ids)

@@ -1,15 +1,60 @@
-"""Which adapter a request gets: a pure function of what was asked and of the route's rules."""
+"""Which adapter a request gets: a pure function of what was asked, the route's rules and the registry."""
 
 from __future__ import annotations
 
-from adapters.values import Selection, SelectionRule
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from adapters.catalogue import Alias, State
+from adapters.errors import AdapterForbidden, UnknownAdapter
+from adapters.values import Adapter, Selection, SelectionRule
 
 EXPLICIT = "explicit"
 NONE = "none"
 
+_SERVED = frozenset({State.ACTIVE, State.CANARY})
 
-def choose(selection: Selection) -> tuple[str | None, str]:
-    """The adapter's name (or an alias), ``None`` for the base model, and the rule that decided.
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What can be selected: every registered version and how it stands, the aliases, and what was refused.
+
+    Args:
+        adapters: by their names.
+        states: of each of them.
+        aliases: by their names.
+        refused: names that the registry's file lists and that did not pass, with the reason.
+    """
+
+    adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+    states: Mapping[str, State] = field(default_factory=lambda: MappingProxyType({}))
+    aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The names that any caller may use, sorted."""
+        named = [name for name, state in self.states.items() if state in _SERVED]
+        named += [alias.name for alias in self.aliases.values() if alias.target or alias.canary]
+        return tuple(sorted(named))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The adapter, ``None`` for the base model, and what decided.
+
+    ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session that an alias leads to
+    its canary.
+    """
+
+    adapter: Adapter | None
+    rule: str
+
+
+def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
+    """The explicit wish or the rule that decides, ``None`` for the base model, and its name.
 
     In this order: the explicit wish (``explicit``); the first of the route's rules whose every field
     equals the request's (``rule[i]``, counted from 0); else the base model (``none``). A rule without
@@ -19,8 +64,77 @@ def choose(selection: Selection) -> tuple[str | None, str]:
         return selection.adapter_id, EXPLICIT
     for index, rule in enumerate(selection.rules):
         if _matches(rule, selection):
-            return rule.adapter_id, f"rule[{index}]"
+            return (rule if rule.adapter_id is None else rule.adapter_id), f"rule[{index}]"
     return None, NONE
+
+
+def select(selection: Selection, offer: Offer) -> Choice:
+    """The adapter of a request.
+
+    Raises:
+        UnknownAdapter: the wish, or the rule that decided, names none that is served; tells why.
+        AdapterForbidden: the caller's key is limited to others.
+    """
+    wish, rule = choose(selection)
+    if wish is None:
+        return Choice(None, rule)
+    if isinstance(wish, SelectionRule):
+        found = _by_labels(wish.labels, offer)
+        if found is None:
+            return Choice(None, NONE)
+        check_allowed(found, (found,), selection.allowed)
+        return Choice(offer.adapters[found], rule)
+    alias, name = offer.aliases.get(wish), wish
+    if alias is not None:
+        version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
+        if version is None:
+            raise UnknownAdapter(wish, offer.served, why="has no version for all sessions yet")
+        if version == alias.canary:
+            rule = f"canary({alias.percent:g}%)"
+        name = version
+    check_allowed(wish, (wish, name), selection.allowed)
+    return Choice(_served(name, offer, selection), rule)
+
+
+def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
+    """Refuse a key that is limited to other adapters; an alias allows whatever it leads to.
+
+    Raises AdapterForbidden.
+    """
+    if allowed is not None and not set(names) & set(allowed):
+        raise AdapterForbidden(wish, allowed)
+
+
+def session_fraction(alias: str, sticky_key: str) -> float:
+    """Where a session stands between 0 and 1 for an alias: the same on every process and machine.
+
+    Each alias has an order of its own, so that no session is the canary of everything.
+    """
+    digest = hashlib.blake2b(f"{alias}\x1f{sticky_key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _served(name: str, offer: Offer, selection: Selection) -> Adapter:
+    adapter, state = offer.adapters.get(name), offer.states.get(name)
+    if adapter is not None and (state in _SERVED or (selection.operator and state is State.STAGED)):
+        return adapter
+    why = None
+    if state is State.RETIRED:
+        why = "is retired"
+    elif state is State.STAGED:
+        why = "is staged: promote it, or ask with an operator's key"
+    elif name in offer.refused:
+        why = f"was refused ({offer.refused[name]})"
+    raise UnknownAdapter(name, offer.served, why=why)
+
+
+def _by_labels(labels: Mapping[str, str], offer: Offer) -> str | None:
+    fit = [
+        adapter
+        for adapter in offer.adapters.values()
+        if offer.states[adapter.adapter_id] is State.ACTIVE and labels.items() <= adapter.labels.items()
+    ]
+    return max(fit, key=lambda one: one.engine_id).adapter_id if fit else None
 
 
 def _matches(rule: SelectionRule, selection: Selection) -> bool:

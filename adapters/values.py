@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -23,21 +25,37 @@ class Adapter:
     engine_id: int
     base_model: str
     path: str
-    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    labels: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """A route's rule: every entry of ``when`` must equal the request's field of that name."""
+    """A route's rule: every entry of ``when`` must equal the request's field of that name.
+
+    It leads to ``adapter_id``, or where that is ``None`` to the newest active version with all ``labels``.
+    """
 
     when: Mapping[str, str]
-    adapter_id: str
+    adapter_id: str | None
+    labels: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What selection looks at: the explicit wish, then the rules over the request's fields, in order."""
+    """What selection looks at: the explicit wish, then the rules over the request's fields, in order.
+
+    Args:
+        adapter_id: what the caller named: a version or an alias.
+        rules: the route's.
+        fields: the request's, for the rules.
+        sticky_key: the session, else the request; keeps a caller on one version of an alias.
+        allowed: the versions and aliases that the key may use; ``None``: all.
+        operator: may name versions that are staged.
+    """
 
     adapter_id: str | None
     rules: tuple[SelectionRule, ...] = ()
-    fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fields: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    sticky_key: str = ""
+    allowed: tuple[str, ...] | None = None
+    operator: bool = False

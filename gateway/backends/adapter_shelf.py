@@ -1,31 +1,66 @@
-"""The adapters that the embedded engine holds: loaded on first use; the longest idle one makes room."""
+"""The adapters that one engine holds: loaded on first use or ahead; the least hot idle one makes room."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from adapters.errors import AdapterError
+from adapters.events import AdapterAsked, AdapterEvent, AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
+from adapters.heat import Heat
+from adapters.residency import Broken, Full, Load, Ready, Residency
 from adapters.values import Adapter
+from engine import errors
 from resilience.failures import BackendFailure, FailureKind
 
 # How soon a place may be free: about the length of an answer.
 RETRY_AFTER_S = 1.0
+# The field at fault, in failures that are of the adapter and not of the engine.
+PARAM = "adapter_id"
 
 
 class AdapterHolder(Protocol):
-    """What the shelf needs of an engine; ``EngineClient`` is one."""
+    """What the shelf needs of an engine.
+
+    Invariant: a load that fails has changed nothing. One whose caller is cancelled may go on; ``adapters``
+    tells when it is done.
+    """
 
     @property
     def adapters(self) -> Mapping[str, str]:
         """What is loaded: id and folder."""
 
-    async def load_adapter(self, adapter_id: str, path: str) -> None:
-        """Load or replace."""
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load or replace. Raises EngineError."""
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Take no new request for it."""
+        """Take no new request for it. Raises EngineError."""
+
+
+@runtime_checkable
+class Pinning(Protocol):
+    """A holder whose engine has an order of its own, in which some adapters can be kept."""
+
+    async def pin_adapters(self, names: Collection[str]) -> None:
+        """Keep these, as far as they are loaded, and no others; may be called again and again."""
+
+
+async def _here(adapter: Adapter) -> None:
+    """The adapter's files lie where it says."""
+
+
+def _ignore(event: AdapterEvent) -> None:
+    """Nobody listens."""
+
+
+class MakeShelf(Protocol):
+    """Makes the shelf of an engine."""
+
+    def __call__(self, engine: AdapterHolder, places: int) -> AdapterShelf:
+        """A shelf of at most ``places`` adapters."""
 
 
 class AdapterShelf:
@@ -33,59 +68,161 @@ class AdapterShelf:
 
     An adapter in use is never taken away. A name whose folder has changed is loaded anew; the engine lets
     requests that run finish on the weights they began with.
+
+    Args:
+        engine: loads.
+        places: adapters that it holds.
+        heat: how much each is asked for; outlives the engine.
+        bring: makes sure that an adapter's files are on this machine; raises AdapterError.
+        emit: takes each event; must not block.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, engine: AdapterHolder, places: int) -> None:
+    def __init__(
+        self,
+        engine: AdapterHolder,
+        places: int,
+        *,
+        heat: Heat | None = None,
+        bring: Callable[[Adapter], Awaitable[None]] = _here,
+        emit: Callable[[AdapterEvent], None] = _ignore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.places = places
+        self.residency = Residency(places, heat)
         self._engine = engine
-        self._ready: dict[str, str] = {}  # id and folder of what requests may use now
-        self._users: dict[str, int] = {}  # requests by id, last used last; 0 is idle
+        self._bring = bring
+        self._emit = emit
+        self._clock = clock
+        self._used = False
         self._changing = asyncio.Lock()
 
     @property
     def in_use(self) -> tuple[str, ...] | None:
         """The adapters that requests use now; ``None`` until one was used."""
-        names = tuple(name for name, users in self._users.items() if users)
-        return names if self._ready or names else None
+        return self.residency.in_use if self._used else None
 
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[None]:
         """The adapter is loaded while the block runs.
 
         Raises:
-            BackendFailure: all places are in use.
-            engine.errors.EngineError: it cannot be loaded; the others are as before.
+            BackendFailure: of ``adapter_id``: all places are in use (``throttled``), or it cannot be loaded
+                (``model_not_found``); the others are as before.
+            EngineDead: the engine is gone.
         """
-        name = adapter.adapter_id
-        self._users[name] = self._users.pop(name, 0) + 1
+        name, residency = adapter.adapter_id, self.residency
+        residency.enter(name, self._clock())
+        self._used = True
         try:
-            if self._ready.get(name) != adapter.path:
-                async with self._changing:  # who comes second finds it loaded
-                    if self._ready.get(name) != adapter.path:
-                        await self._load(adapter)
+            ready = residency.is_ready(name, adapter.path)
+            self._emit(AdapterAsked(name, ready))
+            if not ready:
+                await self._load(adapter)
             yield
         finally:
-            self._users[name] -= 1
-            if not self._users[name] and name not in self._ready:
-                del self._users[name]
+            residency.leave(name, self._clock())
 
-    async def _load(self, adapter: Adapter) -> None:
-        held = self._engine.adapters
-        if adapter.adapter_id not in held and len(held) >= self.places:
-            await self._make_room(held)
-        await self._engine.load_adapter(adapter.adapter_id, adapter.path)
-        self._ready[adapter.adapter_id] = adapter.path
+    async def pin(self, names: Collection[str]) -> None:
+        """These, and no others, never make room once they are loaded. Raises EngineError."""
+        self.residency.pin(names)
+        if isinstance(self._engine, Pinning):
+            await self._engine.pin_adapters(names)
 
-    async def _make_room(self, held: Mapping[str, str]) -> None:
-        # First what a cancelled load has left behind, then what has been idle longest.
-        idle = [name for name in held if name not in self._users]
-        idle += [name for name, users in self._users.items() if name in held and not users]
-        if not idle:
+    async def preload(self, adapter: Adapter) -> None:
+        """Load it ahead of its first request. Raises as :meth:`hold` does."""
+        await self._load(adapter, ahead=True)
+
+    async def load_next(self, known: Sequence[Adapter]) -> bool:
+        """Load what is worth it ahead of its first request; whether there was something.
+
+        A failure is told as an event, and not tried again at once.
+        """
+        by_name = {adapter.adapter_id: adapter for adapter in known}
+        name = self.residency.next_load(by_name, self._engine.adapters, self._clock())
+        if name is None:
+            return False
+        try:
+            await self._load(by_name[name], ahead=True)
+        except BackendFailure:
+            return False
+        return True
+
+    async def unload(self, adapter_id: str) -> bool:
+        """Give an adapter up that nobody uses; whether it is gone.
+
+        Raises EngineError.
+        """
+        async with self._changing:
+            if adapter_id not in self._engine.adapters:
+                return True
+            if adapter_id in self.residency.in_use:
+                return False
+            await self._give_up(adapter_id, "retired")
+            return True
+
+    async def _load(self, adapter: Adapter, *, ahead: bool = False) -> None:
+        name = adapter.adapter_id
+        self._check_not_broken(adapter)
+        try:
+            await self._bring(adapter)  # may take long, and keeps nobody else
+        except AdapterError as error:
+            raise self._failed(adapter, "not_here", str(error)) from error
+        async with self._changing:  # who comes second finds it loaded
+            decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
+            if isinstance(decision, Ready):
+                return
+            if isinstance(decision, Broken):
+                raise _broken(name, decision)
+            if isinstance(decision, Full):
+                raise BackendFailure(
+                    FailureKind.THROTTLED,
+                    f"all {self.places} adapters that the engine can hold are in use or pinned "
+                    f"({decision.pinned} pinned)",
+                    retry_after_s=RETRY_AFTER_S,
+                    param=PARAM,
+                )
+            await self._carry_out(adapter, decision, ahead=ahead)
+
+    async def _carry_out(self, adapter: Adapter, decision: Load, *, ahead: bool) -> None:
+        begun = self._clock()
+        try:
+            if decision.evict is not None:
+                await self._give_up(decision.evict, "room")
+            await self._engine.load_adapter(adapter)
+        except errors.NoAdapterRoom as error:
             raise BackendFailure(
-                FailureKind.THROTTLED,
-                f"all {self.places} adapters that the engine can hold are in use",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._ready.pop(idle[0], None)
-        self._users.pop(idle[0], None)
-        await self._engine.unload_adapter(idle[0])
+                FailureKind.THROTTLED, str(error), retry_after_s=RETRY_AFTER_S, param=PARAM
+            ) from error
+        except errors.AdapterError as error:
+            raise self._failed(adapter, error.code, str(error)) from error
+        now = self._clock()
+        self.residency.loaded(adapter.adapter_id, adapter.path, now)
+        self._emit(AdapterLoaded(adapter.adapter_id, now - begun, ahead))
+
+    async def _give_up(self, adapter_id: str, reason: str) -> None:
+        self.residency.unloaded(adapter_id)
+        await self._engine.unload_adapter(adapter_id)
+        self._emit(AdapterUnloaded(adapter_id, reason))
+
+    def _check_not_broken(self, adapter: Adapter) -> None:
+        """Refuse at once what has just failed, without waiting for the loads of others."""
+        decision = self.residency.decide(
+            adapter.adapter_id, adapter.path, self._engine.adapters, self._clock()
+        )
+        if isinstance(decision, Broken):
+            raise _broken(adapter.adapter_id, decision)
+
+    def _failed(self, adapter: Adapter, code: str, detail: str) -> BackendFailure:
+        wait_s = self.residency.failed(adapter.adapter_id, detail, self._clock())
+        self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
+        return _broken(adapter.adapter_id, Broken(detail, wait_s))
+
+
+def _broken(name: str, why: Broken) -> BackendFailure:
+    return BackendFailure(
+        FailureKind.MODEL_NOT_FOUND,
+        f"adapter {name} cannot be loaded: {why.reason}",
+        retry_after_s=why.retry_after_s,
+        param=PARAM,
+    )

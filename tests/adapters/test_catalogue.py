@@ -39,7 +39,7 @@ class Registry:
                 self.append(changes.evaluate(self.now, name, {"passed": True}))
         return self
 
-    def promote(self, name: str, alias: str = "manga", **options: Any) -> None:
+    def promote(self, name: str, alias: str | None = "manga", **options: Any) -> None:
         self.append(changes.promote(self.now, name, alias=alias, **options))
 
 
@@ -49,6 +49,17 @@ def test_a_version_is_staged_until_an_alias_leads_to_it() -> None:
     registry.promote("v1")
     assert registry.now.version("v1").state is State.ACTIVE
     assert registry.now.aliases["manga"].resolve(0.5) == "v1"
+
+
+def test_a_version_without_an_alias_is_active_under_its_own_name_and_only_whole() -> None:
+    registry = Registry().register("v1", passed=False)
+    with pytest.raises(NotEvaluatedError):
+        registry.promote("v1", alias=None)
+    with pytest.raises(CatalogueError, match="a share of an alias"):
+        registry.promote("v1", alias=None, percent=10)
+    registry.promote("v1", alias=None, force=True)
+    assert registry.now.version("v1").state is State.ACTIVE
+    assert registry.now.named_by("v1") == ()
 
 
 def test_the_same_content_under_the_same_name_is_no_change_and_other_content_is_refused() -> None:
@@ -167,8 +178,8 @@ class Machine(RuleBasedStateMachine):
     def register(self, name: str, content: str) -> None:
         self.attempt(changes.register, name, verified(content), base_model="demo", location="/")
 
-    @rule(name=NAMES, alias=ALIASES, percent=st.sampled_from([1.0, 30.0, 100.0]))
-    def promote(self, name: str, alias: str, percent: float) -> None:
+    @rule(name=NAMES, alias=st.none() | ALIASES, percent=st.sampled_from([1.0, 30.0, 100.0]))
+    def promote(self, name: str, alias: str | None, percent: float) -> None:
         self.attempt(changes.promote, name, alias=alias, percent=percent, force=True)
 
     @rule(alias=ALIASES)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.errors import AdapterNotHere
+from adapters.events import AdapterAsked
 from adapters.values import Adapter
-from engine.errors import AdapterError, AdapterNotFound, NoAdapterRoom
+from engine.errors import AdapterNotFound, NoAdapterRoom
 from gateway.backends.adapter_shelf import AdapterShelf
 from resilience.failures import BackendFailure, FailureKind
 
@@ -26,7 +28,8 @@ class FakeEngine:
         self.may_finish.set()
         self.broken: set[str] = set()
 
-    async def load_adapter(self, adapter_id: str, path: str) -> None:
+    async def load_adapter(self, adapter: Adapter) -> None:
+        adapter_id, path = adapter.adapter_id, adapter.path
         self.log.append(f"load {adapter_id}")
         try:
             await self.may_finish.wait()
@@ -90,16 +93,85 @@ async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_
     assert engine.log == ["load a", "unload a", "load b"]
 
 
-async def test_a_load_that_fails_fails_its_request_and_is_tried_again_by_the_next() -> None:
-    engine = FakeEngine(1)
-    shelf = AdapterShelf(engine, 1)
+async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_while() -> None:
+    engine, now, told = FakeEngine(1), [0.0], list[object]()
+    shelf = AdapterShelf(engine, 1, clock=lambda: now[0], emit=told.append)
     engine.broken.add("folder/a")
-    for _ in range(2):
-        with pytest.raises(AdapterNotFound):
+    for _ in range(3):
+        with pytest.raises(BackendFailure, match="adapter a cannot be loaded: adapter folder") as caught:
             await use(shelf, "a")
+        assert caught.value.kind is FailureKind.MODEL_NOT_FOUND
+        assert (caught.value.param, caught.value.retry_after_s) == ("adapter_id", 1.0)
+    assert engine.log == ["load a"]
     engine.broken.clear()
+    now[0] = 1.0
     await use(shelf, "a", "b")
-    assert engine.log == ["load a", "load a", "load a", "unload a", "load b"]
+    assert engine.log == ["load a", "load a", "unload a", "load b"]
+    assert [type(one).__name__ for one in told if not isinstance(one, AdapterAsked)] == [
+        "AdapterLoadFailed",
+        "AdapterLoaded",
+        "AdapterUnloaded",
+        "AdapterLoaded",
+    ]
+
+
+async def test_a_broken_adapter_keeps_nobody_else_waiting() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    engine.broken.add("folder/a")
+    with pytest.raises(BackendFailure):
+        await use(shelf, "a")
+    engine.may_finish.clear()
+    async with asyncio.TaskGroup() as tasks:
+        loading = tasks.create_task(use(shelf, "b"))
+        await until(lambda: engine.log[-1] == "load b")
+        with pytest.raises(BackendFailure):  # at once, though another load is under way
+            await use(shelf, "a")
+        engine.may_finish.set()
+    assert loading.exception() is None
+
+
+async def test_the_least_hot_idle_adapter_makes_room_not_the_longest_idle() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    await use(shelf, "hot", "hot", "hot", "cold", "new")
+    assert engine.adapters.keys() == {"hot", "new"}
+
+
+async def test_a_pinned_adapter_is_loaded_ahead_and_never_makes_room() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    await use(shelf, "a", "b")
+    shelf.residency.pin(["p"])
+    assert await shelf.load_next([adapter("a"), adapter("b"), adapter("p")])
+    assert not await shelf.load_next([adapter("a"), adapter("b"), adapter("p")])
+    await use(shelf, "c", "d", "e")
+    assert "p" in engine.adapters
+
+
+async def test_an_adapter_in_use_is_unloaded_only_when_its_last_request_has_ended() -> None:
+    engine = FakeEngine(2)
+    shelf = AdapterShelf(engine, 2)
+    async with shelf.hold(adapter("a")):
+        assert not await shelf.unload("a")
+        assert "a" in engine.adapters
+    assert await shelf.unload("a")
+    assert engine.adapters == {}
+
+
+async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_its_requests_alone() -> None:
+    engine, brought = FakeEngine(2), list[str]()
+
+    async def bring(one: Adapter) -> None:
+        brought.append(one.adapter_id)
+        if one.adapter_id == "away":
+            raise AdapterNotHere("s3://bucket/away: not reached")
+
+    shelf = AdapterShelf(engine, 2, bring=bring)
+    await use(shelf, "a", "a")
+    with pytest.raises(BackendFailure, match="not reached"):
+        await use(shelf, "away")
+    assert (brought, engine.log) == (["a", "away"], ["load a"])
 
 
 async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
@@ -160,7 +232,7 @@ def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
                     for _ in range(length + 1):
                         assert engine.adapters.get(name) == f"folder/{name}"
                         await asyncio.sleep(0)
-            except (BackendFailure, AdapterError):
+            except BackendFailure:
                 assert len({one for one, *_ in plan}) > 2
 
         async with asyncio.TaskGroup() as tasks:

@@ -86,17 +86,17 @@ def test_requests_for_two_adapters_and_the_base_run_together_and_each_gets_its_o
     live.wait_until_idle()
 
 
-@pytest.mark.parametrize(("name", "told"), [("gone", "does not exist"), ("odd", "use_dora")])
-def test_an_adapter_that_cannot_be_loaded_fails_its_requests_clearly_and_no_others(
+@pytest.mark.parametrize(("name", "told"), [("gone", "not_found"), ("odd", "use_dora")])
+def test_an_adapter_that_does_not_pass_is_refused_by_its_reason_and_no_others_are(
     live: LiveGateway, name: str, told: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": QUESTION}], "adapter_id": name}
     headers = {**live.headers, "prefer": "sluice-no-fallback"}
     response = httpx.post(f"{live.url}/v1/generate", json=body, headers=headers, timeout=60)
-    assert response.status_code == 503
+    assert response.status_code == 404
     error = response.json()["error"]
-    assert error["code"] == "backend_unavailable"
-    assert error["message"].startswith("model_not_found: ") and told in error["message"]
+    assert error["code"] == "unknown_adapter"
+    assert "was refused" in error["message"] and told in error["message"]
     assert ask(live, "shout").json()["fallback"] is None
 
 

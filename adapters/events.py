@@ -1,0 +1,50 @@
+"""What the adapters' keeper tells of, for metrics and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterAsked:
+    """A request needs an adapter; ``resident``: it was there already."""
+
+    adapter_id: str
+    resident: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """An engine has taken an adapter; ``ahead``: before a request asked for it."""
+
+    adapter_id: str
+    load_s: float
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoadFailed:
+    """An engine could not take it."""
+
+    adapter_id: str
+    code: str
+    detail: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUnloaded:
+    """An engine has given it up: ``room`` for another one, or it is ``retired``."""
+
+    adapter_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReplacedByBase:
+    """The base model answered because the adapter could not be used, as the route allows."""
+
+    adapter_id: str
+
+
+AdapterEvent = AdapterAsked | AdapterLoaded | AdapterLoadFailed | AdapterUnloaded | AdapterReplacedByBase

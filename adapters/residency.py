@@ -1,0 +1,184 @@
+"""Which adapters one engine holds: decided here, carried out by whoever can load.
+
+No I/O and no clock: each method takes what happened and the time, and tells what to do. An adapter that a
+request uses is never taken away, a pinned one never either; else the least hot makes room, of equally hot
+ones the longest idle. A load that failed is not tried again at once, so that one broken adapter costs nobody
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from adapters.heat import Heat
+
+# A broken folder is tried again after one second, then two, at most a minute: an operator who mends it does
+# not wait long, and a caller who asks for it all the time costs an engine one read a minute.
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load it, once ``evict`` has been unloaded."""
+
+    evict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """No place can be freed now."""
+
+    pinned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """It could not be loaded a moment ago."""
+
+    reason: str
+    retry_after_s: float
+
+
+Decision = Ready | Load | Full | Broken
+
+
+@dataclass(slots=True)
+class _Failure:
+    reason: str
+    wait_s: float
+    until: float
+
+
+class Residency:
+    """At most ``places`` adapters.
+
+    A resident adapter is one that requests may use at once; ``held`` is what the engine says it holds, which
+    may be more: a load whose caller was cancelled goes on.
+
+    Args:
+        places: adapters that the engine holds.
+        heat: how much each is asked for; engines may share it.
+    """
+
+    def __init__(self, places: int, heat: Heat | None = None) -> None:
+        self.places = places
+        self.heat = heat if heat is not None else Heat()
+        self._resident: dict[str, str] = {}  # name and folder
+        self._users: dict[str, int] = {}
+        self._used_at: dict[str, float] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._pinned: frozenset[str] = frozenset()
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """What requests may use at once."""
+        return tuple(self._resident)
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """What requests use or wait for."""
+        return tuple(self._users)
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """What is never taken away."""
+        return self._pinned
+
+    def pin(self, names: Iterable[str]) -> None:
+        """These, and no others, are never taken away once they are loaded."""
+        self._pinned = frozenset(names)
+
+    def enter(self, name: str, now: float) -> None:
+        """A request begins to need it."""
+        self._users[name] = self._users.get(name, 0) + 1
+        self._used_at[name] = now
+        self.heat.touch(name, now)
+
+    def leave(self, name: str, now: float) -> None:
+        """A request needs it no longer."""
+        self._used_at[name] = now
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            if name not in self._resident:
+                self._used_at.pop(name, None)
+
+    def is_ready(self, name: str, folder: str) -> bool:
+        """Whether requests may use it at once, with the weights of that folder."""
+        return self._resident.get(name) == folder
+
+    def decide(self, name: str, folder: str, held: Collection[str], now: float) -> Decision:
+        """What to do so that ``name`` can be used."""
+        if self.is_ready(name, folder):
+            return Ready()
+        failure = self._failures.get(name)
+        if failure is not None and now < failure.until:
+            return Broken(failure.reason, failure.until - now)
+        if name in held or len(held) < self.places:
+            return Load()
+        victim = self.victim(held, now)
+        if victim is None:
+            return Full(len(self._pinned & set(held)))
+        return Load(victim)
+
+    def victim(self, held: Collection[str], now: float) -> str | None:
+        """What makes room: first what nobody counts on, then the least hot idle one that is not pinned."""
+        free = [name for name in held if name not in self._users and name not in self._pinned]
+        orphans = [name for name in free if name not in self._resident]
+        if orphans:
+            return orphans[0]
+        return min(free, key=lambda one: (self.heat.of(one, now), self._used_at.get(one, 0.0)), default=None)
+
+    def loaded(self, name: str, folder: str, now: float) -> None:
+        """The engine has it."""
+        self._resident[name] = folder
+        self._used_at.setdefault(name, now)
+        self._failures.pop(name, None)
+
+    def failed(self, name: str, reason: str, now: float) -> float:
+        """The engine could not take it; returns after how many seconds it may be tried again."""
+        before = self._failures.get(name)
+        wait_s = FIRST_WAIT_S if before is None else min(LONGEST_WAIT_S, 2 * before.wait_s)
+        self._failures[name] = _Failure(reason, wait_s, now + wait_s)
+        return wait_s
+
+    def unloaded(self, name: str) -> None:
+        """The engine has it no longer, or is about to give it up."""
+        self._resident.pop(name, None)
+        if name not in self._users:
+            self._used_at.pop(name, None)
+
+    def retry(self, name: str) -> None:
+        """Something about it has changed: an earlier failure counts no more."""
+        self._failures.pop(name, None)
+
+    def wanted(self, known: Collection[str], now: float) -> tuple[str, ...]:
+        """What is worth holding, at most ``places``: the pinned ones, then the hottest of the known."""
+        pinned = sorted(self._pinned & set(known))
+        hot = [name for name in self.heat.hottest(known, now) if name not in self._pinned]
+        return tuple([*pinned, *hot][: self.places])
+
+    def next_load(self, known: Collection[str], held: Collection[str], now: float) -> str | None:
+        """What to load ahead of its first request: a pinned one, or a hot one while a place is free."""
+        for name in self.wanted(known, now):
+            failure = self._failures.get(name)
+            if name in self._resident or (failure is not None and now < failure.until):
+                continue
+            if len(held) < self.places:
+                return name
+            if name in self._pinned and self.victim(held, now) is not None:
+                return name
+        return None
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the bookkeeping contradicts itself."""
+        assert len(self._resident) <= self.places, "more residents than places"
+        assert all(count > 0 for count in self._users.values()), "a user that is none"
+        assert self._used_at.keys() >= self._resident.keys(), "a resident without a time"

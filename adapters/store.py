@@ -1,0 +1,100 @@
+"""The adapters on this machine: each under the SHA-256 of its content, whole, checked, and never changed.
+
+What engines load comes from here alone. An adapter is copied first and the copy is what is checked, so that
+nobody can swap a file between the check and the load; then the copy gets its name in one step. All functions
+block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from adapters.base_model import BaseModel
+from adapters.rejection import AdapterRejected, Rejection
+from adapters.unpack import is_archive, unpack
+from adapters.verify import CONFIG_FILE, WEIGHTS_FILE, Verified, list_files, verify
+
+_PARTS = ".parts"
+_PIECE = 1 << 20
+
+
+class AdapterStore:
+    """A folder of adapters; several processes may use it at once.
+
+    Args:
+        folder: made when the first adapter comes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """Where the adapter with that content lies, once it is here."""
+        return self.folder / sha256
+
+    def has(self, sha256: str) -> bool:
+        """Whether it is here."""
+        return (self.path(sha256) / CONFIG_FILE).is_file()
+
+    def take(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
+        """Copy, check and keep the adapter in a folder or an archive.
+
+        Args:
+            source: a folder, ``.tar.gz``, ``.tgz``, ``.tar`` or ``.zip``.
+            base: what it must fit.
+            sha256: its content, when it is known.
+
+        Raises:
+            AdapterRejected: it does not pass; nothing is kept.
+            OSError: the store cannot be written.
+        """
+        parts = self.folder / _PARTS
+        parts.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parts) as scratch:
+            folder = Path(scratch) / "adapter"
+            folder.mkdir()
+            if is_archive(source):
+                unpacked = Path(scratch) / "unpacked"
+                unpacked.mkdir()
+                if not source.is_file():
+                    raise AdapterRejected(Rejection.NOT_FOUND, f"{source.name}: no such file")
+                unpack(source, unpacked)
+                source = unpacked
+            # All of it is looked at, two files are kept: a readme does not load.
+            list_files(source)
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
+                _copy(source / name, folder / name)
+            verified = verify(folder, base, sha256=sha256)
+            self._keep(folder, verified.sha256)
+        return verified
+
+    def check(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
+        """Check without keeping. Raises AdapterRejected, OSError."""
+        if not is_archive(source):
+            return verify(source, base, sha256=sha256)
+        with tempfile.TemporaryDirectory() as scratch:
+            if not source.is_file():
+                raise AdapterRejected(Rejection.NOT_FOUND, f"{source.name}: no such file")
+            unpack(source, Path(scratch))
+            return verify(Path(scratch), base, sha256=sha256)
+
+    def _keep(self, folder: Path, sha256: str) -> None:
+        target = self.path(sha256)
+        for file in folder.iterdir():
+            file.chmod(stat.S_IRUSR | stat.S_IRGRP)
+        try:
+            os.replace(folder, target)
+        except OSError:
+            if not self.has(sha256):  # another process may have been first: its copy is as good
+                raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as reading, target.open("xb") as writing:
+        shutil.copyfileobj(reading, writing, _PIECE)
+        writing.flush()
+        os.fsync(writing.fileno())

@@ -1,0 +1,147 @@
+"""The registry in force in this process: what the stream ``adapters`` adds up to, and how it is added to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from adapters.catalogue import Catalogue, Version, apply
+from adapters.registry import AdapterRegistry
+from adapters.selection import Offer
+from adapters.values import Adapter
+from gateway.errors import BackendUnavailable
+from gateway.state.errors import Conflict, StateUnavailable
+from gateway.state.port import Record, StateStore
+
+STREAM = "adapters"
+# Operators who change the registry at one moment; each try is one more that came first.
+MAX_TRIES = 20
+# Longest that a change may take to be in force in the process that made it.
+IN_FORCE_S = 10.0
+
+
+class FollowsStream(Protocol):
+    """What is needed of a follower."""
+
+    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
+        """Whether that record is in force here in time."""
+
+
+class AdapterBook:
+    """Applies the stream's records, and appends further ones. Lives on the event loop.
+
+    Args:
+        store: where the stream is.
+        registry: what requests lease from.
+        base_models: those that are served here; versions for others are not offered.
+        folder_of: where the content with a SHA-256 lies on this machine.
+        changed: told after each record.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        registry: AdapterRegistry,
+        *,
+        base_models: Collection[str],
+        folder_of: Callable[[str], Path],
+        changed: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._base_models = frozenset(base_models)
+        self._folder_of = folder_of
+        self._changed = changed
+        self._refused: dict[str, str] = {}
+        self._stale = False
+        self._made: dict[str, tuple[Version, Adapter]] = {}
+        self._follower: FollowsStream | None = None
+        self.catalogue = Catalogue()
+
+    def follow(self, follower: FollowsStream) -> None:
+        """Who calls :meth:`take`; told at build time."""
+        self._follower = follower
+
+    def take(self, record: Record) -> None:
+        """Put one more record in force. Raises CatalogueError, and then nothing has changed."""
+        self.catalogue = apply(
+            self.catalogue, record.data, number=record.number, author=record.author, at=record.at
+        )
+        if not self._stale:
+            # Once for all the records that come together, thousands at a start.
+            self._stale = True
+            asyncio.get_running_loop().call_soon(self._offer)
+
+    def refuse(self, adapter_id: str, reason: str) -> None:
+        """An adapter of the registry's file that cannot be registered: its requests are told why."""
+        self._refused[adapter_id] = reason
+        self._offer()
+
+    def adapter(self, adapter_id: str) -> Adapter:
+        """A version as engines take it. Raises CatalogueError when it is not registered."""
+        return self._adapter(self.catalogue.version(adapter_id))
+
+    async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
+        """Append what ``decide`` makes of the registry as it stands; ``False`` when there is nothing to do.
+
+        ``decide`` is called again when somebody else was first.
+
+        Raises:
+            AdapterError: what ``decide`` raises.
+            BackendUnavailable: the state store is away, or too many others were first.
+        """
+        try:
+            for _ in range(MAX_TRIES):
+                catalogue = self.catalogue
+                event = decide(catalogue)
+                if event is None:
+                    return False
+                try:
+                    record = await self._store.append(STREAM, event, author=author, expected=catalogue.number)
+                except Conflict:
+                    if not await self._caught_up_to(catalogue.number + 1):
+                        break
+                    continue
+                await self._caught_up_to(record.number)
+                self._offer()
+                return True
+        except StateUnavailable as error:
+            raise BackendUnavailable(
+                f"the registry was not changed, or not surely: {error}; look at it before you try again",
+                retry_after_ms=1_000,
+            ) from error
+        raise BackendUnavailable(
+            "others change the registry at this moment; nothing was changed", retry_after_ms=1_000
+        )
+
+    async def _caught_up_to(self, number: int) -> bool:
+        if self._follower is None:
+            raise RuntimeError("the book has no follower; wiring calls follow()")
+        return await self._follower.caught_up_to(number, IN_FORCE_S)
+
+    def _offer(self) -> None:
+        """Put what the records add up to in force."""
+        self._stale = False
+        here = [one for one in self.catalogue.versions.values() if one.base_model in self._base_models]
+        self._registry.offer(
+            Offer(
+                adapters=MappingProxyType({one.adapter_id: self._adapter(one) for one in here}),
+                states=MappingProxyType({one.adapter_id: one.state for one in here}),
+                aliases=self.catalogue.aliases,
+                refused=MappingProxyType(dict(self._refused)),
+            )
+        )
+        self._changed()
+
+    def _adapter(self, version: Version) -> Adapter:
+        made = self._made.get(version.adapter_id)
+        if made is None or made[0] is not version:
+            folder = str(self._folder_of(version.sha256))
+            adapter = Adapter(
+                version.adapter_id, version.engine_id, version.base_model, folder, version.labels
+            )
+            made = self._made[version.adapter_id] = version, adapter
+        return made[1]

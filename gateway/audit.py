@@ -1,0 +1,57 @@
+"""Who changed what: a record in the state store's stream ``audit`` for each thing that an operator does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+import structlog
+
+from gateway.state.errors import StateError
+from gateway.state.port import MAX_AUTHOR, StateStore
+
+STREAM = "audit"
+# Longest target and comment that are kept, in characters.
+MAX_TARGET = 256
+MAX_COMMENT = 1_000
+
+
+class Audit:
+    """Appends records; each is a line of the log too.
+
+    Fails open: what was done is done, so a store that is away is logged as an error and the record is in the
+    log alone.
+
+    Args:
+        store: where the stream is.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(self, store: StateStore, *, unix_time: Callable[[], float]) -> None:
+        self._store = store
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("audit")
+
+    async def record(
+        self, who: str, action: str, target: str, *, comment: str = "", result: str = "done"
+    ) -> None:
+        """Keep that ``who`` (a key's id) did ``action`` to ``target``, with what ``result``."""
+        entry = {
+            "at": self._unix_time(),
+            "who": who,
+            "action": action,
+            "target": target[:MAX_TARGET],
+            "result": result[:MAX_TARGET],
+            "comment": comment[:MAX_COMMENT],
+        }
+        self._log.info("operator", who=who, action=action, target=entry["target"], result=entry["result"])
+        try:
+            await self._store.append(STREAM, orjson.dumps(entry), author=who[:MAX_AUTHOR] or "-")
+        except StateError as error:
+            self._log.error("audit record is in the log alone", action=action, reason=error.code)
+
+    async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The last entries, newest first, each with its number. Raises StateUnavailable."""
+        records = await self._store.read(STREAM, limit=limit, newest_first=True)
+        return [{"number": record.number, **orjson.loads(record.data)} for record in records]

@@ -1,0 +1,127 @@
+"""One gateway's part of the registry, on a shared state store, with a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapters.events import AdapterEvent
+from adapters.heat import Heat
+from adapters.registry import AdapterRegistry
+from adapters.registry_file import RegistryContent
+from adapters.store import AdapterStore
+from adapters.values import Adapter
+from engine.errors import AdapterNotFound
+from gateway.adapter_book import STREAM, AdapterBook
+from gateway.adapter_desk import AdapterDesk
+from gateway.adapter_import import AdapterImport
+from gateway.adapter_rooms import AdapterRooms
+from gateway.adapter_source import AdapterSource
+from gateway.audit import Audit
+from gateway.state.follower import Follower
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.weights.values import Fetcher
+from tests.adapters import crafted
+
+
+@dataclass
+class FakeEngine:
+    """Holds adapters; ``broken`` ones cannot be loaded, and none before ``may_load`` is set."""
+
+    adapters: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_load.set()
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        self.log.append(f"load {adapter.adapter_id}")
+        await self.may_load.wait()
+        if adapter.adapter_id in self.broken or not (Path(adapter.path) / "adapter_config.json").is_file():
+            raise AdapterNotFound(f"{adapter.path} is not there")
+        self.adapters[adapter.adapter_id] = adapter.path
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        self.log.append(f"unload {adapter_id}")
+        del self.adapters[adapter_id]
+
+
+def no_fetcher() -> Fetcher:
+    raise AssertionError("nothing is fetched here")
+
+
+@dataclass
+class Gate:
+    """A gateway's registry and all around it."""
+
+    registry: AdapterRegistry
+    book: AdapterBook
+    source: AdapterSource
+    rooms: AdapterRooms
+    desk: AdapterDesk
+    store: AdapterStore
+    events: list[AdapterEvent]
+
+    def importing(self, content: RegistryContent) -> AdapterImport:
+        return AdapterImport(content, self.book, self.source, base_model="tiny")
+
+
+@asynccontextmanager
+async def gate(
+    streams: MemoryStreams,
+    folder: Path,
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    unix_time: Callable[[], float] = lambda: 1_800_000_000.0,
+    fetcher: Callable[[], Fetcher] = no_fetcher,
+    preload_timeout_s: float = 5.0,
+) -> AsyncIterator[Gate]:
+    """One that follows the streams while the block runs."""
+    state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
+    registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
+    book = AdapterBook(
+        state, registry, base_models=("tiny",), folder_of=store.path, changed=lambda: rooms.wake()
+    )
+    follower = Follower(state, STREAM, book.take, copy=None, clock=asyncio.get_running_loop().time)
+    book.follow(follower)
+    source = AdapterSource(
+        store,
+        crafted.base(),
+        fetcher=fetcher,
+        cache=folder / "fetched",
+        timeout_s=30.0,
+        catalogue=lambda: book.catalogue,
+    )
+    rooms = AdapterRooms(
+        registry,
+        book,
+        heat=Heat(60.0),
+        folder=folder,
+        bring=source.bring,
+        emit=events.append,
+        clock=clock,
+        unix_time=unix_time,
+        preload_timeout_s=preload_timeout_s,
+    )
+    desk = AdapterDesk(book, registry, rooms, source, Audit(state, unix_time=unix_time), "tiny")
+    await state.open()
+    await follower.start()
+    async with asyncio.TaskGroup() as loops:
+        running = [loops.create_task(state.run()), loops.create_task(follower.run())]
+        try:
+            yield Gate(registry, book, source, rooms, desk, store, events)
+        finally:
+            for task in running:
+                task.cancel()
+            await state.close()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0.005)

@@ -1,0 +1,69 @@
+"""An adapter from a bucket: the real fetcher against a server that speaks S3."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from adapters.rejection import AdapterRejected, Rejection
+from gateway.config_weights import WeightsSection
+from gateway.state.memory import MemoryStreams
+from gateway.weights.source import make_s3_fetcher
+from gateway.weights.values import Fetcher
+from tests.adapters import crafted
+from tests.adapters.house import gate
+
+BUCKET = "adapters"
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def section(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> WeightsSection:
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    boto3.client("s3", endpoint_url=s3_url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
+    return WeightsSection(endpoint_url=s3_url, region="us-east-1")
+
+
+def put(s3_url: str, folder: Path, prefix: str) -> None:
+    client = boto3.client("s3", endpoint_url=s3_url, region_name="us-east-1")
+    for file in folder.iterdir():
+        client.upload_file(str(file), BUCKET, f"{prefix}/{file.name}")
+
+
+async def test_a_version_comes_from_a_bucket_and_a_second_gateway_brings_it_by_itself(
+    section: WeightsSection, s3_url: str, tmp_path: Path
+) -> None:
+    put(s3_url, crafted.write(tmp_path / "a"), "team/a")
+    put(s3_url, crafted.write(tmp_path / "b", weights=b"\x08\x00"), "team/b")
+    streams = MemoryStreams()
+
+    def fetcher() -> Fetcher:
+        return make_s3_fetcher(section)
+
+    async with gate(streams, tmp_path / "1", fetcher=fetcher) as one:
+        added = await one.desk.add("a", f"s3://{BUCKET}/team/a", who="key_1")
+        assert added["state"] == "staged"
+        with pytest.raises(AdapterRejected) as caught:
+            await one.desk.add("b", f"s3://{BUCKET}/team/b", who="key_1")
+        assert caught.value.code is Rejection.TRUNCATED
+        with pytest.raises(AdapterRejected) as caught:
+            await one.desk.add("c", f"s3://{BUCKET}/team/c", who="key_1")
+        assert caught.value.code is Rejection.NOT_FOUND
+    async with gate(streams, tmp_path / "2", fetcher=fetcher) as other:
+        await other.source.bring(other.book.adapter("a"))
+        assert other.store.has(str(added["sha256"]))

@@ -1,0 +1,381 @@
+"""The registry in several gateways at once: changes, imports, what is loaded, what an operator is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from adapters import changes
+from adapters.catalogue import CatalogueError, State
+from adapters.changes import NotEvaluatedError
+from adapters.errors import AdapterNotHere, UnknownAdapter
+from adapters.events import AdapterLoaded, AdapterUnloaded
+from adapters.registry_file import RegistryContent
+from adapters.rejection import AdapterRejected, Rejection
+from adapters.values import Adapter, Selection
+from gateway.errors import BackendUnavailable, NoSuchAdapter
+from gateway.ports import Promotion
+from gateway.state.memory import MemoryStreams
+from gateway.weights.errors import AccessDenied, NotThere
+from gateway.weights.values import OnProgress, Progress, everything, ignore
+from resilience.failures import BackendFailure
+from tests.adapters import crafted
+from tests.adapters.house import FakeEngine, Gate, gate, until
+
+FORCED = Promotion(force=True)
+
+
+def made(folder: Path, name: str, value: float = 0.25) -> str:
+    """An adapter whose content depends on ``value``."""
+    tensors = {
+        key: (kind, shape, crafted.floats(len(data) // 4, value))
+        for key, (kind, shape, data) in crafted.tensors().items()
+    }
+    return str(crafted.write(folder / name, weights=crafted.safetensors(tensors)))
+
+
+def uses(one: Gate, name: str) -> str:
+    with one.registry.lease(Selection(name)) as lease:
+        assert lease.adapter is not None
+        return lease.adapter.adapter_id
+
+
+async def test_a_change_in_one_gateway_is_in_force_in_the_other_within_a_second(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1", labels={"k": "x"})
+        await one.desk.add("v2", made(tmp_path, "b", 0.5), who="key_1")
+        await one.desk.promote("v1", Promotion("style", force=True), who="key_1")
+        assert uses(one, "style") == "v1"
+        await until(lambda: "style" in other.registry.ids, within_s=1.0)
+        assert uses(other, "style") == "v1"
+        await other.desk.promote("v2", Promotion("style", force=True), who="key_2")
+        await until(lambda: uses(one, "style") == "v2", within_s=1.0)
+        await one.desk.roll_back("style", who="key_1")
+        await until(lambda: uses(other, "style") == "v1", within_s=1.0)
+        assert one.book.catalogue == other.book.catalogue
+
+
+async def test_two_gateways_that_change_the_registry_at_once_both_succeed_and_numbers_are_never_shared(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
+        async with asyncio.TaskGroup() as tasks:
+            for n in range(6):
+                place = made(tmp_path, f"a{n}", n / 8)
+                tasks.create_task((one if n % 2 else other).desk.add(f"v{n}", place, who="key"))
+        await until(lambda: len(one.book.catalogue.versions) == len(other.book.catalogue.versions) == 6)
+        numbers = [version.engine_id for version in one.book.catalogue.versions.values()]
+        assert len(set(numbers)) == 6
+
+
+async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first_needed(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
+        place = made(tmp_path, "a")
+        await one.desk.add("v1", place, who="key_1")
+        await until(lambda: "v1" in other.book.catalogue.versions)
+        adapter = other.book.adapter("v1")
+        assert not other.store.has(Path(adapter.path).name)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(other.source.bring(adapter))
+        assert other.store.has(Path(adapter.path).name)
+
+
+async def test_what_was_changed_at_its_source_since_is_not_brought(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await until(lambda: "v1" in other.book.catalogue.versions)
+        (tmp_path / "a" / "adapter_model.safetensors").unlink()
+        made(tmp_path, "b", 0.75)
+        (tmp_path / "b" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.safetensors")
+        with pytest.raises(AdapterRejected) as caught:
+            await other.source.bring(other.book.adapter("v1"))
+        assert caught.value.code is Rejection.WRONG_CHECKSUM
+
+
+async def test_while_the_state_store_is_away_nothing_changes_and_everybody_is_served(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.promote("v1", FORCED, who="key_1")
+        streams.down = True
+        with pytest.raises(BackendUnavailable, match="the registry was not changed, or not surely"):
+            await one.desk.retire("v1", who="key_1")
+        assert uses(one, "v1") == "v1"
+
+
+async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        with pytest.raises(NotEvaluatedError):
+            await one.desk.promote("v1", Promotion("style"), who="key_1")
+        await one.desk.evaluated("v1", {"passed": False}, who="key_1")
+        with pytest.raises(NotEvaluatedError, match="did not pass"):
+            await one.desk.promote("v1", Promotion("style"), who="key_1")
+        shown = await one.desk.promote("v1", Promotion("style", force=True, comment="demo"), who="key_9")
+        assert (shown["state"], shown["aliases"]) == ("active", ["style"])
+    told = [orjson.loads(record.data) for record in streams.records["audit"]]
+    assert [(one["action"], one["result"].split(":")[0]) for one in told] == [
+        ("adapter.add", "done"),
+        ("adapter.promote", "refused"),
+        ("adapter.evaluated", "done"),
+        ("adapter.promote", "refused"),
+        ("adapter.promote.forced", "done"),
+    ]
+    assert (told[-1]["who"], told[-1]["comment"]) == ("key_9", "demo")
+
+
+async def test_names_that_are_not_there_and_versions_that_are_retired_are_refused(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        with pytest.raises(NoSuchAdapter):
+            await one.desk.retire("nobody", who="key_1")
+        with pytest.raises(NoSuchAdapter):
+            await one.desk.roll_back("nobody", who="key_1")
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.retire("v1", who="key_1")
+        with pytest.raises(CatalogueError, match="is retired"):
+            await one.desk.add("v1", str(tmp_path / "nowhere"), who="key_1")
+        with pytest.raises(CatalogueError, match="is retired"):
+            await one.desk.preload("v1", who="key_1")
+        with pytest.raises(UnknownAdapter, match="is retired"):
+            uses(one, "v1")
+
+
+class FakeBucket:
+    """A fetcher that copies from a folder; or fails."""
+
+    def __init__(self, folder: str, error: Exception | None = None, total: int = 100) -> None:
+        self.folder, self.error, self.total = folder, error, total
+
+    def fetch(
+        self,
+        url: str,
+        into: Path,
+        *,
+        wanted: Callable[[str], bool] = everything,
+        on_progress: OnProgress = ignore,
+        stop: threading.Event | None = None,
+    ) -> Path:
+        on_progress(Progress(10, self.total))
+        if self.error is not None:
+            raise self.error
+        return Path(self.folder)
+
+
+async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_told_apart(
+    tmp_path: Path,
+) -> None:
+    bucket = FakeBucket(made(tmp_path, "a"))
+    async with gate(MemoryStreams(), tmp_path / "1", fetcher=lambda: bucket) as one:
+        shown = await one.desk.add("v1", "s3://bucket/a", who="key_1")
+        assert shown["location"] == "s3://bucket/a"
+        assert one.source.progress == {}
+        bucket.error = NotThere("s3://bucket/b is empty")
+        with pytest.raises(AdapterRejected) as caught:
+            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+        assert caught.value.code is Rejection.NOT_FOUND
+        bucket.error = AccessDenied("s3://bucket/b: not allowed")
+        with pytest.raises(AdapterNotHere, match="not allowed"):
+            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+        bucket.total = 9 << 30
+        with pytest.raises(AdapterRejected, match="too_large"):
+            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+
+
+def content(*adapters: tuple[str, str], **aliases: str) -> RegistryContent:
+    return RegistryContent(tuple(Adapter(name, 1, "tiny", place) for name, place in adapters), aliases)
+
+
+async def test_the_registrys_file_is_taken_in_once_and_does_not_undo_what_operators_did(
+    tmp_path: Path,
+) -> None:
+    streams, first, second = MemoryStreams(), made(tmp_path, "a"), made(tmp_path, "b", 0.5)
+    listed = content(("v1", first), ("v2", second), style="v1")
+    async with gate(streams, tmp_path / "1") as one:
+        await one.importing(listed).run()
+        assert (uses(one, "v1"), uses(one, "v2"), uses(one, "style")) == ("v1", "v2", "v1")
+        number = one.book.catalogue.number
+        await one.importing(listed).run()
+        assert one.book.catalogue.number == number
+        await one.desk.promote("v2", Promotion("style", force=True), who="key_1")
+        await one.desk.retire("v1", who="key_1")
+        await one.importing(listed).run()
+        assert uses(one, "style") == "v2"
+        assert one.book.catalogue.version("v1").state is State.RETIRED
+
+
+async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one_stays(
+    tmp_path: Path,
+) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await one.importing(content(("v1", made(tmp_path, "a")))).run()
+        before = one.book.catalogue
+        await one.importing(content(("v1", made(tmp_path, "b", 0.5)))).run()
+        assert one.book.catalogue == before and uses(one, "v1") == "v1"
+        assert "versions never change" in one.registry.offered.refused["v1"]
+
+
+async def test_what_of_the_file_does_not_pass_is_refused_by_its_reason_and_the_others_are_served(
+    tmp_path: Path,
+) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await one.importing(content(("gone", str(tmp_path / "gone")), ("v1", made(tmp_path, "a")))).run()
+        assert uses(one, "v1") == "v1"
+        with pytest.raises(UnknownAdapter, match=r"was refused.*not_found"):
+            uses(one, "gone")
+
+
+async def test_adapters_of_the_file_for_another_base_model_are_left_out_and_say_so(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        listed = content(("v1", made(tmp_path, "a")), style="v2")
+        other = RegistryContent((*listed.adapters, Adapter("v2", 2, "huge", "nowhere")), {"style": "v2"})
+        await one.importing(other).run()
+        assert uses(one, "v1") == "v1"
+        with pytest.raises(UnknownAdapter, match="wrong_base: for 'huge'; served here: 'tiny'"):
+            uses(one, "v2")
+        assert "style" not in one.book.catalogue.aliases
+
+
+async def test_several_gateways_take_in_the_same_file_at_once(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    listed = content(("v1", made(tmp_path, "a")), ("v2", made(tmp_path, "b", 0.5)), style="v1")
+    async with gate(streams, tmp_path / "s") as one, gate(streams, tmp_path / "s") as other:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(one.importing(listed).run())
+            tasks.create_task(other.importing(listed).run())
+        await until(lambda: one.book.catalogue == other.book.catalogue)
+        assert len(one.book.catalogue.versions) == 2
+
+
+class Kept:
+    """The loop of a gateway's rooms, running."""
+
+    def __init__(self, one: Gate, engine: FakeEngine, places: int) -> None:
+        self.shelf = one.rooms.make_shelf(engine, places)
+        self._rooms = one.rooms
+
+    async def __aenter__(self) -> Kept:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._rooms.run(lambda: True))
+        await until(lambda: self._rooms.warm)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+
+async def active(one: Gate, folder: Path, *names: str) -> None:
+    for index, name in enumerate(names):
+        await one.desk.add(name, made(folder, f"of-{name}", index / 16), who="key")
+        await one.desk.promote(name, FORCED, who="key")
+
+
+async def test_pinned_and_hot_adapters_are_loaded_before_it_is_warm_over_a_restart_too(
+    tmp_path: Path,
+) -> None:
+    streams, engine = MemoryStreams(), FakeEngine()
+    async with gate(streams, tmp_path / "1") as one:
+        await active(one, tmp_path, "a", "b", "c", "d")
+        await one.desk.pin("d", True, who="key")
+        async with Kept(one, engine, 2) as kept:
+            assert set(engine.adapters) == {"d"}
+            for _ in range(3):
+                async with kept.shelf.hold(one.book.adapter("b")):
+                    pass
+    again = FakeEngine()
+    async with gate(streams, tmp_path / "1") as one, Kept(one, again, 2):
+        assert again.log == ["load d", "load b"]
+        assert [type(event) for event in one.events] == [AdapterLoaded, AdapterLoaded]
+
+
+async def test_it_is_warm_in_time_though_an_adapter_is_broken_or_never_loads(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1", preload_timeout_s=0.05) as one:
+        await active(one, tmp_path, "a", "b")
+        await one.desk.pin("a", True, who="key")
+        engine = FakeEngine(broken={"a"})
+        async with Kept(one, engine, 3):
+            assert engine.log == ["load a"]
+        engine = FakeEngine()
+        engine.may_load.clear()
+        async with Kept(one, engine, 3):
+            assert engine.adapters == {}
+            engine.may_load.set()
+
+
+async def test_a_pin_loads_the_adapter_and_the_last_place_is_left_to_others(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await active(one, tmp_path, "a", "b")
+        engine = FakeEngine()
+        async with Kept(one, engine, 2):
+            await one.desk.pin("a", True, who="key")
+            await until(lambda: "a" in engine.adapters)
+            with pytest.raises(CatalogueError, match="one place must be left"):
+                await one.desk.pin("b", True, who="key")
+            assert (await one.desk.pin("a", False, who="key"))["pinned"] is False
+
+
+async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await active(one, tmp_path, "a")
+        engine = FakeEngine()
+        async with Kept(one, engine, 2) as kept:
+            with one.registry.lease(Selection("a")) as lease:
+                assert lease.adapter is not None
+                async with kept.shelf.hold(lease.adapter):
+                    await one.desk.retire("a", who="key")
+                    for _ in range(3):
+                        one.rooms.wake()
+                        await asyncio.sleep(0.01)
+                    assert "a" in engine.adapters
+            await until(lambda: engine.adapters == {})
+            assert one.events[-1] == AdapterUnloaded("a", "retired")
+
+
+async def test_a_preload_by_hand_tells_why_it_failed(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await active(one, tmp_path, "a")
+        with pytest.raises(BackendFailure, match="no engine in process"):
+            await one.desk.preload("a", who="key")
+        engine = FakeEngine(broken={"a"})
+        async with Kept(one, engine, 2):
+            with pytest.raises(BackendFailure, match="adapter a cannot be loaded"):
+                await one.desk.preload("a", who="key")
+            engine.broken.clear()
+            assert (await one.desk.preload("a", who="key"))["resident"] is True
+
+
+async def test_a_version_for_another_base_model_is_registered_and_not_offered(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one:
+        place = made(tmp_path, "a")
+        verified = await one.source.take(place)
+        await one.book.change(
+            lambda book: changes.register(book, "v1", verified, base_model="huge", location=place),
+            author="key",
+        )
+        assert "v1" in one.book.catalogue.versions and "v1" not in one.registry.ids
+
+
+async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
+    async with gate(MemoryStreams(), tmp_path / "1") as one:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key")
+        assert (await one.desk.verify("v1", who="key"))["verified"] is True
+        weights = Path(one.book.adapter("v1").path) / "adapter_model.safetensors"
+        weights.chmod(0o600)
+        weights.write_bytes(weights.read_bytes()[:-4])
+        with pytest.raises(AdapterRejected):
+            await one.desk.verify("v1", who="key")

@@ -1,0 +1,66 @@
+"""The store: what passes is kept under its content, whole; what does not leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from adapters.rejection import AdapterRejected, Rejection
+from adapters.store import AdapterStore
+from tests.adapters import crafted
+
+
+def test_an_adapter_is_kept_under_its_content_and_cannot_be_changed_by_its_source(tmp_path: Path) -> None:
+    store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
+    (source / "README.md").write_text("not loaded, so not kept")
+    verified = store.take(source, crafted.base())
+    kept = store.path(verified.sha256)
+    (source / "adapter_model.safetensors").write_bytes(b"other")
+    assert store.has(verified.sha256)
+    assert sorted(one.name for one in kept.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert store.check(kept, crafted.base(), sha256=verified.sha256) == verified
+    assert not os.access(kept / "adapter_model.safetensors", os.W_OK) or os.geteuid() == 0
+
+
+def test_the_same_content_from_a_folder_and_from_an_archive_is_kept_once(tmp_path: Path) -> None:
+    store, source = AdapterStore(tmp_path / "store"), crafted.write(tmp_path / "a")
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(source, "a")
+    first, second = store.take(source, crafted.base()), store.take(archive, crafted.base())
+    assert first.sha256 == second.sha256
+    assert [one.name for one in store.folder.iterdir() if one.name != ".parts"] == [first.sha256]
+
+
+def test_what_does_not_pass_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path / "store")
+    source = crafted.write(tmp_path / "a", config=crafted.adapter_config(base_model_name_or_path="other"))
+    with pytest.raises(AdapterRejected) as caught:
+        store.take(source, crafted.base())
+    assert caught.value.code is Rejection.WRONG_BASE
+    assert [*(store.folder / ".parts").iterdir()] == []
+    assert [one.name for one in store.folder.iterdir()] == [".parts"]
+
+
+def test_a_pickle_beside_the_weights_is_refused_though_it_would_not_be_kept(tmp_path: Path) -> None:
+    source = crafted.write(tmp_path / "a")
+    (source / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(AdapterRejected) as caught:
+        AdapterStore(tmp_path / "store").take(source, crafted.base())
+    assert caught.value.code is Rejection.NOT_SAFETENSORS
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.tar.gz"])
+def test_a_place_that_is_not_there_is_said_to_be_missing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        AdapterStore(tmp_path / "store").take(tmp_path / name, crafted.base())
+    assert caught.value.code is Rejection.NOT_FOUND
+
+
+def test_content_other_than_promised_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdapterRejected) as caught:
+        AdapterStore(tmp_path / "store").take(crafted.write(tmp_path / "a"), crafted.base(), sha256="0" * 64)
+    assert caught.value.code is Rejection.WRONG_CHECKSUM

@@ -1,0 +1,69 @@
+"""Which weights answered: told the same way in the answer, the trace, the metrics and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import pytest
+
+from adapters.catalogue import Alias, State
+from adapters.selection import Offer
+from adapters.values import Adapter
+from gateway.contracts.values import GenerateRequest
+from observability.attributes import attributes
+from observability.metrics import Metrics
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+OLD, NEW = (Adapter(f"manga_domain_v{n}", n, "scripted", f"adapters/{n}") for n in (3, 4))
+
+
+def offer(target: Adapter) -> Offer:
+    """Both versions, and the alias on one of them."""
+    return Offer(
+        MappingProxyType({one.adapter_id: one for one in (OLD, NEW)}),
+        MappingProxyType({one.adapter_id: State.ACTIVE for one in (OLD, NEW)}),
+        MappingProxyType({"manga_domain": Alias("manga_domain", target.adapter_id)}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "version"),
+    [
+        (None, "scripted"),
+        ("manga_domain_v4", "scripted+manga_domain_v4"),
+        ("manga_domain", "scripted+manga_domain_v3"),
+    ],
+)
+async def test_the_version_that_answered_is_told_everywhere_and_never_the_alias(
+    build_house: Build, ask: Ask, named: str | None, version: str
+) -> None:
+    house = build_house(adapters=[OLD, NEW])
+    house.adapters.offer(offer(OLD))
+    answer = (await house.run(ask(adapter_id=named))).answer
+    assert answer is not None and answer.backend_version == version
+    [record] = house.records
+    told = attributes(record)
+    assert told["sluice.backend_version"] == told["gen_ai.response.model"] == version
+    assert told.get("sluice.adapter") == version.partition("+")[2] or named is None
+    [row] = house.outbox.rows
+    assert row.backend_version == version
+    metrics = Metrics(version="1")
+    metrics.request(record)
+    assert f'sluice_answers_total{{backend_version="{version}"}} 1.0' in metrics.render().decode()
+
+
+async def test_an_alias_that_moves_shows_its_new_version_with_the_next_answer(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(adapters=[OLD, NEW])
+    versions = []
+    for target in (OLD, NEW, OLD):
+        house.adapters.offer(offer(target))
+        answer = (await house.run(ask(adapter_id="manga_domain"))).answer
+        assert answer is not None
+        versions.append(answer.backend_version)
+    assert versions == [f"scripted+manga_domain_v{n}" for n in (3, 4, 3)]
+    assert [row.backend_version for row in house.outbox.rows] == versions
