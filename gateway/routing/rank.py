@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.backends.port import Backend, BackendState, Feature
@@ -38,28 +39,32 @@ def rank(
 ) -> Ranking:
     """Order the route's backends for one request.
 
-    The first is drawn by weight, sticky by ``sticky_key`` (the session, else the request id); the others
+    The first is drawn by weight, sticky by ``sticky_key`` (the session, else the request id), and stays while
+    its weight rises and no other's does; the others
     follow by weight. Backends that lack an asked feature are passed over; ready ones go before others.
 
     Args:
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
     """
     weights = ((pinned, 100.0),) if pinned is not None else route.weights
+    weighed = [entry for entry in weights if entry[1] > 0]
     # Nothing is drawn from one.
-    drawn = _draw(weights, stable_fraction(route.name, sticky_key)) if len(weights) > 1 else weights[0][0]
-    order = sorted(
-        (entry for entry in weights if entry[1] > 0), key=lambda entry: (entry[0] != drawn, -entry[1])
-    )
+    drawn = draw(route.name, sticky_key, weighed) if len(weighed) > 1 else weighed[0][0]
+    order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
     unable = {name: lack for name, _ in order if (lack := asked - backends[name].features)}
     able = [backends[name] for name, _ in order if name not in unable]
     able.sort(key=lambda backend: backend.state is not BackendState.READY)
     return Ranking(tuple(able), unable)
 
 
-def _draw(weights: tuple[tuple[str, float], ...], fraction: float) -> str:
-    point = fraction * sum(weight for _, weight in weights)
-    for name, weight in weights:
-        point -= weight
-        if point < 0:
-            return name
-    return weights[-1][0]
+def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:
+    """The name that a key has among ``weights``, all above 0, by weighted rendezvous hashing.
+
+    Each name has a number drawn from the exponential distribution whose rate is its weight, and the least
+    one wins: so each wins by its share of the weights (Thaler and Ravishankar 1998; the logarithm as in
+    Efraimidis and Spirakis 2006). A number depends on its own name and weight alone. So a key leaves a name
+    only when another one's weight rises against it: who was on a canary at 5 % is on it at 25 %.
+    """
+    return min(
+        weights, key=lambda entry: -math.log1p(-stable_fraction(route, sticky_key, entry[0])) / entry[1]
+    )[0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.port import BackendState, Feature
 from gateway.backends.scripted import ScriptedBackend
-from gateway.routing.rank import rank, stable_fraction
+from gateway.routing.rank import draw, rank, stable_fraction
 from gateway.routing.revision import Route
 
 
@@ -80,3 +80,31 @@ def test_a_pinned_backend_is_the_only_candidate() -> None:
         route(("a", 100)), sticky_key="s", asked=frozenset(), backends=backends(a=READY, b=READY), pinned="b"
     )
     assert [backend.name for backend in ranked.candidates] == ["b"]
+
+
+@given(
+    st.lists(st.floats(1, 100), min_size=2, max_size=5),
+    st.floats(0.1, 100),
+    st.lists(st.text(), min_size=1, max_size=20),
+)
+def test_a_session_on_a_backend_whose_share_grows_stays_on_it(
+    shares: list[float], more: float, sessions: list[str]
+) -> None:
+    before = [(f"b{i}", share) for i, share in enumerate(shares)]
+    after = [("b0", shares[0] + more), *before[1:]]
+    scaled = [(name, weight / 7) for name, weight in after]
+    for session in sessions:
+        first, then = draw("r", session, before), draw("r", session, after)
+        assert then in (first, "b0"), "nobody moves but to what grows"
+        assert then == draw("r", session, scaled), "only the ratio counts"
+        assert then == draw("r", session, list(reversed(after))), "the order in the file does not count"
+
+
+def test_a_canarys_sessions_stay_on_it_step_by_step_and_each_step_has_its_share() -> None:
+    n, on = 10_000, set[str]()
+    for percent in (5, 25, 50):
+        split = [("a", (100 - percent) * 0.7), ("canary", percent), ("b", (100 - percent) * 0.3)]
+        now = {f"s{i}" for i in range(n) if draw("r", f"s{i}", split) == "canary"}
+        assert on <= now
+        assert abs(len(now) - n * percent / 100) < 4 * math.sqrt(n * percent / 100 * (1 - percent / 100))
+        on = now

@@ -10,6 +10,7 @@ import pytest
 from admission.ladder import Rung
 from admission.values import Limits
 from gateway.routing.revision import Known, RoutingFileError, load_routing, make_revision
+from gateway.routing.route_resume import ResumeRules
 
 KNOWN = Known(
     backends={"local", "pool"},
@@ -58,6 +59,10 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
         ),
         (changed(fallback=["mars"]), ["fallback[0]", "'mars'", "degraded"]),
         (changed(fallback=["degraded", "degraded"]), ["fallback", "twice"]),
+        (
+            changed(backends=[{"name": "pool", "weight": 100}]),
+            ["routes.self_hosted_generation.fallback[1]", "'pool'", "leads back to what failed"],
+        ),
         (changed(prompt_version="none"), ["prompt_version", "'none'", "chat-manga-2.1"]),
         (
             changed(adapter_rules=[{"when": {"locale": "ja"}, "adapter": "x"}]),
@@ -113,8 +118,63 @@ def test_a_route_that_says_nothing_of_admission_has_the_sections_limits() -> Non
     assert route.budgets.max_input_tokens == base.max_input_tokens
 
 
+@pytest.mark.parametrize(
+    ("tpot_ms", "follows", "expected"),
+    [
+        (40, None, (0.04, 0.3)),
+        (40, ["tpot"], (0.04, None)),
+        (40, ["ttft"], (None, 0.3)),
+        (40, [], (None, None)),
+        (None, ["ttft"], (None, 0.3)),
+        (None, ["tpot"], (0.07, None)),
+        (None, None, (0.07, None)),
+    ],
+)
+def test_the_adaptive_limit_follows_the_targets_that_the_route_names(
+    tpot_ms: float | None, follows: list[str] | None, expected: tuple[float | None, float | None]
+) -> None:
+    routing = changed(slo={"ttft_ms": 300, "tpot_ms": tpot_ms}, admission={"limit_follows": follows})
+    revision = make_revision(1, routing, replace(KNOWN, limits=Limits(tpot_slo_s=0.07)))
+    limits = revision.routes["self_hosted_generation"].limits
+    assert limits is not None
+    assert (limits.tpot_slo_s, limits.ttft_slo_s) == expected
+
+
+def test_a_route_may_have_late_ones_refused_by_its_target_for_the_first_token() -> None:
+    def within(refuse_late: bool) -> float | None:
+        routing = changed(slo={"ttft_ms": 300}, admission={"refuse_late": refuse_late, "max_queue": 5})
+        limits = make_revision(1, routing, KNOWN).routes["self_hosted_generation"].limits
+        assert limits is not None
+        return limits.first_token_within_s
+
+    assert (within(True), within(False)) == (0.3, None)
+
+
 def test_a_target_for_the_time_per_token_turns_the_adaptive_limit_on() -> None:
     slo = {"ttft_ms": 300, "tpot_ms": 40}
     limits = make_revision(1, changed(slo=slo), KNOWN).routes["self_hosted_generation"].limits
     assert limits is not None
     assert (limits.tpot_slo_s, limits.ttft_slo_s) == (0.04, 0.3)
+
+
+def test_a_route_says_how_broken_answers_go_on() -> None:
+    route = make_revision(1, GOOD, KNOWN).routes["self_hosted_generation"]
+    assert route.resume == ResumeRules(True, 2.0, 60.0, 3, 0.05)
+    own = {"enabled": False, "wait_ms": 500, "max_wait_ms": 0, "commit_chunks": 8, "commit_ms": 0}
+    route = make_revision(1, changed(resume=own), KNOWN).routes["self_hosted_generation"]
+    assert route.resume == ResumeRules(False, 0.5, 0.0, 0, 0.0), "nothing can be held for no time"
+
+
+@pytest.mark.parametrize(
+    ("resume", "told"),
+    [
+        ({"wait_ms": -1}, "resume.wait_ms"),
+        ({"max_wait_ms": 3_600_001}, "resume.max_wait_ms"),
+        ({"commit_chunks": 65}, "resume.commit_chunks"),
+        ({"commit_ms": 1001}, "resume.commit_ms"),
+        ({"mode": "text"}, "resume.mode"),
+    ],
+)
+def test_a_wrong_resume_section_is_named(resume: dict[str, object], told: str) -> None:
+    with pytest.raises(RoutingFileError, match=told):
+        make_revision(1, changed(resume=resume), KNOWN)

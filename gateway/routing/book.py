@@ -1,0 +1,272 @@
+"""The routing in force in this process: what the stream ``routing`` says last, and how it is added to.
+
+Each record is a whole configuration with its comment and parent; the revision's number is the record's. A
+record that this process cannot use, as one that names a backend it does not have, leaves the last good
+revision in force: the process is *behind*, says so, and goes on with the next record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import structlog
+
+from gateway.routing.check import Known
+from gateway.routing.records import Draft, Stored, from_record, to_data
+from gateway.routing.revision import Revision, RoutingFileError, make_revision
+from gateway.state.errors import Conflict, StateUnavailable
+from gateway.state.port import Record, StateStore
+
+STREAM = "routing"
+# Operators who change the routing at one moment; each try is one more that came first.
+MAX_TRIES = 20
+# Longest that a change may take to be in force in the process that made it.
+IN_FORCE_S = 5.0
+# What was in force in another process comes here within a second, or does not exist.
+ELSEWHERE_S = 1.0
+# How often a first revision is tried to be written while the store is away.
+SEED_AGAIN_S = 1.0
+SEED_AUTHOR = "file"
+
+
+class RoutingBusy(Exception):
+    """So many others change the routing at this moment that this change found no place: not written."""
+
+
+class NotInForce(Exception):
+    """The revision was written, and is not in force in this process yet."""
+
+
+class FollowsStream(Protocol):
+    """What is needed of a follower."""
+
+    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
+        """Whether that record is in force here in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The stream's last revision, which this process cannot use, and why."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What ``routing.file`` holds, or what is wrong with it: then the store must have a revision."""
+
+    source: str
+    config: Mapping[str, Any] | None
+    fault: RoutingFileError | None = None
+
+
+class RoutingBook:
+    """Applies the stream's records, and appends further ones.
+
+    Args:
+        store: where the stream is.
+        known: what a revision may name in this process.
+        seed: the first revision.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(
+        self, store: StateStore, *, known: Known, seed: Seed, unix_time: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._known = known
+        self._seed = seed
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("routing")
+        self._revision: Revision | None = None
+        self._follower: FollowsStream | None = None
+        self.in_force: Stored | None = None
+        self.in_force_since = 0.0
+        self.latest: Stored | None = None
+        self.head = 0
+        self.behind: Behind | None = None
+
+    def follow(self, follower: FollowsStream) -> None:
+        """Who calls :meth:`take`; told at build time."""
+        self._follower = follower
+
+    def current(self) -> Revision:
+        """The revision in force. Raises RuntimeError before :meth:`start`."""
+        if self._revision is None:
+            raise RuntimeError("there is no routing yet; start() has not ended")
+        return self._revision
+
+    @property
+    def number(self) -> int:
+        """Of the revision in force; 0: the routing file's, that the store has not got yet."""
+        return 0 if self._revision is None else self._revision.number
+
+    def take(self, record: Record) -> None:
+        """Put one more record in force, or say why this process cannot; raises nothing."""
+        self.head = record.number
+        try:
+            stored = from_record(record)
+            self.latest = stored
+            self._adopt(stored)
+            self.behind = None
+        except (RoutingFileError, KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, RoutingFileError) else "its record is not understood"
+            self.behind = Behind(record.number, reason)
+            self._log.error(
+                "a routing revision cannot be used here; the one before it stays in force",
+                revision=record.number,
+                in_force=self.number,
+                reason=reason,
+            )
+
+    def check(self, draft: Draft, source: str) -> None:
+        """Validate whole, as for the next revision. Raises RoutingFileError."""
+        make_revision(self.head + 1, draft.config, self._known, source=source)
+
+    async def start(self) -> None:
+        """Have a revision in force: the store's last one, else the routing file's as the first.
+
+        While the store is away and has left nothing on this machine, the file's is in force as number 0.
+
+        Raises:
+            RoutingFileError: there is nothing to serve by: the file is wrong and the store has no usable one.
+        """
+        if self.head:
+            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
+        elif self._seed.fault is None:
+            await self._seed_store()
+        if self._revision is None:
+            if self._seed.config is None:
+                raise self._nothing()
+            self._adopt(Stored(0, self._unix_time(), SEED_AUTHOR, 0, _seed_draft(self._seed)))
+            self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
+
+    async def run(self) -> None:
+        """Write the first revision as soon as the store is there, if it is still missing then."""
+        while not self.head and self._seed.config is not None:
+            await asyncio.sleep(SEED_AGAIN_S)
+            if not self.head:
+                await self._seed_store()
+
+    async def change(
+        self, decide: Callable[[Stored], Draft], *, author: str, expected: int | None = None
+    ) -> tuple[Stored, Stored]:
+        """Append what ``decide`` makes of the last revision, wait until it is in force here; both, in order.
+
+        Without ``expected`` it is called again when somebody else was first.
+
+        Raises:
+            RoutingFileError: the draft is not valid; and what ``decide`` raises.
+            Conflict: the last revision is not ``expected``.
+            RoutingBusy: too many others were first.
+            StateUnavailable, RecordTooLarge: the store did not take it.
+            NotInForce: it was written, and takes too long to come back.
+        """
+        await self.meet(expected)
+        for _ in range(MAX_TRIES):
+            latest = self.last()
+            draft = decide(latest)
+            self.check(draft, "config")
+            parent = self.head
+            try:
+                record = await self._store.append(
+                    STREAM, to_data(draft, parent), author=author, expected=parent
+                )
+            except Conflict:
+                if expected is not None:
+                    raise
+                if not await self.caught_up_to(parent + 1):
+                    break
+                continue
+            if not await self.caught_up_to(record.number):
+                raise NotInForce(f"revision {record.number} was written and is not in force here yet")
+            return latest, from_record(record)
+        raise RoutingBusy("others change the routing at this moment; nothing was changed")
+
+    def last(self) -> Stored:
+        """What the next revision follows: the store's last one that is understood, else what is in force."""
+        stored = self.latest or self.in_force
+        if stored is None:
+            raise RuntimeError("there is no routing yet; start() has not ended")
+        return stored
+
+    async def read(self, number: int, count: int = 1) -> list[Stored]:
+        """Up to ``count`` revisions, the last one numbered ``number``, newest first, without strange ones.
+
+        Raises StateUnavailable.
+        """
+        first = max(number - count, 0)
+        records = await self._store.read(STREAM, after=first, limit=max(1, number - first))
+        return self._understood(reversed(records))
+
+    async def newest(self, count: int) -> list[Stored]:
+        """The store's last revisions, newest first. Raises StateUnavailable."""
+        return self._understood(await self._store.read(STREAM, limit=count, newest_first=True))
+
+    def _understood(self, records: Iterable[Record]) -> list[Stored]:
+        found: list[Stored] = []
+        for record in records:
+            try:
+                found.append(from_record(record))
+            except (KeyError, TypeError, ValueError):
+                self._log.warning("a routing revision is not understood", revision=record.number)
+        return found
+
+    def _adopt(self, stored: Stored) -> None:
+        """Raises RoutingFileError, and then nothing has changed."""
+        revision = make_revision(
+            stored.number,
+            stored.draft.config,
+            replace(self._known, adapters=None),
+            source=f"revision {stored.number}",
+            author=stored.author,
+            comment=stored.draft.comment,
+        )
+        self._revision, self.in_force, self.in_force_since = revision, stored, self._unix_time()
+        self._log.info(
+            "routing revision in force",
+            revision=stored.number,
+            author=stored.author,
+            action=stored.draft.action,
+        )
+
+    async def _seed_store(self) -> None:
+        data = to_data(_seed_draft(self._seed), 0)
+        try:
+            await self._store.append(STREAM, data, author=SEED_AUTHOR, expected=0)
+        except Conflict:
+            self._log.info("another process wrote the first routing revision")
+        except StateUnavailable as error:
+            self._log.warning("the first routing revision is not written yet", reason=str(error))
+            return
+        await self.caught_up_to(1)
+
+    def _nothing(self) -> RoutingFileError:
+        faults = [] if self._seed.fault is None else [str(self._seed.fault)]
+        if self.behind is not None:
+            faults.append(self.behind.reason)
+        return RoutingFileError("\n".join(faults))
+
+    async def meet(self, expected: int | None) -> None:
+        """Wait for a revision that an operator has seen elsewhere; ``None``: none.
+
+        Raises Conflict when it is not the last one.
+        """
+        if expected is not None and expected > self.head:
+            await self.caught_up_to(expected, ELSEWHERE_S)
+        if expected is not None and expected != self.head:
+            raise Conflict(STREAM, expected, self.head)
+
+    async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
+        """Whether record ``number`` has come here in time."""
+        if self._follower is None:
+            raise RuntimeError("the book has no follower; wiring calls follow()")
+        return await self._follower.caught_up_to(number, timeout_s)
+
+
+def _seed_draft(seed: Seed) -> Draft:
+    return Draft(seed.config or {}, f"seeded from {seed.source}", "seed")

@@ -1,0 +1,119 @@
+"""Changes of a routing configuration, as pure functions of it: weights, and what two of them differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.routing.file import RoutingConfig
+
+WHOLE = 100.0
+# Hides the noise of floating point, and stays far inside what the sum of the weights may be off by.
+DIGITS = 10
+
+
+class NoSuchRoute(Exception):
+    """The configuration has no route of that name; ``known`` are those it has."""
+
+    def __init__(self, route: str, known: Sequence[str]) -> None:
+        self.route = route
+        super().__init__(f"route {route!r} is not configured; known: {', '.join(sorted(known))}")
+
+
+class NothingToShare(Exception):
+    """The rest of a route's weight has nobody to go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One place in which two configurations differ; ``None`` where it is missing.
+
+    Args:
+        path: dotted; backends of a route stand by name, as in ``routes.chat.backends[local].weight``.
+    """
+
+    path: str
+    before: Any
+    after: Any
+
+
+def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: float) -> dict[str, Any]:
+    """The configuration with ``percent`` of a route's weight on ``backend``.
+
+    The other backends share the rest in proportion to what they have; equally, when they have nothing. A
+    backend that the route does not have yet is added to it; one that gets nothing stays in it, at 0.
+
+    Raises:
+        NoSuchRoute: there is no such route.
+        NothingToShare: below 100 percent, and there is no other backend.
+    """
+    changed = deepcopy(dict(config))
+    routes = changed["routes"]
+    if route not in routes:
+        raise NoSuchRoute(route, list(routes))
+    entries: list[dict[str, Any]] = routes[route]["backends"]
+    if all(entry["name"] != backend for entry in entries):
+        entries.append({"name": backend, "weight": 0.0})
+    others = [entry for entry in entries if entry["name"] != backend]
+    rest = WHOLE - percent
+    if rest and not others:
+        raise NothingToShare(
+            f"{backend!r} is the only backend of {route!r}: nobody would get the other {rest:g} %"
+        )
+    weights = [float(entry.get("weight", WHOLE)) for entry in others]
+    if not sum(weights):
+        weights = [1.0] * len(others)
+    for entry, weight in zip(others, weights, strict=True):
+        entry["weight"] = round(rest * weight / sum(weights), DIGITS)
+    for entry in entries:
+        if entry["name"] == backend:
+            entry["weight"] = percent
+    return changed
+
+
+def whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with all its defaults written out; as it is, when this version does not know it."""
+    try:
+        return RoutingConfig.model_validate(config).model_dump(mode="json")
+    except ValidationError:
+        return dict(config)
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two configurations say the same, however they are written."""
+    return whole(one) == whole(other)
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Each place in which they differ, in the file's order; defaults that are written out do not count."""
+    return list(_differences("", whole(before), whole(after)))
+
+
+def _differences(path: str, before: Any, after: Any) -> Iterator[Change]:
+    if before == after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in dict.fromkeys((*before, *after)):
+            yield from _differences(f"{path}.{name}" if path else name, before.get(name), after.get(name))
+        return
+    named_before, named_after = _by_name(before), _by_name(after)
+    if named_before is None or named_after is None:
+        yield Change(path, before, after)
+        return
+    for name in dict.fromkeys((*named_before, *named_after)):
+        yield from _differences(f"{path}[{name}]", named_before.get(name), named_after.get(name))
+    if list(named_before) != list(named_after) and named_before.keys() == named_after.keys():
+        yield Change(path, list(named_before), list(named_after))
+
+
+def _by_name(items: Any) -> dict[str, Any] | None:
+    """A list of objects that all have a name, as a mapping; ``None`` for anything else."""
+    if not isinstance(items, list) or not items:
+        return None
+    if not all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in items):
+        return None
+    return {item["name"]: item for item in items}

@@ -1,0 +1,67 @@
+"""What a routing configuration names must be there, and its fallback chains must lead somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from admission.values import Limits
+from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
+
+RULE_FIELDS = frozenset({"locale", "intent", "tenant"})
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Names that a routing configuration may refer to, and the admission limits that its routes vary.
+
+    Args:
+        adapters: names and aliases; ``None``: not looked at. The registry is a stream of its own, so a
+            revision that was good where it was made may come before its adapters.
+    """
+
+    backends: Collection[str]
+    prompt_versions: Collection[str]
+    adapters: Collection[str] | None
+    limits: Limits | None = None
+
+
+def check_names(config: RoutingConfig, known: Known) -> list[str]:
+    """Every fault with its path in the file; none when all is well."""
+    faults: list[str] = []
+    for name, route in config.routes.items():
+        faults += (f"routes.{name}.{fault}" for fault in _route(route, known))
+    if config.openai_route is not None and config.openai_route not in config.routes:
+        faults.append(
+            f"openai_route: unknown route {config.openai_route!r}; allowed: {_listed(config.routes)}"
+        )
+    return faults
+
+
+def _route(route: RouteConfig, known: Known) -> list[str]:
+    faults: list[str] = []
+
+    def check(path: str, name: str | None, allowed: Collection[str] | None) -> None:
+        if name is not None and allowed is not None and name not in allowed:
+            faults.append(f"{path}: unknown {name!r}; allowed: {_listed(allowed)}")
+
+    for i, backend in enumerate(route.backends):
+        check(f"backends[{i}].name", backend.name, known.backends)
+    for i, leg in enumerate(route.fallback):
+        check(f"fallback[{i}]", leg, {*known.backends, RESPONSE_CACHE, DEGRADED})
+        if [leg] == [backend.name for backend in route.backends]:
+            faults.append(
+                f"fallback[{i}]: {leg!r} is the route's only backend, so the chain leads back to what "
+                "failed; allowed: another backend"
+            )
+    check("prompt_version", route.prompt_version, known.prompt_versions)
+    check("openai_prompt_version", route.openai_prompt_version, known.prompt_versions)
+    for i, rule in enumerate(route.adapter_rules):
+        check(f"adapter_rules[{i}].adapter", rule.adapter, known.adapters)
+        for field in sorted(rule.when):
+            check(f"adapter_rules[{i}].when", field, RULE_FIELDS)
+    return faults
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

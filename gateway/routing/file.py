@@ -1,0 +1,101 @@
+"""What an operator writes: the routing configuration as a file has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gateway.routing.route_limits import RouteAdmission
+from gateway.routing.route_resume import RouteResume
+
+# Legs of a fallback chain that are not backends.
+RESPONSE_CACHE = "response_cache"
+DEGRADED = "degraded"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class WeightedBackend(_Part):
+    """A backend's share of a route's sessions, in percent."""
+
+    name: str
+    weight: Annotated[float, Field(ge=0, le=100)] = 100.0
+
+
+class AdapterRule(_Part):
+    """Selects an adapter when every named field of the request has the given value.
+
+    By name or alias, or by labels: the newest active version that has them all.
+    """
+
+    when: dict[str, str]
+    adapter: str | None = None
+    labels: Annotated[dict[str, str], Field(max_length=32)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> AdapterRule:
+        if (self.adapter is None) == (not self.labels):
+            raise ValueError("adapter or labels: exactly one of both says which adapter")
+        return self
+
+
+class Slo(_Part):
+    """Targets that reports and guards measure against (seed 000 §1: 200 ms TTFT, 1,400 ms total)."""
+
+    ttft_ms: Annotated[float, Field(gt=0)] = 200.0
+    total_ms: Annotated[float, Field(gt=0)] = 1400.0
+    tpot_ms: Annotated[float, Field(gt=0)] | None = None
+
+
+class BudgetsConfig(_Part):
+    """Tokens per section; what is missing here is as in the prompt version."""
+
+    system: _Tokens | None = None
+    retrieval: _Tokens | None = None
+    recent_turns: _Tokens | None = None
+    older_summary: _Tokens | None = None
+
+
+class RouteConfig(_Part):
+    """One route."""
+
+    backends: Annotated[list[WeightedBackend], Field(min_length=1)]
+    fallback: list[str] = Field(default_factory=lambda: [DEGRADED])
+    slo: Slo = Slo()
+    prompt_version: str | None = None
+    openai_prompt_version: str | None = None
+    adapter_rules: list[AdapterRule] = Field(default_factory=list)
+    adapter_fallback: Literal["none", "base"] = "none"
+    budgets: BudgetsConfig = BudgetsConfig()
+    reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    spare: list[Literal["retrieval", "recent_turns"]] | None = None
+    admission: RouteAdmission = RouteAdmission()
+    resume: RouteResume = RouteResume()
+    degraded_text: Annotated[str, Field(min_length=1)] = (
+        "I'm handling a lot of questions right now. Please try again in a moment."
+    )
+
+    @model_validator(mode="after")
+    def _weights_add_up(self) -> RouteConfig:
+        total = sum(backend.weight for backend in self.backends)
+        if abs(total - 100.0) > 1e-6:
+            raise ValueError(f"backends: weights add up to {total:g}; allowed: 100")
+        names = [backend.name for backend in self.backends]
+        if len(set(names)) != len(names):
+            raise ValueError("backends: a backend is named twice")
+        if len(set(self.fallback)) != len(self.fallback):
+            raise ValueError("fallback: a leg is named twice")
+        return self
+
+
+class RoutingConfig(_Part):
+    """The whole routing configuration."""
+
+    routes: Annotated[dict[str, RouteConfig], Field(min_length=1)]
+    openai_route: str | None = None

@@ -1,0 +1,253 @@
+"""Operators change the routing of several processes that share a store; a store in memory stands in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.audit import Audit
+from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
+from gateway.ports import RoutingOrder
+from gateway.routing.book import STREAM, RoutingBook, Seed
+from gateway.routing.check import Known
+from gateway.routing.revision import RoutingFileError
+from gateway.routing_desk import RoutingDesk
+from gateway.state.follower import Follower
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+
+ME = RoutingOrder("key_1")
+
+
+def config(local: float = 100, pool: float = 0, **more: Any) -> dict[str, Any]:
+    backends = [{"name": "local", "weight": local}, {"name": "pool", "weight": pool}]
+    return {"routes": {"chat": {"backends": backends, **more}}}
+
+
+@dataclass
+class Process:
+    """One gateway process: its book, its desk."""
+
+    streams: MemoryStreams
+    known: Known = field(default_factory=lambda: Known({"local", "pool"}, {"v1"}, {"style"}))
+    seed: Seed = field(default_factory=lambda: Seed("routing.yaml", config()))
+
+    def __post_init__(self) -> None:
+        seconds = itertools.count(1.0)
+        self.store = MemoryStateStore(self.streams, unix_time=lambda: next(seconds), poll_s=0.02)
+        self.book = RoutingBook(self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds))
+        self.follower = Follower(
+            self.store, STREAM, self.book.take, copy=None, clock=asyncio.get_event_loop().time
+        )
+        self.book.follow(self.follower)
+        self.desk = RoutingDesk(self.book, Audit(self.store, unix_time=lambda: next(seconds)))
+
+    def weights(self) -> dict[str, float]:
+        return dict(self.book.current().routes["chat"].weights)
+
+
+@asynccontextmanager
+async def running(*processes: Process) -> AsyncIterator[None]:
+    """As ``gateway.wiring`` runs them."""
+    async with asyncio.TaskGroup() as loops:
+        tasks = []
+        for one in processes:
+            await one.store.open()
+            await one.follower.start(0.1)
+            tasks += [loops.create_task(one.store.run()), loops.create_task(one.follower.run())]
+            await one.book.start()
+            tasks.append(loops.create_task(one.book.run()))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+            await asyncio.sleep(0.01)
+
+
+async def test_the_file_seeds_revision_1_once_and_is_not_used_afterwards() -> None:
+    streams = MemoryStreams()
+    first = Process(streams)
+    second = Process(streams, seed=Seed("other.yaml", config(50, 50)))
+    async with running(first, second):
+        assert first.book.number == second.book.number == 1
+        assert second.weights() == {"local": 100, "pool": 0}
+    assert len(streams.records[STREAM]) == 1
+    wrong = Process(streams, seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
+    async with running(wrong):
+        assert wrong.book.number == 1, "a wrong file that is not used stops nobody"
+
+
+async def test_a_wrong_file_stops_the_first_start() -> None:
+    wrong = Process(MemoryStreams(), seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(wrong):
+            raise AssertionError("it started")
+    assert [str(error) for error in caught.value.exceptions] == ["routing.yaml: wrong"]
+
+
+async def test_without_a_store_the_file_serves_as_number_0_and_becomes_revision_1_later() -> None:
+    streams = MemoryStreams()
+    streams.down = True
+    process = Process(streams)
+    async with running(process):
+        assert process.book.number == 0 and process.weights()["local"] == 100
+        with pytest.raises(BackendUnavailable, match="served as before"):
+            await process.desk.apply(config(50, 50), ME)
+        streams.down = False
+        await until(lambda: process.book.number == 1)
+
+
+async def test_each_change_is_a_revision_in_force_in_every_process() -> None:
+    one, other = Process(streams := MemoryStreams()), Process(streams)
+    async with running(one, other):
+        made = await one.desk.apply(config(90, 10), RoutingOrder("key_1", "a try"))
+        assert (made["revision"], made["parent"], made["author"], made["comment"]) == (2, 1, "key_1", "a try")
+        assert made["changes"] == [
+            {"path": "routes.chat.backends[local].weight", "before": 100.0, "after": 90.0},
+            {"path": "routes.chat.backends[pool].weight", "before": 0.0, "after": 10.0},
+        ]
+        assert one.book.number == 2, "in force when the call returns"
+        await until(lambda: other.book.number == 2)
+        await other.desk.set_weight("chat", "pool", 25, ME)
+        assert other.weights() == {"local": 75, "pool": 25}
+        await one.desk.promote("chat", "pool", ME)
+        assert one.weights() == {"local": 0, "pool": 100}
+        shown = one.desk.show()
+        assert (shown["revision"], shown["behind"]) == (4, None)
+        assert [entry["revision"] for entry in await one.desk.history(3)] == [4, 3, 2]
+        assert await one.desk.diff(1, 4) == [
+            {"path": "routes.chat.backends[local].weight", "before": 100.0, "after": 0.0},
+            {"path": "routes.chat.backends[pool].weight", "before": 0.0, "after": 100.0},
+        ]
+
+
+async def test_rollback_goes_to_the_last_other_content_or_to_the_named_revision() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        await process.desk.apply(config(90, 10), ME)
+        await process.desk.apply(config(50, 50), ME)
+        await process.desk.apply(config(50, 50), RoutingOrder("key_1", "the same again"))
+        back = await process.desk.roll_back(None, RoutingOrder("key_2", "too slow"))
+        assert process.weights() == {"local": 90, "pool": 10}
+        assert (back["revision"], back["comment"]) == (5, "rollback to revision 2: too slow")
+        await process.desk.roll_back(1, ME)
+        assert process.weights() == {"local": 100, "pool": 0}
+        with pytest.raises(InvalidRequest, match="no revision 99; allowed: 1 to 6"):
+            await process.desk.roll_back(99, ME)
+
+
+async def test_rollback_with_nothing_else_before_is_refused() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        await process.desk.apply(config(), ME)
+        with pytest.raises(InvalidRequest, match="no earlier revision"):
+            await process.desk.roll_back(None, ME)
+
+
+async def test_of_two_who_saw_the_same_revision_one_is_told() -> None:
+    one, other = Process(streams := MemoryStreams()), Process(streams)
+    async with running(one, other):
+        await one.desk.apply(config(90, 10), RoutingOrder("key_1", expected=1))
+        with pytest.raises(RevisionConflict, match="revision 2 is the last one, not 1"):
+            await other.desk.apply(config(80, 20), RoutingOrder("key_2", expected=1))
+        assert len(streams.records[STREAM]) == 2
+
+
+async def test_what_another_process_did_a_moment_ago_is_waited_for() -> None:
+    one, other = Process(streams := MemoryStreams()), Process(streams)
+    async with running(one, other):
+        await one.desk.apply(config(90, 10), ME)
+        made = await other.desk.apply(config(80, 20), RoutingOrder("key_2", expected=2))
+        assert made["revision"] == 3
+        back = await one.desk.roll_back(None, ME)
+        assert (back["revision"], back["comment"]) == (4, "rollback to revision 2")
+        assert (await other.desk.diff(1, 4))[0]["after"] == 90
+
+
+async def test_who_names_no_revision_comes_after_whoever_was_first() -> None:
+    processes = [Process(streams := MemoryStreams()), Process(streams), Process(streams)]
+    async with running(*processes):
+        async with asyncio.TaskGroup() as group:
+            for number, process in enumerate(processes):
+                group.create_task(process.desk.set_weight("chat", "pool", 10 * (number + 1), ME))
+        assert len(streams.records[STREAM]) == 4
+        await until(lambda: all(one.book.number == 4 for one in processes))
+        assert len({one.weights()["pool"] for one in processes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (config(90, 5), "add up to 95"),
+        (config(fallback=["mars"]), r"config: routes.chat.fallback\[0\]: unknown 'mars'"),
+        (config(prompt_version="v9"), "routes.chat.prompt_version: unknown 'v9'; allowed: v1"),
+        (config(adapter_rules=[{"when": {}, "adapter": "x"}]), r"adapter_rules\[0\].adapter: unknown 'x'"),
+    ],
+)
+async def test_a_faulty_configuration_never_becomes_a_revision(bad: dict[str, Any], told: str) -> None:
+    process = Process(streams := MemoryStreams())
+    async with running(process):
+        with pytest.raises(InvalidRequest, match=told):
+            await process.desk.apply(bad, ME)
+        assert len(streams.records[STREAM]) == 1
+
+
+async def test_an_unknown_route_is_told() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        with pytest.raises(UnknownRoute, match="'talk' is not configured; known: chat"):
+            await process.desk.promote("talk", "pool", ME)
+
+
+async def test_a_dry_run_validates_and_changes_nothing() -> None:
+    process = Process(streams := MemoryStreams())
+    async with running(process):
+        dry = RoutingOrder("key_1", dry_run=True)
+        seen = await process.desk.promote("chat", "pool", dry)
+        assert (seen["dry_run"], seen["revision"], len(seen["changes"])) == (True, None, 2)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await process.desk.apply(config(1, 1), dry)
+        assert len(streams.records[STREAM]) == 1 and "audit" not in streams.records
+
+
+async def test_every_change_and_every_refusal_is_in_the_audit_log() -> None:
+    process = Process(MemoryStreams())
+    async with running(process):
+        await process.desk.set_weight("chat", "pool", 5, RoutingOrder("key_7", "first step"))
+        with pytest.raises(InvalidRequest):
+            await process.desk.apply(config(1, 1), ME)
+        with pytest.raises(InvalidRequest):
+            await process.desk.roll_back(40, ME)
+        entries = await process.desk.audit(10)
+    assert [(e["who"], e["action"], e["target"], e["comment"]) for e in entries] == [
+        ("key_1", "routing.rollback", "to revision 40", ""),
+        ("key_1", "routing.apply", "routing", ""),
+        ("key_7", "routing.weights", "chat: pool at 5 %", "first step"),
+    ]
+    assert [str(e["result"]).split(":")[0] for e in entries] == ["refused", "refused", "revision 2"]
+
+
+async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_says_so() -> None:
+    streams = MemoryStreams()
+    whole, small = Process(streams), Process(streams, Known({"local"}, {"v1"}, ()), Seed("s", None))
+    async with running(whole):
+        await whole.desk.apply({"routes": {"chat": {"backends": [{"name": "local"}]}}}, ME)
+        async with running(small):
+            await whole.desk.apply(config(50, 50), ME)
+            await until(lambda: small.book.head == 3)
+            shown = small.desk.show()
+            assert shown["revision"] == 2 and small.weights() == {"local": 100}
+            assert shown["behind"]["revision"] == 3 and "'pool'" in shown["behind"]["reason"]  # type: ignore[index]
+            await small.desk.roll_back(2, ME)
+            assert small.desk.show()["revision"] == 4 and small.desk.show()["behind"] is None
