@@ -117,10 +117,14 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def load_model(folder: Path, dtype: str = "float32") -> tuple[Any, Any]:
+def load_model(folder: Path, dtype: str = "float32", adapter: Path | None = None) -> tuple[Any, Any]:
     """The model and its tokenizer, ready to answer; ``dtype`` is float32 or bfloat16."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    if adapter is not None:
+        from peft import PeftModel  # takes seconds to import
+
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return model, tokenizer
 
 
@@ -153,6 +157,7 @@ def main(argv: list[str] | None = None) -> None:
     cli.add_argument(
         "--model", type=Path, default=Path("models/demo"), help="folder of the model (default: %(default)s)"
     )
+    cli.add_argument("--adapter", type=Path, default=None, help="folder of a LoRA adapter to answer with")
     cli.add_argument("--questions", type=Path, default=QUESTIONS, help="file of questions (default: the 100)")
     cli.add_argument(
         "--dtype",
@@ -165,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     cli.add_argument("--failures", action="store_true", help="also print the questions that failed")
     args = cli.parse_args(argv)
     torch.set_num_threads(args.threads)
-    model, tokenizer = load_model(args.model, args.dtype)
+    model, tokenizer = load_model(args.model, args.dtype, args.adapter)
     began = time.monotonic()
     outcomes = answer_all(model, tokenizer, load_questions(args.questions))
     seconds = time.monotonic() - began

@@ -128,7 +128,8 @@ def _rate(step: int, steps: int) -> float:
 def _write(model: PeftModel, folder: Path, base_name: str) -> None:
     """PEFT's folder, weights in bf16 as the base model's are."""
     model.peft_config["default"].base_model_name_or_path = base_name
-    model.to(torch.bfloat16).save_pretrained(str(folder))
+    # The embedding is the base's: without this PEFT looks for the base model on the network to compare.
+    model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
 
 

@@ -1,0 +1,135 @@
+"""Compare a new version of a LoRA adapter with the one that is served.
+
+Answers are greedy, by the embedded engine, in this process; the loss on the references by transformers and
+PEFT. Times are of both in the same run. Nothing is sent anywhere unless --post is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evaluation.adapter_regression.prompts import PromptFileError, load_prompts
+from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
+from gateway.cli.client import AdminClient, AdminError
+
+PROMPTS = Path(__file__).with_name("manga_domain.jsonl")
+PASSED, FAILED, NOT_RUN = 0, 1, 2
+
+_EPILOG = """
+examples:
+  python -m evaluation.adapter_regression new/manga_domain_v4 --against models/adapters/manga_domain_v3
+  python -m evaluation.adapter_regression new/manga_domain_v4 --against base --json > report.json
+  python -m evaluation.adapter_regression new/manga_domain_v4 --against models/adapters/manga_domain_v3 \\
+      --post http://127.0.0.1:8000    keep the report with the version of that name in the registry
+
+exit status: 0 passed, 1 failed, 2 could not be run or not be posted
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    cli = argparse.ArgumentParser(
+        prog="evaluation.adapter_regression",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    cli.add_argument("candidate", type=Path, help="folder of the new version, as PEFT saves it")
+    cli.add_argument("--against", required=True, help="folder of the served version, or: base")
+    cli.add_argument(
+        "--prompts", type=Path, default=PROMPTS, help="JSONL of prompts (default: the demo shop's)"
+    )
+    cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: thresholds.yaml here)")
+    cli.add_argument(
+        "--model", type=Path, default=Path("models/demo"), help="base model (default: %(default)s)"
+    )
+    cli.add_argument("--model-id", default="demo", help="the id it is served under (default: %(default)s)")
+    cli.add_argument(
+        "--max-lora-rank", type=int, default=64, help="as engine.max_lora_rank (default: %(default)s)"
+    )
+    cli.add_argument("--max-tokens", type=int, default=128, help="longest answer (default: %(default)s)")
+    cli.add_argument("--timed", type=int, default=20, help="prompts that are timed (default: %(default)s)")
+    cli.add_argument("--rounds", type=int, default=3, help="times each of them (default: %(default)s)")
+    cli.add_argument("--seed", type=int, default=0, help="of the resampling (default: %(default)s)")
+    cli.add_argument("--json", action="store_true", help="print the report as JSON")
+    cli.add_argument(
+        "--answers", type=Path, default=None, help="also write both answers to every prompt here"
+    )
+    cli.add_argument(
+        "--post", metavar="URL", default=None, help="a gateway; the key is taken from SLUICE_ADMIN_KEY"
+    )
+    cli.add_argument("--id", default=None, help="the version in its registry (default: the folder's name)")
+    return cli
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the command line; the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        prompts, thresholds = load_prompts(args.prompts), load_thresholds(args.thresholds)
+    except (PromptFileError, ThresholdsError) as error:
+        print(error, file=sys.stderr)
+        return NOT_RUN
+    # Seconds of imports that --help and a wrong file need not wait for.
+    from evaluation.adapter_regression.report import as_json, as_table, explained
+    from evaluation.adapter_regression.run import BASE, ComparisonError, Plan, compare
+
+    plan = Plan(
+        candidate=args.candidate,
+        active=None if args.against == BASE else Path(args.against),
+        model=args.model,
+        model_id=args.model_id,
+        max_lora_rank=args.max_lora_rank,
+        max_tokens=args.max_tokens,
+        timed=args.timed,
+        rounds=args.rounds,
+        seed=args.seed,
+    )
+    try:
+        done = compare(plan, prompts, thresholds)
+    except ComparisonError as error:
+        print(error, file=sys.stderr)
+        return NOT_RUN
+    report = as_json(done)
+    if args.answers is not None:
+        rows = {case: {"active": old, "candidate": new} for case, (old, new) in done.answers.items()}
+        args.answers.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 130)
+        console.print(as_table(done))
+        for line in explained(done):
+            console.print(line, markup=False, highlight=False)
+        console.print("passed" if done.passed else "failed", f"in {done.seconds:.0f} s")
+    if args.post is not None:
+        client = AdminClient(args.post, os.environ.get("SLUICE_ADMIN_KEY"))
+        try:
+            post(client, args.id or args.candidate.resolve().name, report)
+        except AdminError as error:
+            print(f"not posted: {error}", file=sys.stderr)
+            return NOT_RUN
+    return PASSED if done.passed else FAILED
+
+
+def post(client: AdminClient, adapter_id: str, report: dict[str, Any]) -> None:
+    """Keep a report with a registered version of the same content. Raises AdminError."""
+    held = client.get("admin", "adapters", adapter_id)
+    if held.get("sha256") != report["candidate_sha256"]:
+        raise AdminError(
+            f"{adapter_id!r} is registered with other content ({held.get('sha256')}) than was compared "
+            f"({report['candidate_sha256']})"
+        )
+    body = json.dumps({"report": report}).encode()
+    client.post("admin", "adapters", adapter_id, "evaluation", body=body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What the embedded engine answers with each adapter, greedily, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams, SequenceOutput
+from evaluation.adapter_regression.checks import Answer
+
+# Tokens of every timed answer: as many for all adapters, whatever they would say.
+TIMED_TOKENS = 24
+IN_FLIGHT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds to the first token, and from each token to the next."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Bench:
+    """An embedded engine of its own, in this process, without a prefix cache.
+
+    Args:
+        model: the base model's folder.
+        adapters: name to folder; ``None`` is the base model alone.
+        max_lora_rank: as the gateway's engine has it.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        adapters: Mapping[str, Path | None],
+        *,
+        max_lora_rank: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._engine: Engine = build_engine(
+            EngineConfig(
+                model=str(model),
+                num_threads=1,
+                num_blocks=1_024,
+                max_num_seqs=IN_FLIGHT,
+                seed=0,
+                enable_prefix_caching=False,
+                max_loras=max(1, sum(folder is not None for folder in adapters.values())),
+                max_lora_rank=max_lora_rank,
+            )
+        )
+        self._ids: dict[str, str | None] = {}
+        for name, folder in adapters.items():
+            self._ids[name] = None if folder is None else name
+            if folder is not None:
+                self._engine.install_adapter(name, self._engine.read_adapter(folder))
+        self._names = map(str, count())
+
+    def answer_all(
+        self, adapter: str, prompts: Mapping[str, tuple[int, ...]], *, max_tokens: int
+    ) -> Mapping[str, Answer]:
+        """Greedy answers by prompt, many in flight at once."""
+        waiting, cases, texts = list(prompts.items()), dict[str, str](), dict[str, list[str]]()
+        done: dict[str, Answer] = {}
+        while waiting or self._engine.has_work:
+            while waiting and len(cases) - len(done) < IN_FLIGHT:
+                case, prompt = waiting.pop(0)
+                name = self._begin(adapter, prompt, SamplingParams(max_tokens, temperature=0.0))
+                cases[name], texts[case] = case, []
+            for output in self._engine.step():
+                case = cases[output.request_id]
+                texts[case].append(output.text)
+                if output.finish_reason is not None:
+                    done[case] = Answer("".join(texts[case]), output.finish_reason is FinishReason.STOP)
+        return done
+
+    def time_all(
+        self, adapters: Sequence[str], prompts: Mapping[str, tuple[int, ...]], *, rounds: int
+    ) -> Mapping[str, Mapping[str, Timing]]:
+        """The best of some rounds, by adapter and prompt; one request at a time.
+
+        The adapters take turns on each prompt and the first of a turn changes, so that what else the machine
+        does meets all alike. A prompt on which an adapter fails is left out for it.
+        """
+        best: dict[str, dict[str, Timing]] = {adapter: {} for adapter in adapters}
+        for turn in range(rounds):
+            for place, (case, prompt) in enumerate(prompts.items()):
+                order = adapters if (turn + place) % 2 == 0 else adapters[::-1]
+                for adapter in order:
+                    timing = self._time(adapter, prompt)
+                    if timing is None:
+                        continue
+                    held = best[adapter].get(case, timing)
+                    best[adapter][case] = Timing(
+                        min(held.ttft_s, timing.ttft_s), min(held.tpot_s, timing.tpot_s)
+                    )
+        return best
+
+    def _time(self, adapter: str, prompt: tuple[int, ...]) -> Timing | None:
+        began = self._clock()
+        self._begin(adapter, prompt, SamplingParams(TIMED_TOKENS, temperature=0.0, ignore_eos=True))
+        first: float | None = None
+        last: SequenceOutput | None = None
+        while self._engine.has_work:
+            for output in self._engine.step():
+                last = output
+                if first is None and output.token_ids:
+                    first = self._clock()
+        ended = self._clock()
+        if first is None or last is None or last.finish_reason is not FinishReason.LENGTH:
+            return None
+        return Timing(first - began, (ended - first) / (TIMED_TOKENS - 1))
+
+    def _begin(self, adapter: str, prompt: tuple[int, ...], sampling: SamplingParams) -> str:
+        name = next(self._names)
+        self._engine.add(GenerationRequest(name, prompt, sampling, adapter_id=self._ids[adapter]))
+        return name

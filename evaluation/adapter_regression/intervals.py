@@ -1,0 +1,35 @@
+"""How sure a mean is: the bootstrap, over prompts, with a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and the ends of its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], *, confidence: float, seed: int) -> Interval:
+    """The percentile bootstrap of a mean.
+
+    Prompts are drawn again and again, so that the interval tells what another set of such prompts might have
+    shown. Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("there is nothing to take a mean of")
+    given = np.asarray(values, dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(0, len(given), size=(RESAMPLES, len(given)))
+    means = given[draws].mean(axis=1)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means, (tail, 1.0 - tail))
+    return Interval(float(given.mean()), float(low), float(high))

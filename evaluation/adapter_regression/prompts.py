@@ -1,0 +1,107 @@
+"""The prompt set: conversations that end with the user, each with what a good answer is known to hold."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MAX_FILE_BYTES = 16 << 20
+MAX_PROMPTS = 5_000
+
+
+class PromptFileError(Exception):
+    """The prompt set cannot be read; the message names the file, the line and what is wrong there."""
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from None
+    return pattern
+
+
+_Pattern = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_compiles)]
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Case(BaseModel):
+    """One prompt.
+
+    Args:
+        id: unique in its set; a report names prompts by it.
+        group: what it is about, to read results by.
+        language: ``en`` or ``ja``: what the answer must be written in.
+        messages: the conversation; the last is the user's.
+        reference: a good answer, for loss, similarity and exact match.
+        expect: what a right answer matches, whatever its case.
+        format: patterns that the answer must match, all of them.
+        refuse: whether the right answer declines.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, Field(min_length=1, max_length=100)]
+    group: Annotated[str, Field(min_length=1, max_length=100)]
+    language: Literal["en", "ja"] = "en"
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    reference: Annotated[str, Field(min_length=1)] | None = None
+    expect: _Pattern | None = None
+    format: tuple[_Pattern, ...] = ()
+    refuse: bool = False
+
+    @model_validator(mode="after")
+    def _ends_with_the_user(self) -> Case:
+        if self.messages[-1].role != "user":
+            raise ValueError("messages must end with one of the user's")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """A file of prompts and the SHA-256 of its bytes."""
+
+    name: str
+    sha256: str
+    cases: tuple[Case, ...]
+
+
+def load_prompts(path: Path) -> PromptSet:
+    """Read a JSONL file, one case a line. Raises PromptFileError."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise PromptFileError(f"{path}: {size:,} bytes; allowed: at most {MAX_FILE_BYTES:,}")
+        raw = path.read_bytes()
+        lines = raw.decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFileError(f"{path}: cannot be read: {error}") from None
+    cases: dict[str, Case] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            case = Case.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the line"
+            raise PromptFileError(f"{path}: line {number}: {where}: {first['msg']}") from None
+        if case.id in cases:
+            raise PromptFileError(f"{path}: line {number}: id {case.id!r} stands there twice")
+        cases[case.id] = case
+    if not 1 <= len(cases) <= MAX_PROMPTS:
+        raise PromptFileError(f"{path}: {len(cases)} prompts; allowed: 1 to {MAX_PROMPTS:,}")
+    return PromptSet(path.name, hashlib.sha256(raw).hexdigest(), tuple(cases.values()))

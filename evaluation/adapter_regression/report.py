@@ -1,0 +1,118 @@
+"""A comparison as JSON, to keep with the version, and as a table. Neither holds prompts or answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from rich.table import Table
+
+from evaluation.adapter_regression.run import BASE, Comparison
+from evaluation.adapter_regression.thresholds import RATIOS
+from evaluation.adapter_regression.verdict import Finding, Standing
+
+_COLOURS: Mapping[Standing, str] = MappingProxyType(
+    {
+        Standing.PASSED: "green",
+        Standing.WORSE: "red",
+        Standing.UNSURE: "yellow",
+        Standing.SHOWN: "dim",
+    }
+)
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """What the registry keeps: the verdict, what it is about, and every finding. Times are in seconds."""
+    plan = comparison.plan
+    return {
+        "kind": "adapter_regression",
+        "passed": comparison.passed,
+        "candidate": plan.candidate.name,
+        "candidate_sha256": comparison.candidate_sha256,
+        "against": BASE if plan.active is None else plan.active.name,
+        "against_sha256": comparison.active_sha256,
+        "base_model": plan.model_id,
+        "prompts": {
+            "file": comparison.prompts.name,
+            "sha256": comparison.prompts.sha256,
+            "count": len(comparison.prompts.cases),
+        },
+        "confidence": comparison.thresholds.confidence,
+        "seed": plan.seed,
+        "seconds": round(comparison.seconds, 1),
+        "metrics": [_finding(one) for one in comparison.findings],
+    }
+
+
+def as_table(comparison: Comparison) -> Table:
+    """For a terminal."""
+    plan = comparison.plan
+    active = BASE if plan.active is None else plan.active.name
+    table = Table(title=f"{plan.candidate.name} against {active}: {len(comparison.prompts.cases)} prompts")
+    table.add_column("metric")
+    for name in ("prompts", active, plan.candidate.name, "worse by", "interval", "allowed"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for one in comparison.findings:
+        change = one.change
+        table.add_row(
+            one.metric,
+            str(one.prompts),
+            _value(one, one.active),
+            _value(one, one.candidate),
+            _change(one, change.mean),
+            f"{_change(one, change.low)} … {_change(one, change.high)}",
+            _allowed(one),
+            f"[{_COLOURS[one.standing]}]{one.standing}[/]",
+        )
+    return table
+
+
+def explained(comparison: Comparison) -> list[str]:
+    """A line for each metric that keeps the candidate from passing."""
+    lines = []
+    for one in comparison.findings:
+        if one.standing is Standing.WORSE:
+            lines.append(f"{one.metric}: worse than allowed; see {', '.join(one.named) or 'the times'}")
+        elif one.standing is Standing.UNSURE:
+            lines.append(f"{one.metric}: {one.prompts} prompts cannot tell; more prompts narrow the interval")
+    return lines
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "metric": one.metric,
+        "standing": one.standing.value,
+        "prompts": one.prompts,
+        "active": round(one.active, 6),
+        "candidate": round(one.candidate, 6),
+        "worse_by": round(one.change.mean, 4),
+        "low": round(one.change.low, 4),
+        "high": round(one.change.high, 4),
+        "allowed": one.allowed,
+        "named": list(one.named),
+    }
+    if one.at_least is not None:
+        found["at_least"] = one.at_least
+    if one.metric == "loss":
+        found |= {
+            "active_perplexity": round(math.exp(one.active), 4),
+            "candidate_perplexity": round(math.exp(one.candidate), 4),
+        }
+    return found
+
+
+def _value(one: Finding, value: float) -> str:
+    return f"{value * 1000:.2f} ms" if one.metric in RATIOS else f"{value:.3f}"
+
+
+def _change(one: Finding, value: float) -> str:
+    return f"x {value:.2f}" if one.metric in RATIOS else f"{value:+.3f}"
+
+
+def _allowed(one: Finding) -> str:
+    limit = "" if one.allowed is None else _change(one, one.allowed)
+    least = "" if one.at_least is None else f"at least {one.at_least:g}"
+    return ", ".join(filter(None, (limit, least))) or "-"

@@ -1,0 +1,123 @@
+"""From numbers per prompt to a verdict: one finding per metric, and whether the candidate passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from evaluation.adapter_regression.intervals import Interval, mean_interval
+from evaluation.adapter_regression.thresholds import METRICS, RATIOS, Threshold, Thresholds
+
+# Prompts that a finding names, those that got worse most.
+MAX_NAMED = 5
+
+Scores = Mapping[str, Mapping[str, float]]  # by metric, then by prompt
+
+
+class Standing(StrEnum):
+    """What the interval says. Only ``WORSE`` and ``UNSURE`` keep a candidate from passing."""
+
+    PASSED = "passed"
+    WORSE = "worse"
+    UNSURE = "unsure"
+    SHOWN = "shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One metric of both adapters over the same prompts.
+
+    Args:
+        metric: its name.
+        prompts: over how many.
+        active, candidate: means; of times the geometric ones, seconds.
+        change: how much worse the candidate is: a difference, above 0 where it is worse; of times the
+            candidate's over the other's.
+        allowed: most that ``change`` may be; ``None``: not judged.
+        at_least: least mean of the candidate, if any.
+        standing: what follows.
+        named: the prompts that got worse most.
+    """
+
+    metric: str
+    prompts: int
+    active: float
+    candidate: float
+    change: Interval
+    allowed: float | None
+    at_least: float | None
+    standing: Standing
+    named: tuple[str, ...]
+
+
+def judge(
+    active: Scores, candidate: Scores, thresholds: Thresholds, *, against_base: bool, seed: int
+) -> tuple[Finding, ...]:
+    """A finding for every metric that both have scores of, over the prompts that both answered."""
+    findings = []
+    for metric in METRICS:
+        pairs = {
+            case: (value, candidate[metric][case])
+            for case, value in active.get(metric, {}).items()
+            if case in candidate.get(metric, {})
+        }
+        if pairs:
+            threshold = thresholds.metrics.get(metric, Threshold())
+            allowed = threshold.allowed(against_base=against_base)
+            findings.append(_finding(metric, pairs, threshold, allowed, thresholds.confidence, seed))
+    return tuple(findings)
+
+
+def passes(findings: tuple[Finding, ...]) -> bool:
+    """Whether nothing is worse and nothing is left open; nothing at all does not pass."""
+    return bool(findings) and all(one.standing in (Standing.PASSED, Standing.SHOWN) for one in findings)
+
+
+def _finding(
+    metric: str,
+    pairs: Mapping[str, tuple[float, float]],
+    threshold: Threshold,
+    allowed: float | None,
+    confidence: float,
+    seed: int,
+) -> Finding:
+    ratio = metric in RATIOS
+    sign = -1.0 if METRICS[metric] else 1.0
+    changes = {
+        case: math.log(new / old) if ratio else sign * (new - old) for case, (old, new) in pairs.items()
+    }
+    change = mean_interval(list(changes.values()), confidence=confidence, seed=seed)
+    if ratio:
+        change = Interval(math.exp(change.mean), math.exp(change.low), math.exp(change.high))
+    old, new = (_mean([pair[side] for pair in pairs.values()], geometric=ratio) for side in (0, 1))
+    standing = _standing(change, allowed)
+    if threshold.at_least is not None and new < threshold.at_least:
+        standing = Standing.WORSE
+    worst = sorted((case for case, value in changes.items() if value > 0), key=lambda case: -changes[case])
+    return Finding(
+        metric=metric,
+        prompts=len(pairs),
+        active=old,
+        candidate=new,
+        change=change,
+        allowed=allowed,
+        at_least=threshold.at_least,
+        standing=standing,
+        named=() if ratio else tuple(worst[:MAX_NAMED]),
+    )
+
+
+def _standing(change: Interval, allowed: float | None) -> Standing:
+    if allowed is None:
+        return Standing.SHOWN
+    if change.high <= allowed:
+        return Standing.PASSED
+    return Standing.WORSE if change.low > allowed else Standing.UNSURE
+
+
+def _mean(values: list[float], *, geometric: bool) -> float:
+    if geometric:
+        return math.exp(sum(map(math.log, values)) / len(values))
+    return sum(values) / len(values)
