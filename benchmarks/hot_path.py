@@ -64,7 +64,7 @@ class NullBackend:
     kind = "embedded"
     model = MODEL
     features = frozenset(Feature)
-    continues: frozenset[Continue] = frozenset()
+    continues: frozenset[Continue] = frozenset({Continue.TOKENS})
     state = BackendState.READY
     load: Load | None = None
 

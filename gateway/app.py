@@ -16,7 +16,17 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
-from gateway.http import admin_admission, admin_prompts, monitors, openai, schema, tokenize
+from gateway.http import (
+    admin_adapters,
+    admin_admission,
+    admin_chaos,
+    admin_prompts,
+    admin_routing,
+    monitors,
+    openai,
+    schema,
+    tokenize,
+)
 from gateway.http.exchange import Exchange
 from gateway.http.generate import native
 from gateway.http.idempotency import Idempotency
@@ -100,9 +110,20 @@ def _routes(
         **admin_prompts.prompt_pages(services),
         **admin_admission.admission_pages(services),
     }
+    if services.adapters is not None:
+        read.update(admin_adapters.adapter_pages(services, services.adapters))
+        posted.update(admin_adapters.adapter_changes(services, services.adapters))
+    put: dict[str, ASGIApp] = {}
+    if services.routing is not None:
+        read.update(admin_routing.routing_pages(services, services.routing))
+        put["/admin/routing"], changes = admin_routing.routing_changes(services, services.routing)
+        posted.update(changes)
+    if services.chaos is not None:
+        read["/admin/chaos"], posted["/admin/chaos"] = admin_chaos.chaos_pages(services, services.chaos)
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()),
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in read.items()),
+        *(Route(path, endpoint, methods=["PUT"]) for path, endpoint in put.items()),
         WebSocketRoute("/v1/generate/ws", GenerateSocket(services)),
     ]
 

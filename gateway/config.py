@@ -18,9 +18,15 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from admission.ladder import RUNGS, Rung
 from admission.values import Limits
+from gateway.config_adapters import AdaptersConfig
 from gateway.config_backends import BACKEND_KEYS, BackendConfig, default_backends
+from gateway.config_cache import CacheConfig
+from gateway.config_chaos import ChaosSection
 from gateway.config_engine import ENGINE_ENV, EngineSection
+from gateway.config_fallback import FallbackSection
+from gateway.config_resilience import ResilienceSection
 from gateway.config_section import Section
+from gateway.config_state import StateConfig
 from gateway.config_weights import WeightsSection
 from gateway.prompts.volatile import VolatilePolicy
 
@@ -52,12 +58,6 @@ class AuthConfig(Section):
     enabled: bool = True
 
 
-class StateConfig(Section):
-    """Where idempotent replies are kept."""
-
-    url: str = "sqlite:///sluice.db"
-
-
 class LedgerConfig(Section):
     """Where usage rows go."""
 
@@ -83,12 +83,6 @@ class PromptsConfig(Section):
     def _off_is_a_word(cls, value: object) -> object:
         """YAML reads a bare ``off`` as false."""
         return "off" if value is False else value
-
-
-class AdaptersConfig(Section):
-    """The file that lists the registered adapters; a missing file is an empty registry only when unset."""
-
-    file: str | None = None
 
 
 class RungConfig(Section):
@@ -141,13 +135,6 @@ class AdmissionConfig(Section):
         )
 
 
-class CacheConfig(Section):
-    """The exact-match response cache that the fallback chain may answer from."""
-
-    capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000
-    ttl_seconds: Annotated[float, Field(gt=0)] = 900.0
-
-
 class TracingConfig(Section):
     """OpenTelemetry export; without an endpoint spans stay local."""
 
@@ -170,8 +157,11 @@ class Settings(Section):
     prompts: PromptsConfig = PromptsConfig()
     adapters: AdaptersConfig = AdaptersConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    resilience: ResilienceSection = ResilienceSection()
     response_cache: CacheConfig = CacheConfig()
+    fallback: FallbackSection = FallbackSection()
     tracing: TracingConfig = TracingConfig()
+    chaos: ChaosSection = ChaosSection()
 
     @model_validator(mode="after")
     def _engine_is_there(self) -> Self:
@@ -182,6 +172,20 @@ class Settings(Section):
                 raise ValueError(
                     f"backends.{wrong[0]}: kind engine needs engine.kind embedded or vllm, not none; "
                     "name remote workers (kind: openai) under backends"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_are_of_backends(self) -> Self:
+        """A leg's limit names a backend; one on its spending needs what it costs."""
+        for name, limit in self.fallback.limits.items():
+            if name not in self.backends:
+                allowed = ", ".join(sorted(self.backends)) or "none"
+                raise ValueError(f"fallback.limits.{name}: no such backend; allowed: {allowed}")
+            if limit.max_spend_usd_per_minute is not None and self.backends[name].price is None:
+                raise ValueError(
+                    f"fallback.limits.{name}.max_spend_usd_per_minute needs backends.{name}.price: "
+                    "what a million tokens cost"
                 )
         return self
 
@@ -245,10 +249,11 @@ def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ..
     for fault in error.errors(include_url=False):
         # Literal tags of a union stand in the location too; only the file's own keys are shown.
         loc = tuple(str(part) for part in fault["loc"])
-        kind = loc[2] if loc[0] == "backends" and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
+        kind = loc[2] if loc[:1] == ("backends",) and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
         if kind is not None:
             loc = (*loc[:2], *loc[3:])
-        variable = next((name for keys, name in origins.items() if keys[: len(loc)] == loc), None)
+        # A fault between several keys stands nowhere: the message names them.
+        variable = next((name for keys, name in origins.items() if loc and keys[: len(loc)] == loc), None)
         where = f"environment {variable}" if variable else source
         key = ".".join(loc)
         if fault["type"] == "extra_forbidden":
@@ -256,6 +261,8 @@ def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ..
             close = difflib.get_close_matches(loc[-1], allowed, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
+        elif not loc:
+            lines.append(f"{where}: {fault['msg']}")
         else:
             given = fault.get("input")
             shown = repr(given) if isinstance(given, (str, int, float, bool)) else type(given).__name__

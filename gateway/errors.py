@@ -8,6 +8,7 @@
     │   └── BodyTooSlow         408     invalid_request (``gateway.http.body``)
     ├── UnknownPromptVersion    422     unknown_prompt_version
     │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin_prompts``)
+    ├── NoSuchAdapter           404     unknown_adapter
     ├── MissingKey              401     missing_key
     ├── InvalidKey              401     invalid_key
     ├── Forbidden               403     forbidden
@@ -15,6 +16,7 @@
     ├── UnknownModel            404     unknown_model
     ├── DuplicateRequest        409     duplicate_request
     ├── IdempotencyConflict     409     idempotency_conflict
+    ├── RevisionConflict        409     revision_conflict
     ├── BodyTooLarge            413     body_too_large
     ├── BackendUnavailable      503     backend_unavailable
     ├── Draining                503     draining
@@ -32,7 +34,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from adapters.errors import UnknownAdapter
+from adapters.catalogue import CatalogueError
+from adapters.changes import NotEvaluatedError
+from adapters.errors import AdapterForbidden, AdapterNotHere, UnknownAdapter
+from adapters.rejection import AdapterRejected
 from admission.errors import Refused
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
 from resilience.errors import DeadlinePassed
@@ -84,6 +89,13 @@ class UnknownPromptVersion(GatewayError):
     code = "unknown_prompt_version"
 
 
+class NoSuchAdapter(GatewayError):
+    """An operator names a version or an alias that is not registered."""
+
+    status = 404
+    code = "unknown_adapter"
+
+
 class MissingKey(GatewayError):
     """No key was sent."""
 
@@ -131,6 +143,13 @@ class IdempotencyConflict(GatewayError):
 
     status = 409
     code = "idempotency_conflict"
+
+
+class RevisionConflict(GatewayError):
+    """Another routing revision came first."""
+
+    status = 409
+    code = "revision_conflict"
 
 
 class BodyTooLarge(GatewayError):
@@ -202,6 +221,11 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingPro
         TemplateRefused: lambda e: PublicError(422, "invalid_request", str(e), "messages"),
         UnknownTokenId: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
         UnknownAdapter: lambda e: PublicError(404, "unknown_adapter", str(e), "adapter_id"),
+        AdapterForbidden: lambda e: PublicError(403, "forbidden", str(e), "adapter_id"),
+        AdapterRejected: lambda e: PublicError(422, "adapter_rejected", str(e), "location"),
+        AdapterNotHere: lambda e: PublicError(503, "adapter_not_here", str(e), "location"),
+        CatalogueError: lambda e: PublicError(409, "adapter_conflict", str(e)),
+        NotEvaluatedError: lambda e: PublicError(409, "not_evaluated", str(e)),
         Refused: _refused,
         DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
         BackendFailure: _backend_failure,

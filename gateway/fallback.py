@@ -134,9 +134,7 @@ class FallbackChain:
         if asked and RESPONSE_CACHE in job.target.route.fallback:
             self._answers.remember(job, answer)
 
-    async def _on_base(
-        self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: Meter
-    ) -> Outcome:
+    async def _on_base(self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: Meter) -> Outcome:
         """Answer without the adapter, on the same backend first."""
         meter.rewind()
         try:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from budgeting.values import Message
 from gateway.backends.port import Delta
+from gateway.config_chaos import FaultRule
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import PublicError
 
@@ -15,9 +16,9 @@ from gateway.errors import PublicError
 class Sink(Protocol):
     """Where an answer goes: JSON, server-sent events or a WebSocket, in one of the contracts.
 
-    Invariants: any number of ``delta``, then exactly one of ``finish`` and ``fail``; none after a
-    cancellation. Each awaits until the transport has taken the bytes, so that a slow reader slows
-    its own request and nobody else's.
+    Invariants: any number of ``delta`` of a stream, none of another answer, then exactly one of ``finish``
+    and ``fail``; none after a cancellation. Each awaits until the transport has taken the bytes, so that a
+    slow reader slows its own request and nobody else's.
     """
 
     async def delta(self, delta: Delta) -> None:
@@ -90,6 +91,144 @@ class AdmissionService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Promotion:
+    """How an adapter's version is promoted.
+
+    Args:
+        alias: the name that leads to it; ``None``: it is served under its own.
+        percent: of the alias' sessions; below 100 it is a canary.
+        force: without a passing evaluation.
+        comment: why, for the audit.
+    """
+
+    alias: str | None = None
+    percent: float = 100.0
+    force: bool = False
+    comment: str = ""
+
+
+class AdapterService(Protocol):
+    """The adapters' registry for operators; ``who`` is the key's id.
+
+    Changes are in force in this process when a call returns, in every other within a second. They raise
+    what ``gateway.errors`` knows: NoSuchAdapter, AdapterRejected, AdapterNotHere, CatalogueError,
+    NotEvaluatedError, BackendUnavailable (the state store is away) and BackendFailure (the engine).
+    """
+
+    def show_all(self) -> Mapping[str, object]:
+        """Every version and alias, and what is loaded here."""
+
+    def show(self, adapter_id: str) -> Mapping[str, object]:
+        """One version or alias."""
+
+    async def add(
+        self,
+        adapter_id: str,
+        location: str,
+        *,
+        who: str,
+        sha256: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        base_revision: str | None = None,
+        comment: str = "",
+    ) -> Mapping[str, object]:
+        """Bring, check and register a version, staged."""
+
+    async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
+        """Check a version's copy on this machine anew."""
+
+    async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
+        """Load a version in this process now."""
+
+    async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
+        """Lead an alias to a version, or make it active."""
+
+    async def retire(self, adapter_id: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+        """Serve a version no more."""
+
+    async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
+        """Keep a version loaded in every process, or no longer."""
+
+    async def label(self, adapter_id: str, labels: Mapping[str, str], *, who: str) -> Mapping[str, object]:
+        """Give a version other labels."""
+
+    async def evaluated(
+        self, adapter_id: str, report: Mapping[str, object], *, who: str
+    ) -> Mapping[str, object]:
+        """Keep an evaluation's report with a version."""
+
+    async def roll_back(
+        self, alias: str, *, who: str, to: str | None = None, comment: str = ""
+    ) -> Mapping[str, object]:
+        """Lead an alias back."""
+
+    async def end_canary(self, alias: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+        """Take an alias' canary away."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOrder:
+    """Who changes the routing, and how.
+
+    Args:
+        who: the key's id.
+        comment: why, for history and audit.
+        expected: the revision that the operator has seen last; ``None``: whatever it is.
+        dry_run: validate and show what would change; change nothing.
+    """
+
+    who: str
+    comment: str = ""
+    expected: int | None = None
+    dry_run: bool = False
+
+
+class RoutingService(Protocol):
+    """The routing's revisions for operators.
+
+    A change is in force in this process when its call returns, in every other within a second. Changes raise
+    InvalidRequest (every fault with its path), UnknownRoute, RevisionConflict (another one came first) and
+    BackendUnavailable (the state store is away); reads raise the last too.
+    """
+
+    def show(self) -> Mapping[str, object]:
+        """The revision in force in this process, and whether the store has one that it cannot use."""
+
+    async def apply(self, config: Mapping[str, object], order: RoutingOrder) -> Mapping[str, object]:
+        """Make a whole configuration the next revision."""
+
+    async def set_weight(
+        self, route: str, backend: str, percent: float, order: RoutingOrder
+    ) -> Mapping[str, object]:
+        """Give a backend its share of a route; the others share the rest in proportion."""
+
+    async def promote(self, route: str, backend: str, order: RoutingOrder) -> Mapping[str, object]:
+        """Give a backend the whole route."""
+
+    async def roll_back(self, to: int | None, order: RoutingOrder) -> Mapping[str, object]:
+        """Make an earlier configuration the next revision; ``None``: the last other one."""
+
+    async def history(self, limit: int) -> Sequence[Mapping[str, object]]:
+        """The last revisions, newest first."""
+
+    async def diff(self, a: int, b: int) -> Sequence[Mapping[str, object]]:
+        """What differs from revision ``a`` to ``b``."""
+
+    async def audit(self, limit: int) -> Sequence[Mapping[str, object]]:
+        """What operators did last, newest first."""
+
+
+class ChaosService(Protocol):
+    """The faults made on purpose, for operators' eyes and hands."""
+
+    def show(self) -> Mapping[str, object]:
+        """The rules in force and what they did, as JSON values."""
+
+    def replace(self, rules: Sequence[FaultRule]) -> None:
+        """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
 
@@ -158,3 +297,6 @@ class Services:
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]
     version: str
+    chaos: ChaosService | None = None
+    adapters: AdapterService | None = None
+    routing: RoutingService | None = None

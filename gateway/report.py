@@ -154,7 +154,7 @@ class Trip:
             model=answer.model if answer else request.model,
             intent=request.intent,
             locale=request.locale,
-            adapter_id=self.lease.adapter.adapter_id if self.lease and self.lease.adapter else None,
+            adapter_id=self._adapter_id(),
             adapter_rule=self.lease.rule if self.lease else None,
             prompt_version=target.prompt_version if target else None,
             revision=self.revision.number if self.revision else None,
@@ -211,6 +211,13 @@ class Trip:
                 facts["prefix_cached_tokens"] = min(answer.usage.cached_tokens, prefix.tokens)
         return facts
 
+    def _adapter_id(self) -> str | None:
+        """Who answered; who was asked, as long as no model has."""
+        if self.answer is not None and self.answer.usage.input_tokens:
+            return self.answer.adapter_id
+        adapter = self.lease.adapter if self.lease else None
+        return adapter.adapter_id if adapter else None
+
     def _since_arrival(self, at: float | None) -> float | None:
         return None if at is None else (at - self.request.arrived_at) * 1000
 
@@ -219,6 +226,7 @@ def closing_row(row: UsageRow, answer: Answer) -> UsageRow:
     """The usage row of a whole answer."""
     return replace(
         row,
+        adapter_id=answer.adapter_id if answer.usage.input_tokens else row.adapter_id,
         backend=answer.backend,
         backend_name=answer.backend_name,
         backend_version=answer.backend_version,

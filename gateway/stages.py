@@ -188,6 +188,7 @@ def respond(request: GenerateRequest, outcome: Outcome, trip: Trip, *, now: floa
             Choice(meter.text(index), reason, meter.logprobs(index) if told else None)
             for index, reason in enumerate(outcome.completion.others, 1)
         ),
+        adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
     )
 
 

@@ -23,12 +23,13 @@ from admission.events import AdmissionEvent
 from budgeting.counting import ChatTokenizer
 from engine.errors import EngineStartError
 from gateway.admission_desk import AdmissionDesk
+from gateway.audit import Audit
+from gateway.backends.port import BackendState
 from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
-from gateway.fallback import CachedAnswer, FallbackChain
+from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
 from gateway.health import HealthProbe
-from gateway.idempotency_store import SqliteIdempotencyStore
 from gateway.journey import Journey
 from gateway.keys import Keys
 from gateway.model_text import ModelText
@@ -37,24 +38,31 @@ from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.desk import PromptDesk
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.prefixes import PrefixWatch
-from gateway.prompts.published import Publishing, SqlitePublished
+from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
-from gateway.routing.revision import Known, Revision, load_routing
+from gateway.routing.check import Known
 from gateway.vitals import Vitals
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import Weights, prepare
+from gateway.wiring_adapters import Adapters, make_adapters
 from gateway.wiring_backends import Engines, make_engines
+from gateway.wiring_cache import Answers, make_answers, make_leg_limits
+from gateway.wiring_chaos import chaos_collector, make_chaos
+from gateway.wiring_hedging import hedge_collector
+from gateway.wiring_resilience import make_resilience
+from gateway.wiring_routing import Routing, make_routing
+from gateway.wiring_state import State, make_state, published_store
 from gateway.wiring_summaries import make_engine_summarizer
 from observability.events import RequestRecord
 from observability.metrics import Metrics
+from observability.state_metrics import StateCollector
 from observability.subscribers import Hub
 from observability.tracing import Tracing
 from observability.workers import WorkerCollector
-from resilience.guard import Guard
-from resilience.response_cache import ResponseCache
+from resilience.supervisor_events import EngineRestarted, SupervisorEvent
 
 # Longest wait for the last usage rows and spans when the gateway stops.
 FLUSH_TIMEOUT_S = 5.0
@@ -76,13 +84,15 @@ class Gateway:
     reception: Reception
     engines: Engines
     ledger: Ledger
-    state: SqliteIdempotencyStore
+    state: State
     tracing: Tracing
     text: ModelText
     fleet: Fleet
-    revision: Revision
+    routing: Routing
     weights: Weights
     publishing: Publishing
+    answers: Answers
+    adapters: Adapters
     summaries: EngineSummarizer | None = None
 
     @asynccontextmanager
@@ -93,21 +103,29 @@ class Gateway:
 
         Raises:
             PromptChanged: a published prompt version has another text now.
+            ExceptionGroup: holding the RoutingFileError when the routing file is wrong and the state store
+                has no revision to use instead.
             ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
                 could answer.
         """
         await self.ledger.open()
         await self.state.open()
         try:
-            await asyncio.to_thread(self.publishing.publish)
+            await self.publishing.publish()
             async with asyncio.TaskGroup() as loops:
                 writer = loops.create_task(self.ledger.run(), name="ledger")
+                state = loops.create_task(self.state.run(), name="state")
+                await self.routing.book.start()
                 residents = [
                     loops.create_task(resident.run(), name=name)
                     for name, resident in self.engines.residents.items()
                 ]
+                if self.answers.resident is not None:
+                    residents.append(loops.create_task(self.answers.resident.run(), name="response-cache"))
                 if self.summaries is not None:
                     residents.append(loops.create_task(self.summaries.run(), name="summaries"))
+                residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
+                residents.append(loops.create_task(self.routing.book.run(), name="routing"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -118,9 +136,13 @@ class Gateway:
                         await self.engines.host.stop(ENGINE_STOP_TIMEOUT_S)
                     await self.ledger.close(FLUSH_TIMEOUT_S)
                     writer.cancel()
+                    state.cancel()
         finally:
             await self.state.close()
             await asyncio.to_thread(self.tracing.shutdown, FLUSH_TIMEOUT_S)
+
+    def _engine_ready(self) -> bool:
+        return self.engines.host is None or self.engines.host.state is BackendState.READY
 
     async def _start_engine(self) -> None:
         host, log = self.engines.host, structlog.get_logger("gateway")
@@ -146,6 +168,7 @@ class Gateway:
             total_blocks=facts.total_blocks,
             **facts.details,
         )
+        await host.keep()
 
 
 def build(
@@ -185,22 +208,36 @@ def build(
         if gate is not None:
             admission.wake(gate)
 
+    def supervised(event: SupervisorEvent) -> None:
+        hub.emit(event)
+        if isinstance(event, EngineRestarted):
+            vitals.engine_restarted()
+
+    state = make_state(settings.state, clock=clock, unix_time=unix_time)
+    audit = Audit(state.store, unix_time=unix_time)
+    loras = make_adapters(
+        settings,
+        state,
+        audit=audit,
+        emit=lambda event: hub.emit(event),
+        clock=clock,
+        unix_time=unix_time,
+    )
+    adapters = loras.registry
     engines = make_engines(
         settings,
         token_bytes=tokenizer.token_bytes,
         clock=clock,
         on_step=stepped,
-        on_death=lambda error: log.error("engine died", reason=str(error)),
+        emit=supervised,
+        make_shelf=loras.rooms.make_shelf,
+        bring=loras.bring,
     )
     # All backends on the engine share one gate; it is looked up at every step.
     gate = min(engines.on_engine, default=None)
-    host, fleet = engines.host, Fleet(engines.backends)
+    backends, chaos = make_chaos(settings.chaos, engines.backends)
+    host, fleet = engines.host, Fleet(backends)
     versions = PromptVersions.from_folder(Path(settings.prompts.folder))
-    adapters = (
-        AdapterRegistry.from_file(Path(settings.adapters.file), base_model=settings.engine.model_id)
-        if settings.adapters.file
-        else AdapterRegistry(())
-    )
     summaries = make_engine_summarizer(
         text,
         tokenizer,
@@ -210,18 +247,25 @@ def build(
         new_id=new_id,
     )
     limits = settings.admission.limits()
-    known = Known(fleet.backends, versions.ids, adapters.ids, limits)
-    revision = load_routing(Path(settings.routing.file), known)
+    known = Known(fleet.backends, versions.ids, adapters.names, limits)
+    routing = make_routing(Path(settings.routing.file), state, known=known, audit=audit, unix_time=unix_time)
+    revision = routing.book.current
     metrics = Metrics(
         version=version(),
-        known_routes=revision.routes,
+        known_routes=routing.file_routes,
         known_backends=fleet.backends,
         known_prompt_versions=versions.ids,
     )
     if host is not None:
         metrics.read_engine(host.figures)
+        metrics.supervision.read(lambda: host.standing().standing)
     metrics.registry.register(WorkerCollector(engines.workers))
-    metrics.read_routing_revision(lambda: revision.number)
+    metrics.registry.register(hedge_collector(engines.backends))
+    if chaos is not None:
+        metrics.registry.register(chaos_collector(chaos))
+    metrics.adapters.read(loras.figures)
+    metrics.read_routing_revision(lambda: routing.book.number)
+    metrics.registry.register(routing.collector())
     hub = Hub(metrics)
 
     def finished(record: RequestRecord) -> None:
@@ -232,7 +276,7 @@ def build(
 
     reception = Reception()
     metrics.read_in_flight(lambda: reception.in_flight)
-    admission_desk = AdmissionDesk(limits, revision=lambda: revision, clock=clock, unix_time=unix_time)
+    admission_desk = AdmissionDesk(limits, revision=revision, clock=clock, unix_time=unix_time)
 
     def decided(event: AdmissionEvent) -> None:
         admission_desk.saw(event)
@@ -248,10 +292,20 @@ def build(
     )
     admission_desk.watch(admission)
     metrics.read_admission(admission_desk.figures)
-    dispatcher = Dispatcher(Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=hub.emit))
-    cache: ResponseCache[CachedAnswer] = ResponseCache(
-        settings.response_cache.capacity, settings.response_cache.ttl_seconds, clock
+    resilience = make_resilience(
+        settings.resilience,
+        admission=admission,
+        on_engine=engines.on_engine,
+        restart_engine=None if host is None else host.request_restart,
+        metrics=metrics.resilience,
+        emit=hub.emit,
+        clock=clock,
     )
+    dispatcher = Dispatcher(resilience.guard, resilience.watch, tokenizer, hub.emit)
+    answers = make_answers(settings, clock=clock, unix_time=unix_time, emit=hub.emit)
+    metrics.answers.read(answers.figures)
+    leg_limits = make_leg_limits(settings, clock=clock, emit=hub.emit)
+    metrics.answers.read_legs(leg_limits.figures)
     ledger = Ledger(
         settings.ledger.url,
         emit=hub.emit,
@@ -261,11 +315,11 @@ def build(
     )
     metrics.read_outbox_rows(lambda: ledger.depth)
     tracing = Tracing(settings.tracing.otlp_endpoint, version())
-    state = SqliteIdempotencyStore(settings.state.url, unix_time=unix_time)
-    publishing = Publishing(versions, SqlitePublished(settings.state.url), unix_time=unix_time)
+    metrics.registry.register(StateCollector(state.figures))
+    publishing = Publishing(versions, published_store(state), unix_time=unix_time)
     journey = Journey(
         reception=reception,
-        revision=lambda: revision,
+        revision=revision,
         versions=versions,
         canonicalizer=canonicalizer,
         planner=lambda: text.planner,
@@ -274,7 +328,14 @@ def build(
         admission=admission,
         dispatcher=dispatcher,
         fallback=FallbackChain(
-            cache=cache, admission=admission, dispatcher=dispatcher, backends=fleet.backends
+            answers=answers.cache,
+            limits=leg_limits,
+            admission=admission,
+            dispatcher=dispatcher,
+            backends=fleet.backends,
+            clock=clock,
+            on_engine=engines.on_engine,
+            emit=hub.emit,
         ),
         accounts=Accounts(ledger),
         reporter=Reporter(
@@ -296,8 +357,9 @@ def build(
         reception=reception,
         vitals=vitals,
         text=lambda: text.service,
-        model_loaded=lambda: host is None or host.facts is not None,
-        state_store_ok=lambda: state.healthy,
+        model_loaded=lambda: (host is None or host.facts is not None) and loras.ready,
+        engine=None if host is None else host.standing,
+        state_store_ok=lambda: state.ready,
         clock=clock,
         started_at=clock(),
     )
@@ -305,7 +367,7 @@ def build(
         journey=journey,
         keys=Keys(KeyRing(admin_key, enabled=settings.auth.enabled)),
         health=health,
-        idempotency=state,
+        idempotency=state.idempotency,
         text=lambda: text.service,
         prompts=PromptDesk(
             registry=versions,
@@ -313,9 +375,9 @@ def build(
             canonicalizer=canonicalizer,
             planner=lambda: text.planner,
             text=lambda: text.service,
-            revision=lambda: revision,
+            revision=revision,
             fleet=fleet,
-            adapter_ids=adapters.ids,
+            adapter_ids=adapters.names,
             block_size=settings.engine.block_size,
         ),
         admission=admission_desk,
@@ -330,10 +392,13 @@ def build(
         unix_time=unix_time,
         new_id=new_id,
         version=version(),
+        chaos=chaos,
+        adapters=loras.desk,
+        routing=routing.desk,
     )
     return Gateway(
-        settings, services, reception, engines, ledger, state, tracing, text, fleet, revision, weights,
-        publishing, summaries,
+        settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,
+        publishing, answers, loras, summaries,
     )  # fmt: skip
 
 
@@ -345,6 +410,11 @@ def new_id(prefix: str) -> str:
 def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
     cards = [ModelCard(model, model, None, max_model_len) for model in sorted(fleet.base_models)]
     cards += [ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len) for a in adapters.known]
+    cards += [
+        ModelCard(alias, target, adapters.get(target).base_model, max_model_len)
+        for alias, target in sorted(adapters.aliases.items())
+        if target in adapters.offered.adapters
+    ]
     cards += [
         ModelCard(name, backend.model, backend.model, max_model_len)
         for name, backend in sorted(fleet.backends.items())

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.registry import AdapterRegistry
+from adapters.registry_file import read_registry_file
+from adapters.values import Adapter
 from engine.errors import EngineDead
 from engine.values import EngineConfig
+from gateway.backends.adapter_shelf import AdapterShelf, MakeShelf
 from gateway.backends.bedrock.build import BedrockMissing, make_bedrock
 from gateway.backends.embedded_host import EmbeddedHost
-from gateway.backends.host import EngineHost, Resident
+from gateway.backends.host import EngineHost, MakeHost, Resident
 from gateway.backends.port import Backend
+from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.build import WorkerKeyMissing, make_workers
+from gateway.backends.workers.build import WorkerKeyMissing, already_there, make_workers
 from gateway.config import ConfigError, Settings
 from gateway.config_backends import BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config_engine import EngineSection
 from gateway.model_text import sampling_defaults
 from observability.workers import WorkerStatus
+from resilience.supervisor import Supervisor
+from resilience.supervisor_events import SupervisorEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
     """What generates: the engine in process, if there is one, every backend by name, and their loops."""
 
-    host: EngineHost | None
+    host: SupervisedHost | None
     backends: Mapping[str, Backend]
     residents: Mapping[str, Resident]
 
@@ -55,21 +60,23 @@ def make_engines(
     token_bytes: Callable[[int], bytes],
     clock: Callable[[], float],
     on_step: Callable[[int], None],
-    on_death: Callable[[EngineDead], None],
+    emit: Callable[[SupervisorEvent], None],
+    make_shelf: MakeShelf = AdapterShelf,
+    bring: Callable[[Adapter], Awaitable[None]] = already_there,
 ) -> Engines:
     """Construct what the configuration names; nothing runs yet.
 
     Raises:
         ConfigError: a backend cannot be made of what the configuration says.
     """
-    host = _host(settings, token_bytes, on_step, on_death)
+    host = _host(settings, token_bytes, clock, on_step, emit, make_shelf)
     backends: dict[str, Backend] = {}
     residents: dict[str, Resident] = {}
     for name, section in settings.backends.items():
         if isinstance(section, EngineBackend) and host is not None:
             backends[name] = host.backend(name)
         if isinstance(section, OpenAIBackend):
-            pool = _workers(name, section, token_bytes, clock)
+            pool = _workers(name, section, token_bytes, clock, bring)
             backends[name], residents[name] = pool, pool
         if isinstance(section, BedrockSection):
             try:
@@ -85,9 +92,12 @@ def _workers(
     section: OpenAIBackend,
     token_bytes: Callable[[int], bytes],
     clock: Callable[[], float],
+    bring: Callable[[Adapter], Awaitable[None]],
 ) -> WorkersBackend:
     try:
-        return make_workers(name, section, token_bytes=token_bytes, clock=clock, environ=os.environ)
+        return make_workers(
+            name, section, token_bytes=token_bytes, clock=clock, environ=os.environ, bring=bring
+        )
     except WorkerKeyMissing as error:
         raise ConfigError(str(error)) from None
 
@@ -95,37 +105,76 @@ def _workers(
 def _host(
     settings: Settings,
     token_bytes: Callable[[int], bytes],
+    clock: Callable[[], float],
     on_step: Callable[[int], None],
-    on_death: Callable[[EngineDead], None],
-) -> EngineHost | None:
+    emit: Callable[[SupervisorEvent], None],
+    make_shelf: MakeShelf,
+) -> SupervisedHost | None:
     section = settings.engine
+    make = engine_maker(settings, token_bytes, make_shelf)
+    if make is None:
+        return None
+    return SupervisedHost(
+        make,
+        supervisor=Supervisor(
+            max_restarts_per_hour=section.max_restarts_per_hour,
+            hang_s=section.hang_seconds,
+            stopped_s=section.stopped_seconds,
+        ),
+        start_timeout_s=section.start_timeout_seconds,
+        on_step=on_step,
+        emit=emit,
+        clock=clock,
+    )
+
+
+def engine_maker(
+    settings: Settings, token_bytes: Callable[[int], bytes], make_shelf: MakeShelf = AdapterShelf
+) -> MakeHost | None:
+    """What makes an engine of the configured kind; all that it needs is read here, once."""
+    section = settings.engine
+    if section.kind == "none":
+        return None
+    defaults = sampling_defaults(Path(section.model))
     if section.kind == "embedded":
-        return EmbeddedHost(
-            engine_config(section),
-            model=section.model_id,
-            defaults=sampling_defaults(Path(section.model)),
-            token_bytes=token_bytes,
-            share_prefixes=section.share_prefix_across_tenants,
-            on_step=on_step,
-            on_death=on_death,
-        )
-    if section.kind == "vllm":
+        config = engine_config(section)
+
+        def embedded(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+            return EmbeddedHost(
+                config,
+                model=section.model_id,
+                defaults=defaults,
+                token_bytes=token_bytes,
+                share_prefixes=section.share_prefix_across_tenants,
+                on_step=on_step,
+                on_death=on_death,
+                make_shelf=make_shelf,
+            )
+
+        return embedded
+    adapters_registered = _any_adapters(settings)
+
+    def vllm(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
         return VllmHost(
             section,
-            adapters_registered=_any_adapters(settings),
-            defaults=sampling_defaults(Path(section.model)),
+            adapters_registered=adapters_registered,
+            defaults=defaults,
             token_bytes=token_bytes,
             on_step=on_step,
             on_death=on_death,
             new_seed=lambda: secrets.randbits(31),
+            make_shelf=make_shelf,
         )
-    return None
+
+    return vllm
 
 
 def _any_adapters(settings: Settings) -> bool:
-    """Whether the registry lists an adapter."""
+    """Whether the registry's file lists an adapter of the served model."""
     file, base = settings.adapters.file, settings.engine.model_id
-    return bool(file and AdapterRegistry.from_file(Path(file), base_model=base).ids)
+    return bool(file) and any(
+        adapter.base_model == base for adapter in read_registry_file(Path(str(file))).adapters
+    )
 
 
 def engine_config(section: EngineSection) -> EngineConfig:

@@ -72,6 +72,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.total_ms": record.total_ms,
         "sluice.fallback.kind": record.fallback_kind,
         "sluice.fallback.reason": record.fallback_reason,
+        "sluice.seams": len(record.seams) if record.seams else None,
         "sluice.budget.dropped_chunks": record.dropped_chunks,
         "sluice.budget.dropped_turns": record.dropped_turns,
         "sluice.budget.cut_chunks": record.cut_chunks or None,

@@ -14,6 +14,17 @@ NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class SeamFact:
+    """Another call went on with the answer: from which backend to which, how, ``tokens`` into the answer."""
+
+    after_ms: float
+    source: str
+    target: str
+    mode: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Everything known of one finished request; carries no prompt, no answer, no key.
 
@@ -43,6 +54,7 @@ class RequestRecord:
         cut_chunks: how many evidence chunks were sent up to a sentence's end.
         merged_chunks: how many were sent as a duplicate of theirs.
         summarized_turns: how many of the dropped turns stand in a summary.
+        seams: where other calls went on with the answer, in order; ``None`` when none did.
         prefix_fingerprint: of the stable prefix's whole blocks; ``None`` when it fills none.
         prefix_tokens: the tokens of those blocks; ``None`` when the meant backend did not answer.
         prefix_expected_tokens: those of them that the backend has computed before.
@@ -86,6 +98,7 @@ class RequestRecord:
     cut_chunks: int = 0
     merged_chunks: int = 0
     summarized_turns: int = 0
+    seams: tuple[SeamFact, ...] | None = None
     prefix_fingerprint: str | None = None
     prefix_tokens: int | None = None
     prefix_expected_tokens: int | None = None

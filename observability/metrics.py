@@ -12,11 +12,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from observability.adapter_metrics import AdapterMetrics
 from observability.admission_metrics import AdmissionMetrics, GateFigures
+from observability.cache_metrics import CacheMetrics
 from observability.events import EngineFigures, RequestRecord
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, Series
 from observability.prompt_metrics import PromptMetrics
+from observability.resilience_metrics import ResilienceMetrics
+from observability.resume_metrics import ResumeMetrics
+from observability.supervisor_metrics import SupervisorMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -172,6 +177,12 @@ class Metrics:
             self._counter("sluice_requests_total", "Requests.", "route", "backend", "status", "code"),
             routes, backends, Bounded(), Bounded(),
         )  # fmt: skip
+        self._versions = Series(
+            self._counter(
+                "sluice_answers_total", "Answers, by the weights that gave them.", "backend_version"
+            ),
+            Bounded(),
+        )
         self._overhead = self._histogram(
             "sluice_request_overhead_seconds",
             "Time in the gateway that was not its backend's.",
@@ -195,6 +206,7 @@ class Metrics:
         self._tokens_out = tokens.labels("output")
         self._tokens_cached = tokens.labels("cached")
         self.admission = AdmissionMetrics(self.registry, backends)
+        self.supervision = SupervisorMetrics(self.registry)
         self._fallbacks = Series(
             self._counter("sluice_fallbacks_total", "Answers of the fallback chain.", "kind", "reason"),
             Bounded(), Bounded(),
@@ -212,11 +224,10 @@ class Metrics:
         self._outbox = Gauge(
             "sluice_ledger_outbox_rows", "Usage rows waiting to be written.", registry=self.registry
         )
-        self._backend_failures = Series(
-            self._counter("sluice_backend_failures_total", "Failed attempts.", "backend", "kind"),
-            backends, Bounded(),
-        )  # fmt: skip
-        self._retries = self._counter("sluice_retries_total", "Attempts made again on the same backend.")
+        self.resilience = ResilienceMetrics(self.registry, backends)
+        self.resume = ResumeMetrics(self.registry, backends)
+        self.answers = CacheMetrics(self.registry, backends)
+        self.adapters = AdapterMetrics(self.registry)
         dropped = self._counter("sluice_budget_dropped_total", "What the token budget left out.", "what")
         self._dropped_chunks = dropped.labels("chunks")
         self._dropped_turns = dropped.labels("turns")
@@ -269,6 +280,7 @@ class Metrics:
         self._requests(route, record.backend_name, str(record.status), record.error_code).inc()
         if record.answered:
             self._total.observe(record.total_ms / 1000)
+            self._versions(record.backend_version).inc()
         for histogram, value_ms in (
             (self._overhead, record.overhead_ms),
             (self._ttft, record.ttft_ms),
@@ -292,14 +304,6 @@ class Metrics:
         self._prompts.request(record)
         for stage, value_ms in record.stage_ms.items():
             self._stages.of(stage).observe(value_ms / 1000)
-
-    def backend_failure(self, backend: str, kind: str) -> None:
-        """Count one failed attempt."""
-        self._backend_failures(backend, kind).inc()
-
-    def retry(self) -> None:
-        """Count one attempt made again."""
-        self._retries.inc()
 
     def ledger_rows(self, result: str, rows: int) -> None:
         """Count usage rows that were ``written``, ``lost``…"""

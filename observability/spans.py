@@ -7,12 +7,12 @@ costs four times as much (``benchmarks.telemetry``) and keeps objects alive for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -95,6 +95,7 @@ class SpanSender:
                 parent=None if parent_id is None else SpanContext(trace_id, parent_id, True, _SAMPLED),
                 resource=self._resource,
                 attributes=attributes(record),
+                events=_seams(record, started_ns),
                 kind=SpanKind.SERVER,
                 status=Status(StatusCode.ERROR, record.error_code) if record.failed else _UNSET,
                 start_time=started_ns,
@@ -110,6 +111,22 @@ class SpanSender:
         sender.start()
         sender.join(timeout_s)
         return not sender.is_alive()
+
+
+def _seams(record: RequestRecord, started_ns: int) -> Sequence[Event]:
+    return [
+        Event(
+            "sluice.seam",
+            {
+                "sluice.seam.from": seam.source,
+                "sluice.seam.to": seam.target,
+                "sluice.seam.mode": seam.mode,
+                "sluice.seam.tokens": seam.tokens,
+            },
+            started_ns + round(seam.after_ms * 1e6),
+        )
+        for seam in record.seams or ()
+    ]
 
 
 def traces_url(endpoint: str) -> str:

@@ -15,12 +15,31 @@ from typing import Any, Protocol
 import structlog
 
 from accounting.events import RowsLost, RowsWritten, WriteFailed
+from adapters.events import (
+    AdapterAsked,
+    AdapterLoaded,
+    AdapterLoadFailed,
+    AdapterReplacedByBase,
+    AdapterUnloaded,
+)
 from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.requestlog import RequestLog
 from observability.sampler import Sampler
-from resilience.events import AttemptFailed, Retried
+from resilience.events import (
+    AttemptFailed,
+    Degenerated,
+    LoadScaled,
+    Recovered,
+    Resumed,
+    Retried,
+    RetryRefused,
+)
+from resilience.failures import POLICIES, FailureKind, Health
+from resilience.leg_limits import LegSkipped
+from resilience.response_cache_values import AnswersLost, LookedUp, StoreBroke, StoreIsBack
+from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
 
 
 class Log(Protocol):
@@ -67,7 +86,26 @@ class Hub:
                 RefusedEvent: self._refused,
                 FirstToken: self._first_token,
                 AttemptFailed: self._attempt_failed,
-                Retried: self._retried,
+                Retried: metrics.resilience.retried,
+                RetryRefused: metrics.resilience.retry_refused,
+                Recovered: metrics.resilience.recovered,
+                Resumed: self._resumed,
+                LoadScaled: self._load_scaled,
+                Degenerated: self._degenerated,
+                EngineLost: self._engine_lost,
+                EngineRestarting: self._engine_restarting,
+                EngineRestarted: self._engine_restarted,
+                EngineGivenUp: self._engine_given_up,
+                LookedUp: metrics.answers.looked_up,
+                AnswersLost: self._answers_lost,
+                StoreBroke: self._store_broke,
+                StoreIsBack: self._store_is_back,
+                LegSkipped: self._leg_skipped,
+                AdapterAsked: metrics.adapters.asked,
+                AdapterLoaded: self._adapter_loaded,
+                AdapterLoadFailed: self._adapter_load_failed,
+                AdapterUnloaded: self._adapter_unloaded,
+                AdapterReplacedByBase: metrics.adapters.replaced,
                 RowsWritten: self._rows_written,
                 RowsLost: self._rows_lost,
                 WriteFailed: self._write_failed,
@@ -95,6 +133,19 @@ class Hub:
 
     def _admitted(self, event: Admitted) -> None:
         self._metrics.admission.admitted(event)
+        if event.beyond is None:
+            return
+        more = self._refusals.take((event.backend, event.beyond))
+        if more is not None:
+            self._log.info(
+                "request handed on beyond the memory forecast",
+                backend=event.backend,
+                reason=event.beyond,
+                priority=event.priority,
+                in_flight=event.in_flight,
+                kv_usage=round(event.kv_usage, 3),
+                more_since=more,
+            )
 
     def _refused(self, event: RefusedEvent) -> None:
         self._metrics.admission.refused(event)
@@ -116,8 +167,12 @@ class Hub:
         self._metrics.admission.first_token(event)
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
-        self._metrics.backend_failure(event.backend, event.kind.value)
-        self._log.warning(
+        self._metrics.resilience.attempt_failed(event)
+        if event.kind is FailureKind.CANCELLED_BY_CLIENT:
+            return  # the request's own line tells it
+        # What an operator must mend is an error each time; the rest is one when there is much of it.
+        misconfigured = POLICIES[event.kind].health is Health.MISCONFIGURED
+        (self._log.error if misconfigured else self._log.warning)(
             "attempt failed",
             backend=event.backend,
             kind=event.kind.value,
@@ -126,8 +181,101 @@ class Hub:
             error_type=event.error_type,
         )
 
-    def _retried(self, event: Retried) -> None:
-        self._metrics.retry()
+    def _load_scaled(self, event: LoadScaled) -> None:
+        self._metrics.resilience.load_scaled(event)
+        self._log.warning("load scaled", backend=event.backend, factor=round(event.factor, 3))
+
+    def _degenerated(self, event: Degenerated) -> None:
+        self._metrics.resilience.degenerated(event)
+        self._log.warning(
+            "degenerate answer",
+            backend=event.backend,
+            sign=event.sign.value,
+            action=event.action,
+            tokens=event.tokens,
+        )
+
+    def _engine_lost(self, event: EngineLost) -> None:
+        self._log.error("engine lost", reason=event.reason.value, detail=event.detail)
+
+    def _engine_restarting(self, event: EngineRestarting) -> None:
+        self._metrics.supervision.restarting(event)
+        self._log.warning(
+            "engine restarting",
+            reason=event.reason.value,
+            detail=event.detail,
+            exit_code=event.exit_code,
+            attempt=event.attempt,
+            wait_s=event.wait_s,
+        )
+
+    def _engine_restarted(self, event: EngineRestarted) -> None:
+        self._metrics.supervision.restarted(event)
+        self._log.warning(
+            "engine restarted",
+            attempt=event.attempt,
+            load_s=round(event.load_s, 2),
+            away_s=round(event.away_s, 2),
+        )
+
+    def _engine_given_up(self, event: EngineGivenUp) -> None:
+        self._log.error(
+            "engine given up: it is not started again; find out why it dies, then restart the gateway",
+            reason=event.reason.value,
+            detail=event.detail,
+            exit_code=event.exit_code,
+            restarts_last_hour=event.restarts,
+        )
+
+    def _resumed(self, event: Resumed) -> None:
+        self._metrics.resume.resumed(event)
+        self._log.info(
+            "answer gone on with",
+            source=event.source,
+            target=event.target,
+            mode=event.mode,
+            result=event.result,
+            tokens=event.tokens,
+        )
+
+    def _answers_lost(self, event: AnswersLost) -> None:
+        self._metrics.answers.lost(event)
+        if event.reason == "defect":
+            self._log.error("answers not kept", count=event.count, error_type=event.error_type)
+
+    def _store_broke(self, event: StoreBroke) -> None:
+        self._log.warning("response cache not reached", error_type=event.error_type)
+
+    def _store_is_back(self, event: StoreIsBack) -> None:
+        self._log.info("response cache reached again")
+
+    def _leg_skipped(self, event: LegSkipped) -> None:
+        self._metrics.answers.skipped(event)
+        more = self._refusals.take((event.leg, event.reason))
+        if more is not None:
+            self._log.info(
+                "fallback leg passed over at its limit", leg=event.leg, reason=event.reason, more_since=more
+            )
+
+    def _adapter_loaded(self, event: AdapterLoaded) -> None:
+        self._metrics.adapters.loaded(event)
+        self._log.info(
+            "adapter loaded", adapter=event.adapter_id, load_s=round(event.load_s, 3), ahead=event.ahead
+        )
+
+    def _adapter_load_failed(self, event: AdapterLoadFailed) -> None:
+        self._metrics.adapters.load_failed(event)
+        self._log.error(
+            "adapter not loaded",
+            adapter=event.adapter_id,
+            reason=event.code,
+            detail=event.detail,
+            retry_after_s=event.retry_after_s,
+        )
+
+    def _adapter_unloaded(self, event: AdapterUnloaded) -> None:
+        self._metrics.adapters.unloaded(event)
+        self._log.info("adapter unloaded", adapter=event.adapter_id, reason=event.reason)
 
     def _rows_written(self, event: RowsWritten) -> None:
         self._metrics.ledger_rows("written", event.count)

@@ -12,8 +12,9 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from resilience.response_cache_values import (
     AnswersLost,
@@ -36,6 +37,11 @@ from resilience.similar import Meaning, SimilarQuestions
 KEY_BYTES = 32
 # Answers that are written together.
 BATCH = 64
+# How long an answer may wait for others to be kept with it: waking a thread for each costs more than that.
+GATHER_S = 0.1
+# Questions whose meaning is looked up only when somebody asks for a similar one; of more the oldest are found
+# by the same question alone.
+MAX_UNREAD = 4_096
 # Looks for similar questions at once; a further one asks for its own answer alone. Each takes a thread for
 # less than a millisecond.
 MAX_LOOKING = 32
@@ -79,6 +85,9 @@ class ResponseCache:
         self._looking = 0
         self._broken = False
         self._rest_until = float("-inf")
+        # By scope, the keys and texts of questions that nobody has compared yet, oldest first.
+        self._unread: dict[str, dict[str, str]] = {}
+        self._unread_keys: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     @property
     def waiting(self) -> int:
@@ -136,6 +145,7 @@ class ResponseCache:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                await asyncio.sleep(GATHER_S)
                 await self.flush()
         finally:
             await self.close()
@@ -157,6 +167,7 @@ class ResponseCache:
             meaning = await asyncio.to_thread(similar.meaning, text)
             if meaning is None:
                 return None
+            await self._read(question.scope, similar)
             candidates = await self._store.shelf(shelf_of(question.scope, meaning, similar))
             best = await asyncio.to_thread(_best, meaning, candidates) if candidates else None
             if best is None:
@@ -189,14 +200,39 @@ class ResponseCache:
 
     def _entry(self, ask: Callable[[], Question], kept: Kept, put_at: float) -> Entry:
         question, similar = ask(), self._similar
+        entry = Entry(question.key, kept, put_at)
         if similar is None or question.text is None or not kept.similar:
-            return Entry(question.key, kept, put_at)
-        meaning = similar.meaning(question.text)
-        if meaning is None:
-            return Entry(question.key, kept, put_at)
-        return Entry(
-            question.key, kept, put_at, shelf_of(question.scope, meaning, similar), pack(meaning.vector)
-        )
+            return entry
+        if self._store.figures() is not None:  # in this process: what it means can be asked later
+            self._keep_unread(question.scope, question.key, question.text)
+            return entry
+        return _placed(entry, question.scope, question.text, similar)
+
+    def _keep_unread(self, scope: str, key: str, text: str) -> None:
+        self._unread.setdefault(scope, {})[key] = text
+        self._unread_keys[scope, key] = None
+        self._unread_keys.move_to_end((scope, key))
+        while len(self._unread_keys) > MAX_UNREAD:
+            (old_scope, old_key), _ = self._unread_keys.popitem(last=False)
+            texts = self._unread[old_scope]
+            del texts[old_key]
+            if not texts:
+                del self._unread[old_scope]
+
+    async def _read(self, scope: str, similar: SimilarQuestions) -> None:
+        """Put the answers of a scope that nobody has compared yet onto their shelves."""
+        texts = self._unread.pop(scope, {})
+        entries = []
+        for key in texts:
+            del self._unread_keys[scope, key]
+            entry = await self._store.get(key)
+            if entry is not None:
+                entries.append(entry)
+        if entries:
+            placed = await asyncio.to_thread(
+                lambda: [_placed(entry, scope, texts[entry.key], similar) for entry in entries]
+            )
+            await self._store.put(placed)
 
     def _age_s(self, entry: Entry) -> float:
         return max(0.0, self._clock() - entry.put_at)
@@ -211,6 +247,14 @@ class ResponseCache:
         if self._broken:
             self._broken = False
             self._emit(StoreIsBack())
+
+
+def _placed(entry: Entry, scope: str, text: str, similar: SimilarQuestions) -> Entry:
+    """The entry on the shelf of its question; where it lay, when the question says nothing."""
+    meaning = similar.meaning(text)
+    if meaning is None:
+        return entry
+    return replace(entry, shelf=shelf_of(scope, meaning, similar), vector=pack(meaning.vector))
 
 
 def shelf_of(scope: str, meaning: Meaning, similar: SimilarQuestions) -> str:

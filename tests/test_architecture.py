@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "vllm", "boto3", "transformers", "matplotlib")
+HEAVY = ("torch", "vllm", "boto3", "transformers", "matplotlib", "redis")
 
 
 def modules_after(statement: str) -> set[str]:

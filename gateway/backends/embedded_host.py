@@ -56,7 +56,7 @@ class EmbeddedHost:
             on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
-        self._adapters = make_shelf(_Held(self._client), config.max_loras)
+        self._adapters = make_shelf(HeldAdapters(self._client), config.max_loras)
         self._facts: EngineFacts | None = None
 
     @property
@@ -144,7 +144,7 @@ class EmbeddedHost:
         )
 
 
-class _Held:
+class HeldAdapters:
     """The engine's adapters as the shelf wants them; the engine numbers each load itself."""
 
     def __init__(self, client: EngineClient) -> None:

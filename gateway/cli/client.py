@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -41,18 +42,23 @@ class AdminClient:
     key: str | None = None
     timeout_s: float = TIMEOUT_S
 
-    def get(self, *path: str) -> Any:
+    def get(self, *path: str, query: Mapping[str, str | int] | None = None) -> Any:
         """The JSON at a path, whose parts may hold any character. Raises AdminError."""
-        return self._call("/".join(quote(part, safe="") for part in path), None)
+        asked = f"?{urlencode(query)}" if query else ""
+        return self._call("/".join(quote(part, safe="") for part in path) + asked, None)
 
     def post(self, *path: str, body: bytes) -> Any:
         """The JSON answer to a JSON body. Raises AdminError."""
         return self._call("/".join(quote(part, safe="") for part in path), body)
 
-    def _call(self, path: str, body: bytes | None) -> Any:
+    def put(self, *path: str, body: bytes) -> Any:
+        """The JSON answer to a JSON body that replaces what is there. Raises AdminError."""
+        return self._call("/".join(quote(part, safe="") for part in path), body, method="PUT")
+
+    def _call(self, path: str, body: bytes | None, method: str | None = None) -> Any:
         if not self.url.startswith(("http://", "https://")):
             raise AdminError(f"--url: {self.url!r} is not a gateway's address; allowed: http://HOST:PORT")
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", data=body)
+        request = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", data=body, method=method)
         request.add_header("content-type", "application/json")
         if self.key:
             request.add_header("authorization", f"Bearer {self.key}")

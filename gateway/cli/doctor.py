@@ -101,10 +101,12 @@ async def examine(
         return found
     found.append(Finding("token counting", True, gateway.text.encoder))
     found.append(
-        await _opened("state store", settings.state.url, gateway.state.open, lambda: gateway.state.healthy)
+        await _opened("state store", gateway.state.shown, gateway.state.open, lambda: gateway.state.healthy)
     )
+    found.append(_routing(gateway))
     found.append(await _published(gateway))
     found.append(await _ledger(gateway))
+    found.append(await _response_cache(gateway))
     await gateway.state.close()
     if gateway.weights.remote and (fault := await _weights(gateway, watch)) is not None:
         return [*found, fault]
@@ -113,6 +115,19 @@ async def examine(
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))
     return found
+
+
+async def _response_cache(gateway: Gateway) -> Finding:
+    check, answers = "response cache", gateway.answers
+    if answers.resident is None:
+        return Finding(check, True, "off")
+    error = await answers.resident.check()
+    await answers.resident.close()
+    if error is not None:
+        hint = "start Redis, or correct response_cache.url"
+        return Finding(check, False, f"{answers.place}: {error}", hint)
+    what = "the same and similar questions" if answers.similar else "the same question only"
+    return Finding(check, True, f"{what}, kept in {answers.place}")
 
 
 def _python() -> Finding:
@@ -169,14 +184,29 @@ async def _opened(
 ) -> Finding:
     await open_it()
     ok = healthy()
-    hint = "" if ok else "is the file writable, the folder there, the disk not full?"
+    file = url.startswith("sqlite")
+    reason = "is the file writable, the folder there, the disk not full?"
+    hint = "" if ok else reason if file else "does the server answer here, and take the user and password?"
     return Finding(check, ok, url, hint)
+
+
+def _routing(gateway: Gateway) -> Finding:
+    """What would route: the store's last revision, else the file."""
+    book, seed, file = gateway.routing.book, gateway.routing.seed, gateway.settings.routing.file
+    if book.behind is not None:
+        hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
+        return Finding("routing", False, book.behind.reason, hint)
+    if book.head:
+        return Finding("routing", True, f"revision {book.head} in the state store; {file} is not used")
+    if seed.fault is not None:
+        return Finding("routing", False, str(seed.fault), "mend what the line names")
+    return Finding("routing", True, f"{file}, as revision 1")
 
 
 async def _published(gateway: Gateway) -> Finding:
     check = "prompt versions"
     try:
-        count = await asyncio.to_thread(gateway.publishing.check)
+        count = await gateway.publishing.check()
     except PromptChanged as error:
         return Finding(check, False, str(error), "publish the new text under a new id")
     except StoreUnreachable as error:

@@ -10,9 +10,12 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.adapters import adapters
 from gateway.cli.admission import admission
+from gateway.cli.chaos import chaos
 from gateway.cli.prompts import prompts
 from gateway.cli.replay import replay
+from gateway.cli.routes import audit, routes
 
 app = typer.Typer(
     name="sluice",
@@ -23,8 +26,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="replay")(replay)
+app.command(name="chaos")(chaos)
 app.add_typer(prompts)
 app.add_typer(admission)
+app.add_typer(routes)
+app.command(name="audit")(audit)
+app.add_typer(adapters)
 
 ConfigFile = Annotated[
     Path | None,

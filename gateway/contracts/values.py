@@ -206,7 +206,8 @@ class BudgetReport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config.
+    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config;
+    ``adapter_id`` is the adapter that really answered.
 
     ``output_text``, ``finish_reason`` and ``logprobs`` are of the first choice, ``others`` the further ones.
     """
@@ -228,6 +229,7 @@ class Answer:
     warnings: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     others: tuple[Choice, ...] = ()
+    adapter_id: str | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:

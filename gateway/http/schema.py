@@ -14,12 +14,22 @@ from gateway.contracts.native_answer import AnswerBody, ErrorBody
 from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
+from gateway.http.admin_adapters import AddBody, PromoteBody, RollbackBody
 from gateway.http.openai import ModelBody, ModelListBody
 
 _REF: Final = "#/components/schemas/{model}"
 _KEY: Final = "key"
 
-_REQUESTS: Final = (NativeRequest, ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS: Final = (
+    NativeRequest,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    AddBody,
+    PromoteBody,
+    RollbackBody,
+)
 _ANSWERS: Final[tuple[Any, ...]] = (
     AnswerBody,
     ErrorBody,
@@ -71,6 +81,17 @@ def _paths() -> dict[str, Any]:
         "/admin/prompts/{id}": _get(
             "One prompt version", _OBJECT, tag="operators", key=True, parameters=[_PROMPT_ID]
         ),
+        "/admin/adapters": _get(
+            "LoRA adapters: versions, aliases, loaded", _OBJECT, tag="operators", key=True
+        )
+        | _post("Add a version", "AddBody", None, _OPERATORS),
+        "/admin/adapters/{id}": _get(
+            "One version or alias", _OBJECT, tag="operators", key=True, parameters=[_ADAPTER_ID]
+        ),
+        "/admin/adapters/{id}/promote": _post("Promote a version", "PromoteBody", None, _OPERATORS),
+        "/admin/adapters/aliases/{id}/rollback": _post(
+            "Lead an alias back", "RollbackBody", None, _OPERATORS
+        ),
         "/admin/admission": _get("Queues, limits, last decisions", _OBJECT, tag="operators", key=True),
         "/admin/budget/preview": _post("What would be sent", "NativeRequest", None, _OPERATORS),
         "/ping": _get("Liveness", alive),
@@ -96,6 +117,7 @@ _OBJECT: Final[dict[str, Any]] = {
     "200": {"description": "An object", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 _PROMPT_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_ADAPTER_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _MODEL_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 

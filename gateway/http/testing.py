@@ -33,6 +33,7 @@ from gateway.ports import HttpLimits, ModelCard, Services, Sink, StoredReply
 CALLER_KEY = "sk-caller"
 OTHER_KEY = "sk-other"
 ADMIN_KEY = "sk-admin"
+OPERATOR_KEY = "sk-operator"
 
 
 def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
@@ -127,6 +128,7 @@ class FakeKeys:
             CALLER_KEY: Caller("acme", CallerRole.CALLER, "key_1", max_priority=0),
             OTHER_KEY: Caller("umbra", CallerRole.CALLER, "key_2"),
             ADMIN_KEY: Caller("ops", CallerRole.ADMIN, "key_3"),
+            OPERATOR_KEY: Caller("ops", CallerRole.OPERATOR, "key_4"),
         }
 
     def authenticate(self, bearer: str | None) -> Caller:

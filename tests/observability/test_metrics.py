@@ -5,6 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from observability.events import EngineFigures, RequestRecord
 from observability.metrics import Metrics
+from resilience.events import AttemptFailed, Retried
+from resilience.failures import FailureKind
 
 Make = Callable[..., RequestRecord]
 
@@ -46,7 +48,9 @@ def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
     metrics.admission.decision("admitted")
     metrics.ledger_rows("written", 3)
-    metrics.backend_failure("local", "cuda_oom")
+    metrics.resilience.attempt_failed(
+        AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError")
+    )
     families = {
         line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")
     }
@@ -147,5 +151,5 @@ def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None
 
 
 def test_two_gateways_in_one_process_do_not_share_figures(metrics: Metrics) -> None:
-    metrics.retry()
+    metrics.resilience.retried(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
     assert value(Metrics(version="1"), "sluice_retries_total") == 0
