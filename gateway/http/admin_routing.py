@@ -37,26 +37,26 @@ class _Order(Section):
         return RoutingOrder(who, self.comment, self.expected_revision, self.dry_run)
 
 
-class ApplyBody(_Order):
+class RouteApplyBody(_Order):
     """A whole configuration; validated as a routing file is."""
 
     config: dict[str, Any]
 
 
-class PromoteBody(_Order):
+class RoutePromoteBody(_Order):
     """The backend that shall have the whole route."""
 
     route: str
     backend: str
 
 
-class WeightBody(PromoteBody):
+class RouteWeightBody(RoutePromoteBody):
     """The share that a backend shall have."""
 
     percent: Annotated[float, Field(ge=0, le=100)]
 
 
-class RollbackBody(_Order):
+class RouteRollbackBody(_Order):
     """The revision to go back to; unset: the last one of another content."""
 
     to: Annotated[int, Field(ge=1)] | None = None
@@ -110,17 +110,17 @@ def routing_changes(services: Services, routing: RoutingService) -> tuple[Endpoi
 
         return Endpoint(handle, error_json)
 
-    put = change(ApplyBody, lambda given, order: routing.apply(given.config, order))
+    put = change(RouteApplyBody, lambda given, order: routing.apply(given.config, order))
     return put, {
         "/admin/routing/weights": change(
-            WeightBody,
+            RouteWeightBody,
             lambda given, order: routing.set_weight(given.route, given.backend, given.percent, order),
         ),
         "/admin/routing/promote": change(
-            PromoteBody, lambda given, order: routing.promote(given.route, given.backend, order)
+            RoutePromoteBody, lambda given, order: routing.promote(given.route, given.backend, order)
         ),
         "/admin/routing/rollback": change(
-            RollbackBody, lambda given, order: routing.roll_back(given.to, order)
+            RouteRollbackBody, lambda given, order: routing.roll_back(given.to, order)
         ),
     }
 

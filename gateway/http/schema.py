@@ -15,6 +15,12 @@ from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.http.admin_adapters import AddBody, PromoteBody, RollbackBody
+from gateway.http.admin_routing import (
+    RouteApplyBody,
+    RoutePromoteBody,
+    RouteRollbackBody,
+    RouteWeightBody,
+)
 from gateway.http.openai import ModelBody, ModelListBody
 
 _REF: Final = "#/components/schemas/{model}"
@@ -29,6 +35,10 @@ _REQUESTS: Final = (
     AddBody,
     PromoteBody,
     RollbackBody,
+    RouteApplyBody,
+    RoutePromoteBody,
+    RouteRollbackBody,
+    RouteWeightBody,
 )
 _ANSWERS: Final[tuple[Any, ...]] = (
     AnswerBody,
@@ -92,6 +102,14 @@ def _paths() -> dict[str, Any]:
         "/admin/adapters/aliases/{id}/rollback": _post(
             "Lead an alias back", "RollbackBody", None, _OPERATORS
         ),
+        "/admin/routing": _get("The routing revision in force", _OBJECT, tag="operators", key=True)
+        | {"put": _post("Apply a configuration", "RouteApplyBody", None, _OPERATORS)["post"]},
+        "/admin/routing/weights": _post("Set a share", "RouteWeightBody", None, _OPERATORS),
+        "/admin/routing/promote": _post("Give a route whole", "RoutePromoteBody", None, _OPERATORS),
+        "/admin/routing/rollback": _post("Go back", "RouteRollbackBody", None, _OPERATORS),
+        "/admin/routing/history": _get("Revisions, newest first", _OBJECT, tag="operators", key=True),
+        "/admin/routing/diff": _get("What two revisions differ in", _OBJECT, tag="operators", key=True),
+        "/admin/audit": _get("What operators did, newest first", _OBJECT, tag="operators", key=True),
         "/admin/admission": _get("Queues, limits, last decisions", _OBJECT, tag="operators", key=True),
         "/admin/budget/preview": _post("What would be sent", "NativeRequest", None, _OPERATORS),
         "/ping": _get("Liveness", alive),
