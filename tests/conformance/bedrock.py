@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bedrock.stand_in import Behaviour, stand_in
 from budgeting.values import Message, Role
 from engine.build import build_engine
 from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams
 from gateway.backends.bedrock.build import make_bedrock
 from gateway.config_backends import BedrockSection
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
-from tests.bedrock.stand_in import Behaviour, stand_in
 from tests.conformance.harness import DEMO_MODEL, MAX_MODEL_LEN, Specimen, demo_tokenizer
 from tests.engine.support import run_to_end
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -121,7 +122,13 @@ async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Spec
 
 @asynccontextmanager
 async def remote(
-    url: str, dialect: str, adapters: Mapping[str, Adapter], *, model: str, **options: Any
+    url: str,
+    dialect: str,
+    adapters: Mapping[str, Adapter],
+    *,
+    model: str,
+    options: Mapping[str, object] = MappingProxyType({}),
+    **changes: Any,
 ) -> AsyncIterator[Specimen]:
     """A pool of one worker, running."""
     tokenizer = demo_tokenizer()
@@ -135,6 +142,7 @@ async def remote(
             "send_priority": True,
             "metrics_interval_seconds": 0.2,
             "probe_timeout_seconds": 10,
+            **changes,
             **options,
         }
     )
@@ -194,7 +202,13 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
     command += [part for pair in flags.items() for part in pair]
     command += ["--enable-prompt-tokens-details", "--enforce-eager", "--enable-lora", "--lora-modules"]
     command += [f"{name}={adapters[name].path}" for name in ADAPTERS]
-    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    }
     log = folder / f"vllm-{port}.log"
     with log.open("w") as out:
         process = subprocess.Popen(

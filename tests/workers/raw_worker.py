@@ -126,6 +126,7 @@ class RawWorker:
     behaviours: list[Behaviour]
     healthy: bool = True
     metrics: str = ""
+    models: Callable[[], bytes] | None = None
     requests: list[Request] = field(default_factory=list)
     gone: int = 0
     probes: int = 0
@@ -175,6 +176,8 @@ class RawWorker:
         if method == "GET":
             self.probes += path == "/health"
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
+            if self.models is not None:
+                known["/v1/models"] = self.models()
             await request.whole(
                 (200 if self.healthy else 500) if path in known else 404,
                 known.get(path, b""),

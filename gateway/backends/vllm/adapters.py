@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
 from adapters.values import Adapter
-from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineDead
+from engine.errors import AdapterError, AdapterNotFound, AdapterNotLoaded, EngineDead
 from gateway.backends.vllm.values import LoadedEngine, Lora
 
 # Above every number that the registry gives, within vLLM's signed 32 bits.
@@ -18,9 +18,10 @@ FIRST_FRESH = 1 << 30
 class VllmAdapters:
     """What is loaded.
 
-    vLLM knows adapters by integers, and keeps the prefix cache of a number after its weights are gone. A
-    registered version never changes and has a number of its own, so that what is loaded again finds its old
-    blocks. A number that was used for other weights is replaced by a fresh one.
+    vLLM knows adapters by integers, and keeps what was cached under an adapter's name when that is gone. A
+    registered version never changes and has a number of its own, which is part of that name too: what is
+    loaded again finds its old blocks, and nothing else does. A number that was used for other weights is
+    replaced by a fresh one.
     """
 
     def __init__(self, engine: Callable[[], LoadedEngine | None]) -> None:
@@ -28,6 +29,7 @@ class VllmAdapters:
         self._fresh = count(FIRST_FRESH)
         self._numbers: dict[int, tuple[str, str]] = {}  # what each number stands for, for good
         self._loaded: dict[str, Lora] = {}
+        self._pinned: set[int] = set()
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -53,6 +55,7 @@ class VllmAdapters:
         await engine.add_lora(lora)
         self._loaded[adapter_id] = lora
         if old is not None:
+            self._pinned.discard(old.number)
             await engine.remove_lora(old.number)
 
     async def unload_adapter(self, adapter_id: str) -> None:
@@ -64,7 +67,29 @@ class VllmAdapters:
         lora = self._loaded.pop(adapter_id, None)
         if lora is None:
             raise AdapterNotLoaded(f"adapter {adapter_id} is not loaded")
+        self._pinned.discard(lora.number)
         await self._living().remove_lora(lora.number)
+
+    async def pin_adapters(self, names: Collection[str]) -> None:
+        """Keep these, as far as they are loaded, in vLLM's batch, so that none waits for its weights.
+
+        One of the batch's places is left to the others. vLLM cannot let go of a pin: an adapter that is
+        pinned no longer keeps its place until it is unloaded.
+
+        Raises:
+            EngineError: the engine is gone.
+        """
+        engine = self._living()
+        for name in names:
+            lora = self._loaded.get(name)
+            if lora is None or lora.number in self._pinned or len(self._pinned) >= engine.shape.max_loras - 1:
+                continue
+            try:
+                await engine.pin_lora(lora.number)
+            except AdapterError:
+                continue  # it was taken away meanwhile, or all places are at work: it is tried again
+            if self._loaded.get(name) == lora:
+                self._pinned.add(lora.number)
 
     def _number(self, adapter: Adapter) -> int:
         number, weights = adapter.engine_id, (adapter.adapter_id, adapter.path)

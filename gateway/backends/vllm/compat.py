@@ -23,7 +23,7 @@ from engine import errors
 from gateway.backends.port import Delta, DeltaSink
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape
+from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape, name_of
 from gateway.config_engine import EngineSection
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
 from resilience.classify import classify
@@ -289,7 +289,7 @@ class Engine:
         try:
             lora = None
             if ask.lora is not None:
-                lora = self._lora(ask.lora.name, ask.lora.number, ask.lora.path)
+                lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
             prompt = self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
             return self._llm.generate(
                 prompt, self._params(ask), ask.request_id, lora_request=lora, priority=-ask.priority
@@ -376,7 +376,7 @@ class Engine:
     async def add_lora(self, lora: Lora) -> None:
         """Load an adapter beside the others."""
         try:
-            loaded = await self._llm.add_lora(self._lora(lora.name, lora.number, lora.path))
+            loaded = await self._llm.add_lora(self._lora(lora.key, lora.number, lora.path))
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
         except Exception as error:
@@ -390,6 +390,17 @@ class Engine:
             await self._llm.remove_lora(number)
         except self._dead_error as error:
             raise errors.EngineDead("vLLM's core has ended") from error
+
+    async def pin_lora(self, number: int) -> None:
+        """Keep a loaded adapter in a place of the batch until it is removed."""
+        try:
+            pinned = await self._llm.pin_lora(number)
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+        except Exception as error:
+            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned") from error
+        if not pinned:
+            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned")
 
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
@@ -468,8 +479,8 @@ def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
                     kv_usage=scheduler_stats.kv_cache_usage,
                     prefix_queries=prefix.queries,
                     prefix_hits=prefix.hits,
-                    running_loras=scheduler_stats.running_lora_adapters,
-                    waiting_loras=scheduler_stats.waiting_lora_adapters,
+                    running_loras=[name_of(key) for key in scheduler_stats.running_lora_adapters],
+                    waiting_loras=[name_of(key) for key in scheduler_stats.waiting_lora_adapters],
                 )
                 on_step()
 

@@ -19,6 +19,16 @@ class Lora:
     number: int
     path: str
 
+    @property
+    def key(self) -> str:
+        """The name that vLLM is told: of these weights alone, since cached blocks are found by it."""
+        return f"{self.name}#{self.number}"
+
+
+def name_of(key: str) -> str:
+    """The adapter's name out of :attr:`Lora.key`."""
+    return key.rpartition("#")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -91,6 +101,13 @@ class LoadedEngine(Protocol):
 
     async def remove_lora(self, number: int) -> None:
         """Forget an adapter."""
+
+    async def pin_lora(self, number: int) -> None:
+        """Keep a loaded adapter in a place of the batch until it is removed.
+
+        Raises:
+            engine.errors.EngineError: it is not loaded, or no place can be freed.
+        """
 
     def give_up(self) -> None:
         """Fail all that waits for the core: it has ended, or is about to. On the event loop."""

@@ -182,12 +182,19 @@ class _Holder:
             if status != 200 and not (status == 400 and name in await self._list()):
                 raise self._refused(adapter, path, status, body)
             self._log.info("adapter loaded on worker", adapter=adapter.adapter_id, name=name)
+        old = self._loaded.get(adapter.adapter_id)
         self._loaded[adapter.adapter_id] = (adapter.path, name, self.changes + 1)
+        if old is not None and old[1] != name:
+            self.listed -= {old[1]}
+            await self._unload(adapter.adapter_id, old[1])
 
     async def unload_adapter(self, adapter_id: str) -> None:
         """Take its name from the worker; requests under way there end on its weights."""
         _, name, _ = self._loaded[adapter_id]
         self.drop(adapter_id)
+        await self._unload(adapter_id, name)
+
+    async def _unload(self, adapter_id: str, name: str) -> None:
         status, _ = await self._post(UNLOAD_PATH, {"lora_name": name})
         if status not in (200, 404):
             self._log.warning("adapter not unloaded", adapter=adapter_id, name=name, status=status)
