@@ -33,7 +33,7 @@ def test_every_shipped_scenario_is_one_and_forbids_losing_requests(path: Path) -
 def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
     assert {path.stem for path in SHIPPED} == {
         "engine-kill", "engine-stop", "worker-kill", "bedrock-throttle", "bedrock-hang", "bedrock-cut",
-        "both-down", "nan", "oom", "soak", "vllm-kill", "vllm-stop",
+        "both-down", "nan", "oom", "soak", "vllm-kill", "vllm-kill-alone", "vllm-stop",
     }  # fmt: skip
 
 

@@ -503,5 +503,5 @@ async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None
         before = held()
         for _ in range(KILLS):
             await one_kill()
-        await until(lambda: held() <= before)
-        assert held() == before
+        # Fewer is no leak: what another test left may be collected meanwhile.
+        await until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
