@@ -17,6 +17,9 @@ from pathlib import Path
 
 import structlog
 
+# Where vLLM looks for how to log.
+CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
+CONFIG_FILE = "logging.json"
 # More than vLLM logs at warning and above while it starts; enough to find the first error.
 MAX_KEPT = 200
 RECEIVE_BYTES = 1 << 20
@@ -68,7 +71,7 @@ class ChildLogs:
             "handlers": {"gateway": handler},
             "loggers": {"vllm": {"handlers": ["gateway"], "level": level, "propagate": False}},
         }
-        path = self.folder / "logging.json"
+        path = self.folder / CONFIG_FILE
         path.write_text(json.dumps(config), encoding="utf-8")
         return path
 
@@ -112,6 +115,9 @@ class ChildLogs:
 
     def close(self) -> None:
         """Stop listening and remove the folder."""
+        # What is started from here later must not look for the file.
+        if os.environ.get(CONFIG_VARIABLE) == str(self.folder / CONFIG_FILE):
+            del os.environ[CONFIG_VARIABLE]
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._socket.fileno())
         self._loop = None

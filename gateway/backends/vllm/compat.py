@@ -22,6 +22,7 @@ import structlog
 from engine import errors
 from gateway.backends.port import Delta, DeltaSink
 from gateway.backends.vllm.arguments import check_extra, on_cpu
+from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape, name_of
 from gateway.config_engine import EngineSection
@@ -97,7 +98,7 @@ def prepare_environment(log_config: Path | None) -> None:
         log_config: how its processes log; ``None`` where they cannot read this machine's files.
     """
     if log_config is not None:
-        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(log_config)
+        os.environ[CONFIG_VARIABLE] = str(log_config)
         os.environ["VLLM_CONFIGURE_LOGGING"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
