@@ -61,6 +61,9 @@ class RequestRecord:
         prefix_cached_tokens: those of them that it found in its cache.
         volatile: kinds of volatile content found in the caller's system messages; ``None`` without any.
         volatile_action: ``moved`` behind the prefix, or only ``reported``.
+        drawn: the backend that the weights gave the session, able to honour the request, ready or not;
+            ``None`` when the caller named one.
+        passed: whether the answer passed the checks of answers; ``None``: they had nothing to say.
     """
 
     request_id: str
@@ -107,6 +110,8 @@ class RequestRecord:
     volatile_action: str | None = None
     stream: bool = False
     priority: int = 0
+    drawn: str | None = None
+    passed: bool | None = None
 
     @property
     def answered(self) -> bool:
