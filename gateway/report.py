@@ -196,6 +196,7 @@ class Trip:
             priority=request.priority,
             drawn=self.drawn,
             passed=self.passed,
+            session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
         )
 
     def _seams(self) -> tuple[SeamFact, ...] | None:

@@ -64,6 +64,7 @@ class RequestRecord:
         drawn: the backend that the weights gave the session, able to honour the request, ready or not;
             ``None`` when the caller named one.
         passed: whether the answer passed the checks of answers; ``None``: they had nothing to say.
+        session: tells the caller's sessions apart in this process, and nothing else of them.
     """
 
     request_id: str
@@ -112,6 +113,7 @@ class RequestRecord:
     priority: int = 0
     drawn: str | None = None
     passed: bool | None = None
+    session: int | None = None
 
     @property
     def answered(self) -> bool:

@@ -82,13 +82,14 @@ class Process:
     def share(self) -> float:
         return dict(self.book.current().routes["chat"].weights).get("new", 0.0)
 
-    def serve(self, backend: str, requests: int, failed: int = 0) -> None:
+    def serve(self, backend: str, requests: int, failed: int = 0, session: int | None = None) -> None:
         for number in range(requests):
             bad = number < failed
             self.tally.saw(
                 RequestRecord(
                     "r", "g", "t", "tenant", "native", 503 if bad else 200, 100.0, route="chat", ttft_ms=50.0,
                     backend_name=None if bad else backend, drawn=backend, error_code="x" if bad else None,
+                    session=session,
                 )
             )  # fmt: skip
 
@@ -199,6 +200,18 @@ async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_p
         one.time.now += 60.0
         await one.driver.tick()
         assert one.share == 0.0
+
+
+async def test_a_session_counts_once_in_a_window() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER)
+        for _ in range(2):
+            one.serve("new", 30, failed=30, session=1)
+            one.serve("old", 30)
+            await window(found)
+        canary: Any = one.desk.show()["canary"]
+        assert (canary["canary_requests"], canary["phase"]) == (2, "running")
 
 
 async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:
