@@ -19,6 +19,7 @@ from gateway.errors import PublicError, public_error
 from gateway.http import (
     admin_adapters,
     admin_admission,
+    admin_canary,
     admin_chaos,
     admin_prompts,
     admin_routing,
@@ -118,6 +119,9 @@ def _routes(
         read.update(admin_routing.routing_pages(services, services.routing))
         put["/admin/routing"], changes = admin_routing.routing_changes(services, services.routing)
         posted.update(changes)
+    if services.canary is not None:
+        read["/admin/canary"], orders = admin_canary.canary_pages(services, services.canary)
+        posted.update(orders)
     if services.chaos is not None:
         read["/admin/chaos"], posted["/admin/chaos"] = admin_chaos.chaos_pages(services, services.chaos)
     return [

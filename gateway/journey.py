@@ -106,15 +106,15 @@ class Journey:
             trip.leased(lease)
             trip.laps.lap("adapter")
 
-            backend = first_candidate(
-                rank(
-                    target.route,
-                    sticky_key=request.session_id or request.generation_id,
-                    asked=must_honour(request, lease),
-                    backends=self.fleet.backends,
-                    pinned=target.backend,
-                )
+            ranking = rank(
+                target.route,
+                sticky_key=request.session_id or request.generation_id,
+                asked=must_honour(request, lease),
+                backends=self.fleet.backends,
+                pinned=target.backend,
             )
+            trip.drew(ranking)
+            backend = first_candidate(ranking)
             trip.bound(backend)
             trip.laps.lap("rank")
 

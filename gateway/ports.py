@@ -11,6 +11,7 @@ from gateway.backends.port import Delta
 from gateway.config_chaos import FaultRule
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import PublicError
+from gateway.routing.canary import MIN_SAMPLES, STEP_S, STEPS, WINDOW_S
 
 
 class Sink(Protocol):
@@ -218,6 +219,43 @@ class RoutingService(Protocol):
         """What operators did last, newest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryOrder:
+    """What a canary shall be; ``gateway.routing.canary.Plan`` tells of the fields."""
+
+    who: str
+    route: str
+    backend: str
+    comment: str = ""
+    steps: tuple[float, ...] = STEPS
+    min_samples: int = MIN_SAMPLES
+    step_s: float = STEP_S
+    window_s: float = WINDOW_S
+
+
+class CanaryService(Protocol):
+    """The canary for operators; there is one at a time.
+
+    Orders raise InvalidRequest, UnknownRoute, RevisionConflict (it is not in a phase for that, or somebody
+    was quicker) and BackendUnavailable (the state store is away).
+    """
+
+    def show(self) -> Mapping[str, object]:
+        """The last canary, as this process knows it."""
+
+    async def start(self, order: CanaryOrder) -> Mapping[str, object]:
+        """Give a backend the first step of a route, and more as it proves itself."""
+
+    async def pause(self, who: str, comment: str) -> Mapping[str, object]:
+        """Keep its share, judge nothing."""
+
+    async def resume(self, who: str, comment: str) -> Mapping[str, object]:
+        """Judge again."""
+
+    async def abort(self, who: str, comment: str) -> Mapping[str, object]:
+        """End it, with the route's weights as before."""
+
+
 class ChaosService(Protocol):
     """The faults made on purpose, for operators' eyes and hands."""
 
@@ -300,3 +338,4 @@ class Services:
     chaos: ChaosService | None = None
     adapters: AdapterService | None = None
     routing: RoutingService | None = None
+    canary: CanaryService | None = None

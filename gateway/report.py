@@ -17,10 +17,12 @@ from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.contracts.values import Answer, Contract, GenerateRequest
 from gateway.errors import PublicError, public_error
+from gateway.guardrails import AnswerCheck, in_shape
 from gateway.meter import Meter
 from gateway.prompts.canonical import Canonical
 from gateway.prompts.prefixes import Prefix, PrefixWatch
 from gateway.reception import Laps
+from gateway.routing.rank import Ranking
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import RequestRecord, SeamFact
@@ -52,6 +54,9 @@ class Trip:
     status: int = 200
     error_code: str | None = None
     finish_reason: str | None = None
+    drawn: str | None = None
+    passed: bool | None = None
+    check: AnswerCheck = in_shape
 
     @property
     def trace_id(self) -> str:
@@ -74,6 +79,10 @@ class Trip:
         """Which adapter serves it is known."""
         self.lease = lease
 
+    def drew(self, ranking: Ranking) -> None:
+        """Whom the weights gave it is known."""
+        self.drawn = ranking.drawn
+
     def bound(self, backend: Backend) -> None:
         """Where it is meant to be generated is known, and with it what that cache should find."""
         if self.plan is not None:
@@ -88,6 +97,7 @@ class Trip:
     def answered(self, answer: Answer) -> None:
         """The answer is whole."""
         self.answer = answer
+        self.passed = self.check(self.request, answer)
         if self.prefix is not None and self.prefix.backend == answer.backend_name:
             self.prefixes.computed(self.prefix)
 
@@ -184,6 +194,9 @@ class Trip:
             **self._prefix_facts(),
             stream=request.stream,
             priority=request.priority,
+            drawn=self.drawn,
+            passed=self.passed,
+            session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
         )
 
     def _seams(self) -> tuple[SeamFact, ...] | None:
@@ -251,6 +264,7 @@ class Reporter:
     log_defect: Callable[[str, BaseException], None]
     clock: Callable[[], float]
     prefixes: PrefixWatch
+    check: AnswerCheck = in_shape
 
     def begin(self, request: GenerateRequest, meter: Meter, laps: Laps) -> Trip:
         """Open the notes and the root span."""
@@ -261,6 +275,7 @@ class Reporter:
             self.tracer.begin(request.trace_parent, trace_id=request.trace_id),
             self.clock,
             self.prefixes,
+            check=self.check,
         )
 
     def defect(self, trip: Trip, error: BaseException) -> None:

@@ -87,19 +87,19 @@ class RoutingDesk:
 
     async def history(self, limit: int) -> Sequence[Mapping[str, object]]:
         """The last revisions, newest first."""
-        with _told():
+        with told():
             found = await self.book.newest(limit)
         return [_shown(stored) for stored in found]
 
     async def diff(self, a: int, b: int) -> Sequence[Mapping[str, object]]:
         """What differs from revision ``a`` to ``b``."""
-        with _told():
+        with told():
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
         return _changes(before.draft.config, after.draft.config)
 
     async def audit(self, limit: int) -> Sequence[Mapping[str, object]]:
         """What operators did last, newest first."""
-        with _told():
+        with told():
             entries = await self.audit_log.last(limit)
         return [{**entry, "at": _time(entry["at"])} for entry in entries]
 
@@ -162,7 +162,7 @@ class RoutingDesk:
     ) -> Mapping[str, object]:
         """Translates what it raises, and keeps what came of it; of a dry run nothing."""
         try:
-            with _told():
+            with told():
                 done = await doing
         except GatewayError as error:
             await self._record(action, target, order, f"refused: {error.code}: {error}")
@@ -197,7 +197,7 @@ class RoutingDesk:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """What the routing and the state store raise, as operators are told it."""
     try:
         yield

@@ -50,6 +50,7 @@ from gateway.weights.source import Weights, prepare
 from gateway.wiring_adapters import Adapters, make_adapters
 from gateway.wiring_backends import Engines, make_engines
 from gateway.wiring_cache import Answers, make_answers, make_leg_limits
+from gateway.wiring_canary import Canary, make_canary
 from gateway.wiring_chaos import chaos_collector, make_chaos
 from gateway.wiring_hedging import hedge_collector
 from gateway.wiring_resilience import make_resilience
@@ -93,6 +94,7 @@ class Gateway:
     publishing: Publishing
     answers: Answers
     adapters: Adapters
+    canary: Canary
     summaries: EngineSummarizer | None = None
 
     @asynccontextmanager
@@ -126,6 +128,7 @@ class Gateway:
                     residents.append(loops.create_task(self.summaries.run(), name="summaries"))
                 residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
                 residents.append(loops.create_task(self.routing.book.run(), name="routing"))
+                residents.append(loops.create_task(self.canary.driver.run(), name="canary"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -249,6 +252,7 @@ def build(
     limits = settings.admission.limits()
     known = Known(fleet.backends, versions.ids, adapters.names, limits)
     routing = make_routing(Path(settings.routing.file), state, known=known, audit=audit, unix_time=unix_time)
+    canary = make_canary(state, routing.book, audit, new_id=new_id, unix_time=unix_time)
     revision = routing.book.current
     metrics = Metrics(
         version=version(),
@@ -266,10 +270,12 @@ def build(
     metrics.adapters.read(loras.figures)
     metrics.read_routing_revision(lambda: routing.book.number)
     metrics.registry.register(routing.collector())
+    metrics.registry.register(canary.collector())
     hub = Hub(metrics)
 
     def finished(record: RequestRecord) -> None:
         vitals.saw(record)
+        canary.tally.saw(record)
         hub.emit(record)
         if observe is not None:
             observe(record)
@@ -395,10 +401,11 @@ def build(
         chaos=chaos,
         adapters=loras.desk,
         routing=routing.desk,
+        canary=canary.desk,
     )
     return Gateway(
         settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,
-        publishing, answers, loras, summaries,
+        publishing, answers, loras, canary, summaries,
     )  # fmt: skip
 
 

@@ -61,6 +61,10 @@ class RequestRecord:
         prefix_cached_tokens: those of them that it found in its cache.
         volatile: kinds of volatile content found in the caller's system messages; ``None`` without any.
         volatile_action: ``moved`` behind the prefix, or only ``reported``.
+        drawn: the backend that the weights gave the session, able to honour the request, ready or not;
+            ``None`` when the caller named one.
+        passed: whether the answer passed the checks of answers; ``None``: they had nothing to say.
+        session: tells the caller's sessions apart in this process, and nothing else of them.
     """
 
     request_id: str
@@ -107,6 +111,9 @@ class RequestRecord:
     volatile_action: str | None = None
     stream: bool = False
     priority: int = 0
+    drawn: str | None = None
+    passed: bool | None = None
+    session: int | None = None
 
     @property
     def answered(self) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from gateway.cli.adapters import adapters
 from gateway.cli.admission import admission
+from gateway.cli.canary import canary
 from gateway.cli.chaos import chaos
 from gateway.cli.prompts import prompts
 from gateway.cli.replay import replay
@@ -30,6 +31,7 @@ app.command(name="chaos")(chaos)
 app.add_typer(prompts)
 app.add_typer(admission)
 app.add_typer(routes)
+app.add_typer(canary)
 app.command(name="audit")(audit)
 app.add_typer(adapters)
 

@@ -15,6 +15,7 @@ from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.http.admin_adapters import AddBody, PromoteBody, RollbackBody
+from gateway.http.admin_canary import CanaryBody, CanaryStartBody
 from gateway.http.admin_routing import (
     RouteApplyBody,
     RoutePromoteBody,
@@ -35,6 +36,8 @@ _REQUESTS: Final = (
     AddBody,
     PromoteBody,
     RollbackBody,
+    CanaryBody,
+    CanaryStartBody,
     RouteApplyBody,
     RoutePromoteBody,
     RouteRollbackBody,
@@ -109,6 +112,11 @@ def _paths() -> dict[str, Any]:
         "/admin/routing/rollback": _post("Go back", "RouteRollbackBody", None, _OPERATORS),
         "/admin/routing/history": _get("Revisions, newest first", _OBJECT, tag="operators", key=True),
         "/admin/routing/diff": _get("What two revisions differ in", _OBJECT, tag="operators", key=True),
+        "/admin/canary": _get("The canary", _OBJECT, tag="operators", key=True),
+        "/admin/canary/start": _post("Start a canary", "CanaryStartBody", None, _OPERATORS),
+        "/admin/canary/pause": _post("Judge nothing", "CanaryBody", None, _OPERATORS),
+        "/admin/canary/resume": _post("Judge again", "CanaryBody", None, _OPERATORS),
+        "/admin/canary/abort": _post("End it, as before", "CanaryBody", None, _OPERATORS),
         "/admin/audit": _get("What operators did, newest first", _OBJECT, tag="operators", key=True),
         "/admin/admission": _get("Queues, limits, last decisions", _OBJECT, tag="operators", key=True),
         "/admin/budget/preview": _post("What would be sent", "NativeRequest", None, _OPERATORS),

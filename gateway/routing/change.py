@@ -14,6 +14,8 @@ from gateway.routing.file import RoutingConfig
 WHOLE = 100.0
 # Hides the noise of floating point, and stays far inside what the sum of the weights may be off by.
 DIGITS = 10
+# Weights of which nobody would tell the difference.
+SAME = 1e-6
 
 
 class NoSuchRoute(Exception):
@@ -73,6 +75,34 @@ def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: fl
         if entry["name"] == backend:
             entry["weight"] = percent
     return changed
+
+
+def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, float]) -> dict[str, Any]:
+    """The configuration with these weights on a route; a backend that is not named gets none.
+
+    Raises NoSuchRoute.
+    """
+    changed = deepcopy(dict(config))
+    weights_of(config, route)
+    entries: list[dict[str, Any]] = changed["routes"][route]["backends"]
+    for entry in entries:
+        entry["weight"] = weights.get(entry["name"], 0.0)
+    have = {entry["name"] for entry in entries}
+    entries += [{"name": name, "weight": weight} for name, weight in weights.items() if name not in have]
+    return changed
+
+
+def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
+    """A route's weights by backend. Raises NoSuchRoute."""
+    routes = config["routes"]
+    if route not in routes:
+        raise NoSuchRoute(route, list(routes))
+    return {entry["name"]: float(entry.get("weight", WHOLE)) for entry in routes[route]["backends"]}
+
+
+def same_weights(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether two routes' weights are the same; a missing backend has none."""
+    return all(abs(one.get(name, 0.0) - other.get(name, 0.0)) < SAME for name in {*one, *other})
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,13 @@ class Ranking:
     """Candidates for a request, best first.
 
     ``candidates`` can honour the request and may be alive or not; ``unable`` maps the names of backends
-    that were passed over to the features they lack.
+    that were passed over to the features they lack. ``drawn`` is the one that the weights gave the session,
+    ready or not; ``None`` when it lacks a feature, or the caller named a backend.
     """
 
     candidates: tuple[Backend, ...]
     unable: Mapping[str, frozenset[Feature]]
+    drawn: str | None = None
 
 
 def stable_fraction(*parts: str) -> float:
@@ -54,7 +56,7 @@ def rank(
     unable = {name: lack for name, _ in order if (lack := asked - backends[name].features)}
     able = [backends[name] for name, _ in order if name not in unable]
     able.sort(key=lambda backend: backend.state is not BackendState.READY)
-    return Ranking(tuple(able), unable)
+    return Ranking(tuple(able), unable, None if pinned is not None or drawn in unable else drawn)
 
 
 def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:

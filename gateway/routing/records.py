@@ -16,7 +16,7 @@ class Draft:
     """A configuration that may become a revision.
 
     Args:
-        action: ``seed``, ``apply``, ``weights``, ``promote`` or ``rollback``.
+        action: ``seed``, ``apply``, ``weights``, ``promote``, ``rollback`` or ``canary``.
     """
 
     config: Mapping[str, Any]

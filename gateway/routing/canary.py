@@ -1,0 +1,218 @@
+"""When a canary gets more, when it is taken back: decisions only, no I/O.
+
+A step is left for the next when it is old enough, both sides have enough requests, and no check is
+suspicious. As soon as one check's e-value (:mod:`gateway.routing.evidence`) reaches its bound, at any number
+of requests, the canary is rolled back. Each check of each step has an equal part of ``alpha``; so a canary
+whose odds of a fault are in every check at most ``tolerance`` times the baseline's is ever rolled back with
+a probability of at most ``alpha``, as long as its requests fail independently of one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from gateway.routing.change import WHOLE, with_weight
+from gateway.routing.evidence import Evidence, Window
+
+CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
+"""What is compared: shares of requests that failed, were late with the first token or as a whole, were
+answered by another than was drawn, or did not pass the checks of answers."""
+STEPS = (5.0, 25.0, 50.0, 100.0)
+ALPHA = 0.01
+TOLERANCE = 1.25
+"""A canary at 1.25 times the odds of a fault is as good as the baseline: 1.0 % and 1.25 %, 20 % and 24 %."""
+MIN_SAMPLES = 200
+STEP_S = 60.0
+WINDOW_S = 5.0
+SUSPICIOUS = 10.0
+"""An e-value at which a step is not left yet: one check in ten, at most, of a good canary waits for more."""
+LIFE_S = 86_400.0
+"""Longest time without an end, since the start or the last resumption; it bounds what the streams grow."""
+
+Counts = Mapping[str, Window]
+
+
+class Phase(StrEnum):
+    """Where a canary stands; stable codes."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    """It keeps its share; nothing is judged."""
+    DONE = "done"
+    """It has the whole route."""
+    ROLLED_BACK = "rolled_back"
+    ABORTED = "aborted"
+    """An operator ended it; the route is as before."""
+    OVERRIDDEN = "overridden"
+    """Somebody else has set the route's weights; they were left as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for.
+
+    Args:
+        before: the route's weights at the start, to go back to.
+        steps: rising percents; the last is 100.
+        min_samples: requests that each side has in a step before the next.
+        step_s: shortest time of a step.
+        window_s: requests of so many seconds are compared with one another.
+        alpha: bound of the probability that a good canary is ever rolled back.
+        tolerance: odds ratio of faults that is no fault.
+    """
+
+    id: str
+    route: str
+    backend: str
+    before: Mapping[str, float]
+    author: str
+    comment: str = ""
+    steps: tuple[float, ...] = STEPS
+    min_samples: int = MIN_SAMPLES
+    step_s: float = STEP_S
+    window_s: float = WINDOW_S
+    alpha: float = ALPHA
+    tolerance: float = TOLERANCE
+
+    @property
+    def bound(self) -> float:
+        """The logarithm of the e-value at which one check of one step ends the canary."""
+        return math.log(len(CHECKS) * max(1, len(self.steps) - 1) / self.alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a canary stands; all that another process needs to go on with it.
+
+    Args:
+        since: when the step was in force, or the phase began; seconds since 1970.
+        deadline: when it has to have ended.
+        placed: the route's weights as the canary has last left them.
+        applied: whether the routing is what this standing wants.
+        revision: the routing's at which it was found to be so.
+        read_to: the last record of the samples that is in it.
+        counts: of the step.
+        evidence: of the step.
+        canary_requests: since the start.
+        reason: why it is no longer running.
+    """
+
+    plan: Plan
+    phase: Phase
+    since: float
+    deadline: float
+    placed: Mapping[str, float]
+    step: int = 0
+    applied: bool = False
+    revision: int = 0
+    read_to: int = 0
+    counts: Mapping[str, Window] = field(default_factory=dict)
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    canary_requests: int = 0
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is judged, ever."""
+        return self.phase not in (Phase.RUNNING, Phase.PAUSED)
+
+    @property
+    def to_do(self) -> bool:
+        """Whether somebody has to drive it."""
+        return self.phase is Phase.RUNNING or not self.applied
+
+    @property
+    def wanted(self) -> Mapping[str, float]:
+        """The route's weights as they should be."""
+        if self.phase is Phase.OVERRIDDEN:
+            return self.placed
+        if self.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
+            return {self.plan.backend: 0.0, **self.plan.before}
+        return weights_at(self.plan, self.plan.steps[self.step])
+
+
+def start(plan: Plan, *, read_to: int, now: float) -> Standing:
+    """The first step, not in force yet."""
+    return Standing(plan, Phase.RUNNING, now, now + LIFE_S, plan.before, read_to=read_to)
+
+
+def weights_at(plan: Plan, percent: float) -> Mapping[str, float]:
+    """The route's weights with ``percent`` on the canary; the others keep their ratio."""
+    entries: list[dict[str, Any]] = [{"name": n, "weight": w} for n, w in plan.before.items()]
+    changed = with_weight({"routes": {plan.route: {"backends": entries}}}, plan.route, plan.backend, percent)
+    return {entry["name"]: entry["weight"] for entry in changed["routes"][plan.route]["backends"]}
+
+
+def in_force(standing: Standing, now: float, revision: int = 0) -> Standing:
+    """The routing is what was wanted; a step counts from here."""
+    return replace(standing, applied=True, placed=standing.wanted, since=now, revision=revision)
+
+
+def end(standing: Standing, phase: Phase, reason: str, now: float) -> Standing:
+    """It ended; who drives it brings the routing there."""
+    return replace(standing, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
+
+
+def pause(standing: Standing, reason: str) -> Standing:
+    """It keeps its share, and nothing is judged."""
+    return replace(standing, phase=Phase.PAUSED, reason=reason)
+
+
+def resume(standing: Standing, *, read_to: int, now: float) -> Standing:
+    """Judge again, by what comes from now on and what was seen before the pause."""
+    return replace(standing, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
+
+
+def judge(standing: Standing, windows: Iterable[Counts], *, read_to: int, now: float) -> Standing:
+    """What the running canary's standing is with these further windows, in order."""
+    plan = standing.plan
+    counts, evidence, seen = dict(standing.counts), dict(standing.evidence), standing.canary_requests
+    for window in windows:
+        for check, one in window.items():
+            counts[check] = counts.get(check, Window()) + one
+            evidence[check] = evidence.get(check, Evidence()).seen(one, plan.tolerance)
+        seen += window.get("error", Window()).canary
+    standing = replace(standing, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to)
+    worst = max(evidence, key=lambda check: evidence[check].log_e, default=None)
+    if worst is not None and evidence[worst].log_e >= plan.bound:
+        return end(standing, Phase.ROLLED_BACK, _why(standing, worst), now)
+    if now >= standing.deadline:
+        return end(standing, Phase.ROLLED_BACK, "it came to no end within a day", now)
+    requests = counts.get("error", Window())
+    if (
+        now - standing.since < plan.step_s
+        or min(requests.canary, requests.baseline) < plan.min_samples
+        or any(one.log_e >= math.log(SUSPICIOUS) for one in evidence.values())
+    ):
+        return standing
+    step = standing.step + 1
+    last = plan.steps[step] >= WHOLE
+    return replace(
+        standing,
+        step=step,
+        phase=Phase.DONE if last else Phase.RUNNING,
+        since=now,
+        applied=False,
+        counts={} if not last else counts,
+        evidence={} if not last else evidence,
+    )
+
+
+def _why(standing: Standing, check: str) -> str:
+    seen = standing.counts[check]
+    return (
+        f"{check}: {seen.canary_bad} of {seen.canary} requests "
+        f"against {seen.baseline_bad} of {seen.baseline} in the same windows "
+        f"at {standing.plan.steps[standing.step]:g} % "
+        f"(e-value {_power(standing.evidence[check].log_e)}, bound {_power(standing.plan.bound)}; "
+        f"after {standing.canary_requests} requests on the canary)"
+    )
+
+
+def _power(log: float) -> str:
+    """Readable, and finite for any evidence."""
+    return f"{math.exp(log):.0f}" if log < 10 else f"1e{log / math.log(10):.0f}"

@@ -1,0 +1,107 @@
+"""What this process has seen of a canary and of its baseline, window by window.
+
+A session counts once in a window: the split is by session, and a session's requests may fail together, so all
+of them would be taken for as many independent signs (two that always fail together in a window made one good
+canary in ten roll back, five nearly each: 200 simulated ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.routing.canary import Counts, Plan
+from gateway.routing.evidence import Window
+from gateway.routing.revision import Route
+from observability.events import RequestRecord
+
+# Of sent-away callers only what they waited in vain tells something.
+_LEFT = 499
+# Of the codes that are the caller's, the one that is not: a backend that wants to be left alone.
+_THROTTLED = 429
+MAX_WINDOWS = 16
+"""Windows that are kept while they cannot be handed on; the oldest goes first."""
+MAX_SESSIONS = 100_000
+"""That a window tells apart; requests beyond do not count."""
+
+
+class Tally:
+    """Counts finished requests of the route that a canary runs on.
+
+    Args:
+        route: a route as it is in force; ``None``: there is none of that name.
+        unix_time: seconds since 1970; windows are the same in every process.
+    """
+
+    def __init__(self, route: Callable[[str], Route | None], unix_time: Callable[[], float]) -> None:
+        self._route = route
+        self._unix_time = unix_time
+        self._plan: Plan | None = None
+        self._windows: dict[int, dict[str, Window]] = {}
+        self._met: dict[int, set[int]] = {}
+
+    def watch(self, plan: Plan | None) -> None:
+        """Count for this canary from now on; ``None``: for none."""
+        if plan is None or self._plan is None or plan.id != self._plan.id:
+            self._windows.clear()
+            self._met.clear()
+        self._plan = plan
+
+    def saw(self, record: RequestRecord) -> None:
+        """Count a request; one that named its backend, or never came to one, does not count."""
+        plan = self._plan
+        if plan is None or record.route != plan.route or record.drawn is None:
+            return
+        route = self._route(plan.route)
+        if route is None:
+            return
+        canary = record.drawn == plan.backend
+        said = outcomes(record, ttft_slo_ms=route.ttft_slo_ms, total_slo_ms=route.total_slo_ms)
+        number = int(self._unix_time() // plan.window_s)
+        met = self._met.setdefault(number, set())
+        if not said or record.session in met or len(met) >= MAX_SESSIONS:
+            return
+        if record.session is not None:
+            met.add(record.session)
+        window = self._windows.setdefault(number, {})
+        for check, bad in said:
+            one = Window(bad, 1, 0, 0) if canary else Window(0, 0, bad, 1)
+            window[check] = window.get(check, Window()) + one
+        for kept in (self._windows, self._met):
+            while len(kept) > MAX_WINDOWS:
+                del kept[min(kept)]
+
+    def take(self) -> list[tuple[int, Counts]]:
+        """The windows that are over, oldest first; they are gone from here."""
+        if self._plan is None:
+            return []
+        now = int(self._unix_time() // self._plan.window_s)
+        for number in [number for number in self._met if number < now]:
+            del self._met[number]
+        return [(number, self._windows.pop(number)) for number in sorted(self._windows) if number < now]
+
+
+def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) -> list[tuple[str, bool]]:
+    """What a request says to each check: its name, and whether it was bad.
+
+    A caller's own mistake says nothing. One that left says only that it had waited too long, if it had. Of an
+    answer by another backend, or by none, nobody knows how fast or how good the drawn one's would have been.
+    """
+    late_first = (record.total_ms if record.ttft_ms is None else record.ttft_ms) > ttft_slo_ms
+    late = record.total_ms > total_slo_ms
+    if record.status == _LEFT:
+        return [(check, True) for check, is_late in (("ttft", late_first), ("total", late)) if is_late]
+    failed = record.failed or record.status == _THROTTLED
+    if record.status >= 400 and not failed:
+        return []
+    found = [("error", failed)]
+    if failed:
+        return found
+    elsewhere = record.fallback_kind is not None or record.backend_name != record.drawn
+    found.append(("fallback", elsewhere))
+    if not elsewhere:
+        if record.ttft_ms is not None:
+            found.append(("ttft", late_first))
+        found.append(("total", late))
+        if record.passed is not None:
+            found.append(("guardrail", not record.passed))
+    return found

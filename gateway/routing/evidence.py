@@ -1,0 +1,109 @@
+"""How strongly the windows seen so far speak against a canary: an e-value, valid whenever it is looked at.
+
+A window is a fourfold table: requests of canary and baseline, good and bad. Given how many requests each
+side had and how many of all were bad, the canary's share of the bad ones follows Fisher's noncentral
+hypergeometric distribution, which depends on the odds ratio alone: not on how bad the hour is for both. The
+ratio of its probabilities at a worse odds ratio and at the tolerated one has the mean 1 when the canary is as
+bad as is tolerated, and less when it is better. So the product over windows is a supermartingale, and by
+Ville's inequality it ever reaches 1/alpha with a probability of at most alpha, however often it is looked at
+and whenever one stops: no approximation, no least number of samples (e-variables for fourfold tables: Turner,
+Ly, Grünwald, arXiv:2106.02693; the mixture as in the mixture SPRT of Johari, Pekelis, Walsh,
+arXiv:1512.04922; its use for canaries: Lindon et al., arXiv:2205.14762).
+
+The product is mixed over how much worse the canary is, and over the window in which it became so: a canary
+that goes bad after a long good time has not saved up for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ALTERNATIVES = (1.5, 2.0, 4.0, 10.0, 50.0)
+"""Odds ratios looked for, over the tolerated one, each with the same weight: from a nuisance to an outage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one check has seen in one window; ``bad`` are a part of the requests."""
+
+    canary_bad: int = 0
+    canary: int = 0
+    baseline_bad: int = 0
+    baseline: int = 0
+
+    def __add__(self, other: Window) -> Window:
+        return Window(
+            self.canary_bad + other.canary_bad,
+            self.canary + other.canary,
+            self.baseline_bad + other.baseline_bad,
+            self.baseline + other.baseline,
+        )
+
+    @property
+    def tells(self) -> bool:
+        """Whether it can tell the sides apart: both have requests, and not all of them ended alike."""
+        bad, all_ = self.canary_bad + self.baseline_bad, self.canary + self.baseline
+        return self.canary > 0 and self.baseline > 0 and 0 < bad < all_
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the windows of a step add up to, for one check.
+
+    Args:
+        windows: those that told something.
+        logs: for each alternative, the logarithm of its products from each window on, weighted.
+    """
+
+    windows: int = 0
+    logs: tuple[float, ...] = ()
+
+    def seen(self, window: Window, tolerance: float) -> Evidence:
+        """With one more window; ``tolerance`` is the odds ratio that is no fault."""
+        if not window.tells:
+            return self
+        number = self.windows + 1
+        # The share of "bad from this window on": all of them add up to 1.
+        share = -math.log(number) - math.log(number + 1)
+        before = self.logs or (-math.inf,) * len(ALTERNATIVES)
+        ratios = log_ratios(window, tolerance, ALTERNATIVES)
+        return Evidence(
+            number, tuple(_log_sum((log, share)) + ratio for log, ratio in zip(before, ratios, strict=True))
+        )
+
+    @property
+    def log_e(self) -> float:
+        """The natural logarithm of the e-value; 0 without a window."""
+        if not self.logs:
+            return 0.0
+        to_come = -math.log(self.windows + 1)
+        return _log_sum((*(log - math.log(len(self.logs)) for log in self.logs), to_come))
+
+
+def log_ratios(window: Window, tolerance: float, worse: Sequence[float]) -> list[float]:
+    """For each odds ratio over the tolerated one, how much likelier it makes the window; logarithms."""
+    bad = window.canary_bad + window.baseline_bad
+    least, most = max(0, bad - window.baseline), min(bad, window.canary)
+    at_tolerance = [
+        _log_choose(window.canary, k) + _log_choose(window.baseline, bad - k) + k * math.log(tolerance)
+        for k in range(least, most + 1)
+    ]
+    base = _log_sum(at_tolerance)
+    found = []
+    for ratio in worse:
+        log = math.log(ratio)
+        total = _log_sum([value + (least + i) * log for i, value in enumerate(at_tolerance)])
+        found.append(window.canary_bad * log + base - total)
+    return found
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def _log_sum(logs: Iterable[float]) -> float:
+    found = list(logs)
+    most = max(found)
+    return most + math.log(math.fsum(math.exp(log - most) for log in found))

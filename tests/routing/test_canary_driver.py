@@ -1,0 +1,311 @@
+"""Several processes count, one judges: the routing follows the canary; a store in memory stands in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from gateway.audit import Audit
+from gateway.canary_desk import CanaryDesk
+from gateway.canary_driver import CanaryDriver
+from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
+from gateway.ports import CanaryOrder, RoutingOrder
+from gateway.routing.book import STREAM as ROUTING
+from gateway.routing.book import RoutingBook, Seed
+from gateway.routing.canary import Phase, end
+from gateway.routing.canary_records import SAMPLES, STREAM
+from gateway.routing.canary_tally import Tally
+from gateway.routing.check import Known
+from gateway.routing_desk import RoutingDesk
+from gateway.state.follower import Follower
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from observability.events import RequestRecord
+
+CONFIG: dict[str, Any] = {"routes": {"chat": {"backends": [{"name": "old", "weight": 100}]}}}
+ORDER = CanaryOrder("key_1", "chat", "new", "a try", (5.0, 50.0, 100.0), 100, 60.0, 5.0)
+
+
+class Time:
+    """Seconds since 1970, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Process:
+    """One gateway process, as far as a canary needs it."""
+
+    streams: MemoryStreams
+    time: Time
+    name: str
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStateStore(self.streams, unix_time=self.time, poll_s=0.02)
+        known = Known({"old", "new", "other"}, set(), set())
+        self.book = RoutingBook(
+            self.store, known=known, seed=Seed("routing.yaml", CONFIG), unix_time=self.time
+        )
+        audit = Audit(self.store, unix_time=self.time)
+        self.tally = Tally(lambda name: self.book.current().routes.get(name), self.time)
+        self.driver = CanaryDriver(
+            self.store, self.book, audit, self.tally, me=self.name, unix_time=self.time
+        )
+        clock = asyncio.get_event_loop().time
+        self.followers = [
+            Follower(self.store, stream, take, copy=None, clock=clock)
+            for stream, take in ((ROUTING, self.book.take), (STREAM, self.driver.take))
+        ]
+        self.book.follow(self.followers[0])
+        self.driver.follow(self.followers[1])
+        ids = itertools.count(1)
+        self.desk = CanaryDesk(
+            self.driver,
+            self.book,
+            self.store,
+            audit,
+            new_id=lambda: f"canary_{next(ids)}",
+            unix_time=self.time,
+        )
+        self.routing = RoutingDesk(self.book, audit)
+
+    @property
+    def share(self) -> float:
+        return dict(self.book.current().routes["chat"].weights).get("new", 0.0)
+
+    def serve(self, backend: str, requests: int, failed: int = 0, session: int | None = None) -> None:
+        for number in range(requests):
+            bad = number < failed
+            self.tally.saw(
+                RequestRecord(
+                    "r", "g", "t", "tenant", "native", 503 if bad else 200, 100.0, route="chat", ttft_ms=50.0,
+                    backend_name=None if bad else backend, drawn=backend, error_code="x" if bad else None,
+                    session=session,
+                )
+            )  # fmt: skip
+
+
+@asynccontextmanager
+async def processes(count: int = 2) -> AsyncIterator[list[Process]]:
+    streams, time = MemoryStreams(), Time()
+    found = [Process(streams, time, f"proc_{number}") for number in range(count)]
+    async with asyncio.TaskGroup() as loops:
+        tasks = []
+        for one in found:
+            for follower in one.followers:
+                await follower.start(0.1)
+            tasks += [loops.create_task(one.store.run())]
+            tasks += [loops.create_task(follower.run()) for follower in one.followers]
+            await one.book.start()
+        try:
+            yield found
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+            await asyncio.sleep(0.005)
+
+
+async def window(found: list[Process], *, seconds: float = 5.0) -> None:
+    """A window ends: each process hands on, then each has its turn, the last first."""
+    await until(lambda: len({one.driver.head for one in found}) == 1)
+    found[0].time.now += seconds
+    for one in found:
+        await one.driver.hand_on()
+    for one in reversed(found):
+        await one.driver.tick()
+    await until(lambda: len({(one.driver.head, one.book.head) for one in found}) == 1)
+
+
+async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes() -> None:
+    async with processes() as found:
+        one, other = found
+        shown = await one.desk.start(ORDER)
+        assert one.share == 5.0 and shown["canary"]["percent"] == 5.0  # type: ignore[index]
+        await until(lambda: other.driver.standing is not None)
+        for share in (50.0, 100.0):
+            for process in found:
+                process.serve("new", 50)
+                process.serve("old", 60)
+            await window(found, seconds=60.0)
+            assert one.share == other.share == share
+        canary: Any = other.desk.show()["canary"]
+        assert (canary["phase"], canary["canary_requests"]) == ("done", 200)
+        done = [entry["action"] for entry in await one.routing.audit(10)]
+        assert done == ["canary.done", "canary.step", "canary.step", "canary.start", *done[4:]]
+
+
+async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_log() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.standing is not None)
+        one.serve("new", 8, failed=8)
+        other.serve("new", 8, failed=8)
+        for process in found:
+            process.serve("old", 200, failed=1)
+        await window(found)
+        assert one.share == other.share == 0.0
+        last = (await one.routing.history(1))[0]
+        assert (last["author"], last["action"]) == ("canary", "canary")
+        assert "rolled back: error: 16 of 16 requests against 2 of 400" in str(last["comment"])
+        entry = (await one.routing.audit(1))[0]
+        assert (entry["action"], entry["comment"]) == ("canary.rollback", last["comment"])
+        canary: Any = other.desk.show()["canary"]
+        assert (canary["phase"], canary["percent"]) == ("rolled_back", 0.0)
+
+
+async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.standing is not None)
+        for _ in range(2):
+            one.serve("new", 20)
+            one.serve("old", 20)
+            await window(found)
+        assert other.driver.beat is not None and other.driver.beat.holder == "proc_0"
+        for _ in range(4):
+            await window([other])
+        await until(lambda: one.driver.head == other.driver.head)
+        assert other.driver.beat.holder == "proc_1"
+        canary: Any = other.desk.show()["canary"]
+        assert canary["canary_requests"] == 40
+
+
+async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_process() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.standing is not None)
+        await until(lambda: one.driver.head == other.driver.head)
+        standing = other.driver.standing
+        assert standing is not None
+        await other.driver.put(end(standing, Phase.ROLLED_BACK, "its writer died here", one.time()))
+        assert one.share == 5.0
+        await until(lambda: one.driver.head == other.driver.head)
+        one.time.now += 60.0
+        await one.driver.tick()
+        assert one.share == 0.0
+
+
+async def test_a_session_counts_once_in_a_window() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER)
+        for _ in range(2):
+            one.serve("new", 30, failed=30, session=1)
+            one.serve("old", 30)
+            await window(found)
+        canary: Any = one.desk.show()["canary"]
+        assert (canary["canary_requests"], canary["phase"]) == (2, "running")
+
+
+async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:
+    async with processes() as found:
+        one, _ = found
+        await one.desk.start(ORDER)
+        await one.routing.set_weight("chat", "new", 30.0, RoutingOrder("key_2"))
+        await window(found)
+        canary: Any = one.desk.show()["canary"]
+        assert (canary["phase"], one.share) == ("overridden", 30.0)
+        await window(found)
+        assert one.share == 30.0
+
+
+async def test_a_process_that_has_not_the_canary_s_own_revision_yet_takes_it_for_nobody_s_override() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER)
+        standing = one.driver.standing
+        assert standing is not None
+        to_come = {**standing.placed, "new": 50.0, "old": 50.0}
+        ahead = replace(standing, step=1, placed=to_come, revision=one.book.head + 1)
+        await one.driver.put(ahead)
+        await window(found)
+        assert one.driver.standing == ahead
+
+
+async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER)
+        config = {**one.book.last().draft.config, "openai_route": "chat"}
+        await one.routing.apply(config, RoutingOrder("key_2"))
+        await one.desk.abort("key_1", "enough")
+        assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
+        canary: Any = one.desk.show()["canary"]
+        assert (canary["phase"], canary["reason"]) == ("aborted", "enough")
+
+
+async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.head == one.driver.head)
+        await other.desk.pause("key_1", "lunch")
+        await until(lambda: other.driver.head == one.driver.head)
+        one.serve("new", 50, failed=50)
+        one.serve("old", 50)
+        await window(found)
+        assert one.share == 5.0
+        await other.desk.resume("key_1", "")
+        await until(lambda: other.driver.head == one.driver.head)
+        one.serve("new", 50, failed=50)
+        one.serve("old", 50)
+        await window(found)
+        assert one.share == 0.0
+
+
+async def test_what_is_not_allowed_is_refused_and_says_what_is() -> None:
+    async with processes(1) as found:
+        desk = found[0].desk
+        with pytest.raises(RevisionConflict, match="no canary"):
+            await desk.pause("key_1", "")
+        with pytest.raises(UnknownRoute):
+            await desk.start(CanaryOrder("key_1", "mars", "new"))
+        with pytest.raises(InvalidRequest, match="unknown 'mars'"):
+            await desk.start(CanaryOrder("key_1", "chat", "mars"))
+        with pytest.raises(InvalidRequest, match="has 100 %"):
+            await desk.start(CanaryOrder("key_1", "chat", "old"))
+        await desk.start(ORDER)
+        with pytest.raises(RevisionConflict, match="abort it"):
+            await desk.start(ORDER)
+        with pytest.raises(RevisionConflict, match="running; allowed: a paused one"):
+            await desk.resume("key_1", "")
+        results = [entry["result"] for entry in await found[0].routing.audit(1)]
+        assert str(results[0]).startswith("refused: revision_conflict")
+
+
+async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER)
+        one.streams.down = True
+        with pytest.raises(BackendUnavailable):
+            await one.desk.abort("key_1", "")
+        one.serve("new", 30, failed=30)
+        one.serve("old", 30)
+        one.time.now += 5.0
+        await one.driver.hand_on()
+        await one.driver.tick()
+        assert one.share == 5.0
+        one.streams.down = False
+        one.serve("new", 30, failed=30)
+        one.serve("old", 30)
+        await window(found)
+        assert one.share == 0.0
+        assert len(one.streams.records[SAMPLES]) == 1
