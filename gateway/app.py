@@ -20,6 +20,7 @@ from gateway.http import (
     admin_adapters,
     admin_admission,
     admin_chaos,
+    admin_keys,
     admin_prompts,
     admin_routing,
     monitors,
@@ -118,12 +119,18 @@ def _routes(
         read.update(admin_routing.routing_pages(services, services.routing))
         put["/admin/routing"], changes = admin_routing.routing_changes(services, services.routing)
         posted.update(changes)
+    delete: dict[str, ASGIApp] = {}
+    if services.key_desk is not None:
+        read["/admin/keys"] = admin_keys.key_list(services, services.key_desk)
+        posted["/admin/keys"] = admin_keys.key_maker(services, services.key_desk)
+        delete["/admin/keys/{id}"] = admin_keys.key_revoker(services, services.key_desk)
     if services.chaos is not None:
         read["/admin/chaos"], posted["/admin/chaos"] = admin_chaos.chaos_pages(services, services.chaos)
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()),
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in read.items()),
         *(Route(path, endpoint, methods=["PUT"]) for path, endpoint in put.items()),
+        *(Route(path, endpoint, methods=["DELETE"]) for path, endpoint in delete.items()),
         WebSocketRoute("/v1/generate/ws", GenerateSocket(services)),
     ]
 

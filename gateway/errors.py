@@ -9,6 +9,7 @@
     ├── UnknownPromptVersion    422     unknown_prompt_version
     │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin_prompts``)
     ├── NoSuchAdapter           404     unknown_adapter
+    ├── NoSuchKey               404     unknown_key
     ├── MissingKey              401     missing_key
     ├── InvalidKey              401     invalid_key
     ├── Forbidden               403     forbidden
@@ -94,6 +95,13 @@ class NoSuchAdapter(GatewayError):
 
     status = 404
     code = "unknown_adapter"
+
+
+class NoSuchKey(GatewayError):
+    """An admin names a key that was not made, or that is revoked."""
+
+    status = 404
+    code = "unknown_key"
 
 
 class MissingKey(GatewayError):

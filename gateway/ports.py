@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from budgeting.values import Message
 from gateway.backends.port import Delta
 from gateway.config_chaos import FaultRule
-from gateway.contracts.values import Answer, Caller, GenerateRequest
+from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 
 
@@ -218,6 +219,39 @@ class RoutingService(Protocol):
         """What operators did last, newest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """A key to be made; ``None`` is no limit, ``expires_at`` is Unix seconds."""
+
+    tenant: str
+    role: CallerRole = CallerRole.CALLER
+    max_priority: int = 0
+    routes: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    expires_at: float | None = None
+    comment: str = ""
+
+
+class KeyService(Protocol):
+    """The keys for admins; ``who`` is the key's id.
+
+    Changes are in force in this process when a call returns, in every other within a second. They raise
+    InvalidRequest, Forbidden (too many keys), NoSuchKey and BackendUnavailable (the state store is away).
+    """
+
+    def show_all(self) -> Mapping[str, object]:
+        """The keys that are not revoked; no secret."""
+
+    async def create(self, order: KeyOrder, *, who: str) -> Mapping[str, object]:
+        """Make a key; the answer alone tells its secret."""
+
+    async def revoke(self, key_id: str, *, who: str) -> None:
+        """Refuse a key from now on."""
+
+
 class ChaosService(Protocol):
     """The faults made on purpose, for operators' eyes and hands."""
 
@@ -228,6 +262,14 @@ class ChaosService(Protocol):
         """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
 
 
+class CardKind(StrEnum):
+    """What a served model is."""
+
+    BASE = "base"
+    ADAPTER = "adapter"
+    BACKEND = "backend"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
@@ -236,6 +278,7 @@ class ModelCard:
     root: str
     parent: str | None = None
     max_model_len: int | None = None
+    kind: CardKind = CardKind.BASE
 
 
 class Health(Protocol):
@@ -290,7 +333,7 @@ class Services:
     text: Callable[[], TextService]
     prompts: PromptService
     admission: AdmissionService
-    models: Callable[[], Sequence[ModelCard]]
+    models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits
     clock: Callable[[], float]
@@ -300,3 +343,4 @@ class Services:
     chaos: ChaosService | None = None
     adapters: AdapterService | None = None
     routing: RoutingService | None = None
+    key_desk: KeyService | None = None

@@ -31,9 +31,8 @@ from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
 from gateway.health import HealthProbe
 from gateway.journey import Journey
-from gateway.keys import Keys
 from gateway.model_text import ModelText
-from gateway.ports import HttpLimits, ModelCard, Services
+from gateway.ports import CardKind, HttpLimits, ModelCard, Services
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.desk import PromptDesk
 from gateway.prompts.engine_summary import EngineSummarizer
@@ -52,6 +51,7 @@ from gateway.wiring_backends import Engines, make_engines
 from gateway.wiring_cache import Answers, make_answers, make_leg_limits
 from gateway.wiring_chaos import chaos_collector, make_chaos
 from gateway.wiring_hedging import hedge_collector
+from gateway.wiring_keys import KeyHouse, make_keys, usable
 from gateway.wiring_resilience import make_resilience
 from gateway.wiring_routing import Routing, make_routing
 from gateway.wiring_state import State, make_state, published_store
@@ -93,6 +93,7 @@ class Gateway:
     publishing: Publishing
     answers: Answers
     adapters: Adapters
+    keys: KeyHouse
     summaries: EngineSummarizer | None = None
 
     @asynccontextmanager
@@ -126,6 +127,7 @@ class Gateway:
                     residents.append(loops.create_task(self.summaries.run(), name="summaries"))
                 residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
                 residents.append(loops.create_task(self.routing.book.run(), name="routing"))
+                residents.append(loops.create_task(self.keys.use.run(), name="keys-used"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -215,6 +217,8 @@ def build(
 
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     audit = Audit(state.store, unix_time=unix_time)
+    ring = KeyRing(admin_key, enabled=settings.auth.enabled, unix_time=unix_time)
+    keys = make_keys(ring, state, audit=audit, unix_time=unix_time)
     loras = make_adapters(
         settings,
         state,
@@ -365,7 +369,7 @@ def build(
     )
     services = Services(
         journey=journey,
-        keys=Keys(KeyRing(admin_key, enabled=settings.auth.enabled)),
+        keys=keys.door,
         health=health,
         idempotency=state.idempotency,
         text=lambda: text.service,
@@ -381,7 +385,7 @@ def build(
             block_size=settings.engine.block_size,
         ),
         admission=admission_desk,
-        models=lambda: _models(fleet, adapters, text.max_model_len),
+        models=lambda caller: usable(_models(fleet, adapters, text.max_model_len), caller, revision()),
         metrics=metrics.render,
         limits=HttpLimits(
             max_body_bytes=settings.server.max_body_bytes,
@@ -395,10 +399,11 @@ def build(
         chaos=chaos,
         adapters=loras.desk,
         routing=routing.desk,
+        key_desk=keys.desk,
     )
     return Gateway(
         settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,
-        publishing, answers, loras, summaries,
+        publishing, answers, loras, keys, summaries,
     )  # fmt: skip
 
 
@@ -409,14 +414,17 @@ def new_id(prefix: str) -> str:
 
 def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
     cards = [ModelCard(model, model, None, max_model_len) for model in sorted(fleet.base_models)]
-    cards += [ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len) for a in adapters.known]
     cards += [
-        ModelCard(alias, target, adapters.get(target).base_model, max_model_len)
+        ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len, CardKind.ADAPTER)
+        for a in adapters.known
+    ]
+    cards += [
+        ModelCard(alias, target, adapters.get(target).base_model, max_model_len, CardKind.ADAPTER)
         for alias, target in sorted(adapters.aliases.items())
         if target in adapters.offered.adapters
     ]
     cards += [
-        ModelCard(name, backend.model, backend.model, max_model_len)
+        ModelCard(name, backend.model, backend.model, max_model_len, CardKind.BACKEND)
         for name, backend in sorted(fleet.backends.items())
     ]
     return cards

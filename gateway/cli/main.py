@@ -13,6 +13,7 @@ import typer
 from gateway.cli.adapters import adapters
 from gateway.cli.admission import admission
 from gateway.cli.chaos import chaos
+from gateway.cli.keys import keys
 from gateway.cli.prompts import prompts
 from gateway.cli.replay import replay
 from gateway.cli.routes import audit, routes
@@ -32,6 +33,7 @@ app.add_typer(admission)
 app.add_typer(routes)
 app.command(name="audit")(audit)
 app.add_typer(adapters)
+app.add_typer(keys)
 
 ConfigFile = Annotated[
     Path | None,

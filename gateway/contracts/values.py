@@ -41,12 +41,17 @@ class CallerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: derived from the key, never from the body."""
+    """Who asks: derived from the key, never from the body.
+
+    ``routes`` and ``adapters`` are those that the key may use; ``None``: all.
+    """
 
     tenant: str
     role: CallerRole
     key_id: str
     max_priority: int = 1
+    routes: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,10 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer."""
+        """Send a whole answer; 204 has neither a body nor headers that tell of one."""
         length = (b"content-length", str(len(reply.body)).encode())
-        await self.start(reply.status, [(b"content-type", reply.content_type), length, *reply.headers])
+        told = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
+        await self.start(reply.status, [*told, *reply.headers])
         await self.body(reply.body, more=False)
 
     def id_headers(self) -> list[Header]:

@@ -245,7 +245,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         text=FakeText,
         prompts=FakePrompts(),
         admission=FakeAdmission(),
-        models=lambda: (
+        models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
         ),
