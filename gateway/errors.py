@@ -19,6 +19,8 @@
     ├── IdempotencyConflict     409     idempotency_conflict
     ├── RevisionConflict        409     revision_conflict
     ├── BodyTooLarge            413     body_too_large
+    ├── RateLimited             429     rate_limited
+    ├── QuotaExceeded           429     quota_exceeded
     ├── BackendUnavailable      503     backend_unavailable
     ├── Draining                503     draining
     ├── DeadlineExceeded        504     deadline_exceeded
@@ -165,6 +167,20 @@ class BodyTooLarge(GatewayError):
 
     status = 413
     code = "body_too_large"
+
+
+class RateLimited(GatewayError):
+    """The key's requests or tokens of a minute are used up."""
+
+    status = 429
+    code = "rate_limited"
+
+
+class QuotaExceeded(GatewayError):
+    """The key's tokens of a day are used up."""
+
+    status = 429
+    code = "quota_exceeded"
 
 
 class BackendUnavailable(GatewayError):

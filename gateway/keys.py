@@ -43,6 +43,7 @@ class Keys:
                 record.max_priority,
                 record.routes,
                 record.adapters,
+                record.limits,
             )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")

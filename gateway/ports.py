@@ -46,6 +46,16 @@ class KeyAuthority(Protocol):
         """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
 
 
+class RequestLimiter(Protocol):
+    """Keys' limits at the door."""
+
+    def enter(self, caller: Caller) -> None:
+        """Count a request. Raises RateLimited."""
+
+    def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
+        """What every answer to a limited key tells; nothing for others."""
+
+
 class TextService(Protocol):
     """The served model's tokenizer and chat template."""
 
@@ -328,6 +338,7 @@ class Services:
 
     journey: JourneyRunner
     keys: KeyAuthority
+    limiter: RequestLimiter
     health: Health
     idempotency: IdempotencyStore
     text: Callable[[], TextService]

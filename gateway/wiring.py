@@ -17,6 +17,7 @@ import structlog
 from accounting.account import Accounts
 from accounting.keys import KeyRing
 from accounting.ledger import Ledger
+from accounting.quotas import Quotas
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent
@@ -39,6 +40,7 @@ from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
+from gateway.quotas import KeyLimiter
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.check import Known
@@ -219,6 +221,7 @@ def build(
     audit = Audit(state.store, unix_time=unix_time)
     ring = KeyRing(admin_key, enabled=settings.auth.enabled, unix_time=unix_time)
     keys = make_keys(ring, state, audit=audit, unix_time=unix_time)
+    limiter = KeyLimiter(Quotas(clock=clock))
     loras = make_adapters(
         settings,
         state,
@@ -342,6 +345,7 @@ def build(
             emit=hub.emit,
         ),
         accounts=Accounts(ledger),
+        limiter=limiter,
         reporter=Reporter(
             tracer=tracing,
             emit=finished,
@@ -370,6 +374,7 @@ def build(
     services = Services(
         journey=journey,
         keys=keys.door,
+        limiter=limiter,
         health=health,
         idempotency=state.idempotency,
         text=lambda: text.service,

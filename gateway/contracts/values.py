@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from accounting.keys import NO_LIMITS, KeyLimits
 from budgeting.values import EvidenceChunk, Message
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -52,6 +53,7 @@ class Caller:
     max_priority: int = 1
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
+    limits: KeyLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
-from gateway.http.endpoint import Endpoint
+from gateway.http.endpoint import Endpoint, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
@@ -50,12 +50,12 @@ def models(services: Services) -> dict[str, Endpoint]:
     created = int(services.unix_time())
 
     async def listed(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        cards = services.models(services.keys.authenticate(exchange.bearer))
+        cards = services.models(caller_of(services, exchange))
         body: ModelListBody = {"object": "list", "data": [_body(card, created) for card in cards]}
         return Reply(200, orjson.dumps(body))
 
     async def one(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        caller = services.keys.authenticate(exchange.bearer)
+        caller = caller_of(services, exchange)
         card = card_of(services, caller, scope["path_params"]["id"])
         return Reply(200, orjson.dumps(_body(card, created)))
 

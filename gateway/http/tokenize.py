@@ -15,7 +15,7 @@ from gateway.contracts.turns import check_count
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
-from gateway.http.endpoint import Endpoint, Handler
+from gateway.http.endpoint import Endpoint, Handler, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
 from gateway.http.openai import card_of
@@ -36,7 +36,7 @@ def tokenizing(services: Services, idempotency: Idempotency) -> dict[str, Endpoi
 
 def _handler(services: Services, idempotency: Idempotency, answer: Answering) -> Handler:
     async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        caller = services.keys.authenticate(exchange.bearer)
+        caller = caller_of(services, exchange)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         key = key_of(exchange.headers.get(b"idempotency-key"))
 

@@ -76,6 +76,7 @@ class GenerateSocket:
             body = await self._first_frame(receive)
             # Its key may have been revoked since the handshake.
             caller = self._services.keys.authenticate(exchange.bearer)
+            self._services.limiter.enter(caller)
             # The clock starts with the request, not with the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
