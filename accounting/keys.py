@@ -1,17 +1,27 @@
-"""Who a key belongs to. First form: one admin key, given at the start."""
+"""Who a key belongs to: the first admin key, given at the start, and the keys that operators made."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import os
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
-# Makes the digests of two processes differ; drawn anew at each start, since nothing is stored.
+# The admin key's digest differs from process to process, and each made key's from every other's.
 SALT_BYTES = 16
+# 256 random bits: nobody tries them all, whatever the digest costs.
+SECRET_BYTES = 32
+# 48 random bits tell keys apart; two equal ones among 100,000 keys are a chance in 50,000, and are refused.
+PREFIX_BYTES = 6
+# Most keys in force: each is about 1 KB of memory in every process, so 100 MB at most.
+MAX_KEYS = 100_000
 # Highest priority that a request may ask for.
 HIGHEST_PRIORITY = 1
+_MARK: Final = "slc"
 
 
 class KeyRole(StrEnum):
@@ -23,13 +33,62 @@ class KeyRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """How much a key may ask for; ``None``: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is known of a key; nothing in it tells the key."""
+    """What is known of a key; nothing in it tells the key.
+
+    Args:
+        key_id: its public name.
+        tenant: whom its requests are booked to.
+        role: what it may do.
+        max_priority: its requests' priorities are capped by it.
+        routes: the routes that it may use; ``None``: all.
+        adapters: the adapters and aliases that it may use; ``None``: all.
+        limits: how much it may ask for.
+        expires_at: Unix seconds from which on it is not accepted; ``None``: never.
+    """
 
     key_id: str
     tenant: str
     role: KeyRole
     max_priority: int
+    routes: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
+    limits: KeyLimits = NO_LIMITS
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A made key as it is kept.
+
+    Args:
+        record: what it may do.
+        prefix: the public part of the key, by which it is found.
+        salt, digest: of the whole key.
+        comment: what its maker said.
+        author: the id of the key that made it.
+        created_at: Unix seconds.
+    """
+
+    record: KeyRecord
+    prefix: str
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+    comment: str = ""
+    author: str = ""
+    created_at: float = 0.0
 
 
 # With authentication off every caller is the operator at the machine: no key, all rights, one tenant.
@@ -37,37 +96,128 @@ LOCAL_OPERATOR = KeyRecord("local", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
 BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
 
 
+@dataclass(frozen=True, slots=True)
+class NewSecret:
+    """A key that was just drawn: ``key`` is told once, to its maker, and kept nowhere."""
+
+    prefix: str
+    key: str = field(repr=False)
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+
+
+def draw_key(random_bytes: Callable[[int], bytes] = os.urandom) -> NewSecret:
+    """A new key, ``slc_<prefix>_<secret>`` with a secret of 32 random bytes."""
+    prefix, salt = random_bytes(PREFIX_BYTES).hex(), random_bytes(SALT_BYTES)
+    key = f"{_MARK}_{prefix}_{random_bytes(SECRET_BYTES).hex()}"
+    return NewSecret(prefix, key, salt, salted_digest(salt, key.encode()))
+
+
+def salted_digest(salt: bytes, key: bytes) -> bytes:
+    """SHA-256 over salt and key.
+
+    A fast digest is enough for keys of 256 random bits: slow ones protect words that people choose, and
+    would be paid on every request.
+    """
+    return hashlib.sha256(salt + key).digest()
+
+
 class KeyRing:
     """The keys that are accepted, each kept only as a salted SHA-256.
 
-    A fast digest is enough for keys drawn at random, and a slow one would be paid on every request.
-
     Args:
-        admin_key: the first admin key; ``None`` or empty: there is none, and with authentication on
-            nobody gets in.
+        admin_key: the first admin key; ``None`` or empty: there is none.
         enabled: whether keys are asked for at all.
+        unix_time: seconds since 1970, for keys that expire.
+        digest: of salt and key.
     """
 
-    __slots__ = ("_admin_digest", "_enabled", "_salt")
+    __slots__ = (
+        "_admin_digest",
+        "_by_id",
+        "_by_prefix",
+        "_digest_of",
+        "_enabled",
+        "_nobody",
+        "_salt",
+        "_time",
+    )
 
-    def __init__(self, admin_key: str | None, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        admin_key: str | None,
+        *,
+        enabled: bool,
+        unix_time: Callable[[], float] = time.time,
+        digest: Callable[[bytes, bytes], bytes] = salted_digest,
+    ) -> None:
         self._enabled = enabled
+        self._time = unix_time
+        self._digest_of = digest
         self._salt = os.urandom(SALT_BYTES)
-        self._admin_digest = self._digest(admin_key) if admin_key else None
+        self._admin_digest = self._digest_of(self._salt, _bytes_of(admin_key)) if admin_key else None
+        self._by_prefix: dict[str, StoredKey] = {}
+        self._by_id: dict[str, StoredKey] = {}
+        # What unknown prefixes and a missing admin key are compared with: no key has these digests.
+        self._nobody = os.urandom(SALT_BYTES), os.urandom(hashlib.sha256().digest_size)
 
     def lookup(self, bearer: str | None) -> KeyRecord | None:
-        """The record of ``bearer``, the key without its scheme; ``None`` when it is missing or unknown.
+        """The record of ``bearer``, the key without its scheme.
 
-        The time it takes does not depend on how much of the key is right.
+        ``None`` when it is missing, unknown, revoked or expired. The same work is done for every key of one
+        length: an unknown prefix is compared too, with nobody's digest, so that the time tells neither how
+        much of a key is right nor which prefixes there are.
         """
         if not self._enabled:
             return LOCAL_OPERATOR
-        if not bearer or self._admin_digest is None:
+        if not bearer:
             return None
-        if hmac.compare_digest(self._digest(bearer), self._admin_digest):
+        given = _bytes_of(bearer)
+        stored = self._by_prefix.get(_prefix_of(bearer))
+        salt, digest = self._nobody if stored is None else (stored.salt, stored.digest)
+        is_stored = hmac.compare_digest(self._digest_of(salt, given), digest)
+        is_admin = hmac.compare_digest(
+            self._digest_of(self._salt, given), self._admin_digest or self._nobody[1]
+        )
+        if is_admin and self._admin_digest is not None:
             return BOOTSTRAP_ADMIN
-        return None
+        if stored is None or not is_stored:
+            return None
+        expires_at = stored.record.expires_at
+        return stored.record if expires_at is None or self._time() < expires_at else None
 
-    def _digest(self, key: str) -> bytes:
-        # A header may decode to lone surrogates; such a key is wrong, not a crash.
-        return hashlib.sha256(self._salt + key.encode("utf-8", "surrogatepass")).digest()
+    def add(self, key: StoredKey) -> None:
+        """Accept a key from now on; one whose id or prefix is there already changes nothing."""
+        if key.prefix not in self._by_prefix and key.record.key_id not in self._by_id:
+            self._by_prefix[key.prefix] = self._by_id[key.record.key_id] = key
+
+    def remove(self, key_id: str) -> bool:
+        """Accept a key no longer; ``False``: there was none of that id."""
+        key = self._by_id.pop(key_id, None)
+        if key is None:
+            return False
+        del self._by_prefix[key.prefix]
+        return True
+
+    def get(self, key_id: str) -> StoredKey | None:
+        """A made key that was not revoked."""
+        return self._by_id.get(key_id)
+
+    @property
+    def made(self) -> Sequence[StoredKey]:
+        """The keys that were made and not revoked, oldest first; expired ones included."""
+        return tuple(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def _prefix_of(bearer: str) -> str:
+    mark, _, rest = bearer.partition("_")
+    prefix, _, _ = rest.partition("_")
+    return prefix if mark == _MARK else ""
+
+
+def _bytes_of(key: str) -> bytes:
+    # A header may decode to lone surrogates; such a key is wrong, not a crash.
+    return key.encode("utf-8", "surrogatepass")

@@ -21,6 +21,7 @@ from gateway.http import (
     admin_admission,
     admin_canary,
     admin_chaos,
+    admin_keys,
     admin_prompts,
     admin_routing,
     monitors,
@@ -122,12 +123,18 @@ def _routes(
     if services.canary is not None:
         read["/admin/canary"], orders = admin_canary.canary_pages(services, services.canary)
         posted.update(orders)
+    delete: dict[str, ASGIApp] = {}
+    if services.key_desk is not None:
+        read["/admin/keys"] = admin_keys.key_list(services, services.key_desk)
+        posted["/admin/keys"] = admin_keys.key_maker(services, services.key_desk)
+        delete["/admin/keys/{id}"] = admin_keys.key_revoker(services, services.key_desk)
     if services.chaos is not None:
         read["/admin/chaos"], posted["/admin/chaos"] = admin_chaos.chaos_pages(services, services.chaos)
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()),
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in read.items()),
         *(Route(path, endpoint, methods=["PUT"]) for path, endpoint in put.items()),
+        *(Route(path, endpoint, methods=["DELETE"]) for path, endpoint in delete.items()),
         WebSocketRoute("/v1/generate/ws", GenerateSocket(services)),
     ]
 

@@ -9,6 +9,7 @@
     ├── UnknownPromptVersion    422     unknown_prompt_version
     │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin_prompts``)
     ├── NoSuchAdapter           404     unknown_adapter
+    ├── NoSuchKey               404     unknown_key
     ├── MissingKey              401     missing_key
     ├── InvalidKey              401     invalid_key
     ├── Forbidden               403     forbidden
@@ -18,6 +19,8 @@
     ├── IdempotencyConflict     409     idempotency_conflict
     ├── RevisionConflict        409     revision_conflict
     ├── BodyTooLarge            413     body_too_large
+    ├── RateLimited             429     rate_limited
+    ├── QuotaExceeded           429     quota_exceeded
     ├── BackendUnavailable      503     backend_unavailable
     ├── Draining                503     draining
     ├── DeadlineExceeded        504     deadline_exceeded
@@ -96,6 +99,13 @@ class NoSuchAdapter(GatewayError):
     code = "unknown_adapter"
 
 
+class NoSuchKey(GatewayError):
+    """An admin names a key that was not made, or that is revoked."""
+
+    status = 404
+    code = "unknown_key"
+
+
 class MissingKey(GatewayError):
     """No key was sent."""
 
@@ -157,6 +167,20 @@ class BodyTooLarge(GatewayError):
 
     status = 413
     code = "body_too_large"
+
+
+class RateLimited(GatewayError):
+    """The key's requests or tokens of a minute are used up."""
+
+    status = 429
+    code = "rate_limited"
+
+
+class QuotaExceeded(GatewayError):
+    """The key's tokens of a day are used up."""
+
+    status = 429
+    code = "quota_exceeded"
 
 
 class BackendUnavailable(GatewayError):

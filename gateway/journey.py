@@ -31,6 +31,7 @@ from gateway.meter import Meter
 from gateway.ports import Sink
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersions
+from gateway.quotas import KeyLimiter
 from gateway.reception import Laps, Reception
 from gateway.report import Reporter, Trip, closing_row
 from gateway.routing.rank import rank
@@ -63,6 +64,7 @@ class Journey:
     dispatcher: Dispatcher
     fallback: FallbackChain
     accounts: Accounts
+    limiter: KeyLimiter
     reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
@@ -120,9 +122,14 @@ class Journey:
 
             row = opening_row(request, trip, unix_time=self.unix_time())
             job = Job(request, target, plan, lease, backend, shortening(planner, asked))
-            with self.accounts.open(row) as account, trip.billing(account, row):
+            demand = demand_of(job, backend, meter, trip.prefix)
+            with (
+                self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens, meter) as tokens,
+                self.accounts.open(row) as account,
+                trip.billing(account, row),
+            ):
                 try:
-                    async with self.admission.admit(demand_of(job, backend, meter, trip.prefix)) as slot:
+                    async with self.admission.admit(demand) as slot:
                         trip.laps.lap("admit")
                         outcome = await self.dispatcher.generate(slot, backend, job, meter)
                 except (Refused, BackendFailure) as cause:
@@ -133,6 +140,8 @@ class Journey:
                 answer = respond(request, outcome, trip, now=self.clock())
                 self.fallback.remember(job, outcome, answer)
                 account.settle(closing_row(row, answer))
+                if tokens is not None:
+                    tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 trip.answered(answer)
                 await sink.finish(answer)
                 trip.laps.lap("respond")

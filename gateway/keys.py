@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from accounting.keys import KeyRing
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, MissingKey
 
 
-class Keys:
-    """Maps the key ring's records to callers."""
+def _nobody_asks(key_id: str) -> None:
+    """Without a book of their use."""
 
-    def __init__(self, ring: KeyRing) -> None:
+
+class Keys:
+    """Maps the key ring's records to callers.
+
+    Args:
+        ring: the keys that are accepted.
+        saw: told of each made key that is used.
+    """
+
+    def __init__(self, ring: KeyRing, saw: Callable[[str], None] = _nobody_asks) -> None:
         self._ring = ring
+        self._saw = saw
 
     def authenticate(self, bearer: str | None) -> Caller:
         """Who sent this key.
 
         Raises:
             MissingKey: none was sent.
-            InvalidKey: it is not known.
+            InvalidKey: it is not known, was revoked or has expired.
         """
         record = self._ring.lookup(bearer)
         if record is not None:
-            return Caller(record.tenant, CallerRole(record.role), record.key_id, record.max_priority)
+            if self._ring.get(record.key_id) is not None:
+                self._saw(record.key_id)
+            return Caller(
+                record.tenant,
+                CallerRole(record.role),
+                record.key_id,
+                record.max_priority,
+                record.routes,
+                record.adapters,
+                record.limits,
+            )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")
-        raise InvalidKey("the key is not known here")
+        raise InvalidKey("the key is not known here, was revoked or has expired")

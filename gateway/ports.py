@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from budgeting.values import Message
 from gateway.backends.port import Delta
 from gateway.config_chaos import FaultRule
-from gateway.contracts.values import Answer, Caller, GenerateRequest
+from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 from gateway.routing.canary import MIN_SAMPLES, STEP_S, STEPS, WINDOW_S
 
@@ -44,6 +45,16 @@ class KeyAuthority(Protocol):
 
     def authenticate(self, bearer: str | None) -> Caller:
         """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
+
+
+class RequestLimiter(Protocol):
+    """Keys' limits at the door."""
+
+    def enter(self, caller: Caller) -> None:
+        """Count a request. Raises RateLimited."""
+
+    def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
+        """What every answer to a limited key tells; nothing for others."""
 
 
 class TextService(Protocol):
@@ -256,6 +267,39 @@ class CanaryService(Protocol):
         """End it, with the route's weights as before."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """A key to be made; ``None`` is no limit, ``expires_at`` is Unix seconds."""
+
+    tenant: str
+    role: CallerRole = CallerRole.CALLER
+    max_priority: int = 0
+    routes: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    expires_at: float | None = None
+    comment: str = ""
+
+
+class KeyService(Protocol):
+    """The keys for admins; ``who`` is the key's id.
+
+    Changes are in force in this process when a call returns, in every other within a second. They raise
+    InvalidRequest, Forbidden (too many keys), NoSuchKey and BackendUnavailable (the state store is away).
+    """
+
+    def show_all(self) -> Mapping[str, object]:
+        """The keys that are not revoked; no secret."""
+
+    async def create(self, order: KeyOrder, *, who: str) -> Mapping[str, object]:
+        """Make a key; the answer alone tells its secret."""
+
+    async def revoke(self, key_id: str, *, who: str) -> None:
+        """Refuse a key from now on."""
+
+
 class ChaosService(Protocol):
     """The faults made on purpose, for operators' eyes and hands."""
 
@@ -266,6 +310,14 @@ class ChaosService(Protocol):
         """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
 
 
+class CardKind(StrEnum):
+    """What a served model is."""
+
+    BASE = "base"
+    ADAPTER = "adapter"
+    BACKEND = "backend"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
@@ -274,6 +326,7 @@ class ModelCard:
     root: str
     parent: str | None = None
     max_model_len: int | None = None
+    kind: CardKind = CardKind.BASE
 
 
 class Health(Protocol):
@@ -323,12 +376,13 @@ class Services:
 
     journey: JourneyRunner
     keys: KeyAuthority
+    limiter: RequestLimiter
     health: Health
     idempotency: IdempotencyStore
     text: Callable[[], TextService]
     prompts: PromptService
     admission: AdmissionService
-    models: Callable[[], Sequence[ModelCard]]
+    models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits
     clock: Callable[[], float]
@@ -339,3 +393,4 @@ class Services:
     adapters: AdapterService | None = None
     routing: RoutingService | None = None
     canary: CanaryService | None = None
+    key_desk: KeyService | None = None

@@ -57,6 +57,7 @@ def selection_of(request: GenerateRequest, target: Target) -> Selection:
         target.route.adapter_rules,
         MappingProxyType({name: value for name, value in fields.items() if value is not None}),
         sticky_key=request.session_id or request.generation_id,
+        allowed=request.caller.adapters,
         operator=request.caller.role is not CallerRole.CALLER,
     )
 

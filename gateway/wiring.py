@@ -17,6 +17,7 @@ import structlog
 from accounting.account import Accounts
 from accounting.keys import KeyRing
 from accounting.ledger import Ledger
+from accounting.quotas import Quotas
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent
@@ -31,15 +32,15 @@ from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
 from gateway.health import HealthProbe
 from gateway.journey import Journey
-from gateway.keys import Keys
 from gateway.model_text import ModelText
-from gateway.ports import HttpLimits, ModelCard, Services
+from gateway.ports import CardKind, HttpLimits, ModelCard, Services
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.desk import PromptDesk
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
+from gateway.quotas import KeyLimiter
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.check import Known
@@ -53,6 +54,7 @@ from gateway.wiring_cache import Answers, make_answers, make_leg_limits
 from gateway.wiring_canary import Canary, make_canary
 from gateway.wiring_chaos import chaos_collector, make_chaos
 from gateway.wiring_hedging import hedge_collector
+from gateway.wiring_keys import KeyHouse, make_keys, usable
 from gateway.wiring_resilience import make_resilience
 from gateway.wiring_routing import Routing, make_routing
 from gateway.wiring_state import State, make_state, published_store
@@ -95,6 +97,7 @@ class Gateway:
     answers: Answers
     adapters: Adapters
     canary: Canary
+    keys: KeyHouse
     summaries: EngineSummarizer | None = None
 
     @asynccontextmanager
@@ -129,6 +132,7 @@ class Gateway:
                 residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
                 residents.append(loops.create_task(self.routing.book.run(), name="routing"))
                 residents.append(loops.create_task(self.canary.driver.run(), name="canary"))
+                residents.append(loops.create_task(self.keys.use.run(), name="keys-used"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -218,6 +222,9 @@ def build(
 
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     audit = Audit(state.store, unix_time=unix_time)
+    ring = KeyRing(admin_key, enabled=settings.auth.enabled, unix_time=unix_time)
+    keys = make_keys(ring, state, audit=audit, unix_time=unix_time)
+    limiter = KeyLimiter(Quotas(clock=clock))
     loras = make_adapters(
         settings,
         state,
@@ -344,6 +351,7 @@ def build(
             emit=hub.emit,
         ),
         accounts=Accounts(ledger),
+        limiter=limiter,
         reporter=Reporter(
             tracer=tracing,
             emit=finished,
@@ -371,7 +379,8 @@ def build(
     )
     services = Services(
         journey=journey,
-        keys=Keys(KeyRing(admin_key, enabled=settings.auth.enabled)),
+        keys=keys.door,
+        limiter=limiter,
         health=health,
         idempotency=state.idempotency,
         text=lambda: text.service,
@@ -387,7 +396,7 @@ def build(
             block_size=settings.engine.block_size,
         ),
         admission=admission_desk,
-        models=lambda: _models(fleet, adapters, text.max_model_len),
+        models=lambda caller: usable(_models(fleet, adapters, text.max_model_len), caller, revision()),
         metrics=metrics.render,
         limits=HttpLimits(
             max_body_bytes=settings.server.max_body_bytes,
@@ -402,10 +411,11 @@ def build(
         adapters=loras.desk,
         routing=routing.desk,
         canary=canary.desk,
+        key_desk=keys.desk,
     )
     return Gateway(
         settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,
-        publishing, answers, loras, canary, summaries,
+        publishing, answers, loras, canary, keys, summaries,
     )  # fmt: skip
 
 
@@ -416,14 +426,17 @@ def new_id(prefix: str) -> str:
 
 def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
     cards = [ModelCard(model, model, None, max_model_len) for model in sorted(fleet.base_models)]
-    cards += [ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len) for a in adapters.known]
     cards += [
-        ModelCard(alias, target, adapters.get(target).base_model, max_model_len)
+        ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len, CardKind.ADAPTER)
+        for a in adapters.known
+    ]
+    cards += [
+        ModelCard(alias, target, adapters.get(target).base_model, max_model_len, CardKind.ADAPTER)
         for alias, target in sorted(adapters.aliases.items())
         if target in adapters.offered.adapters
     ]
     cards += [
-        ModelCard(name, backend.model, backend.model, max_model_len)
+        ModelCard(name, backend.model, backend.model, max_model_len, CardKind.BACKEND)
         for name, backend in sorted(fleet.backends.items())
     ]
     return cards

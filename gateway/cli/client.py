@@ -55,6 +55,10 @@ class AdminClient:
         """The JSON answer to a JSON body that replaces what is there. Raises AdminError."""
         return self._call("/".join(quote(part, safe="") for part in path), body, method="PUT")
 
+    def delete(self, *path: str) -> None:
+        """Have what is at a path taken away. Raises AdminError."""
+        self._call("/".join(quote(part, safe="") for part in path), None, method="DELETE")
+
     def _call(self, path: str, body: bytes | None, method: str | None = None) -> Any:
         if not self.url.startswith(("http://", "https://")):
             raise AdminError(f"--url: {self.url!r} is not a gateway's address; allowed: http://HOST:PORT")
@@ -64,7 +68,8 @@ class AdminClient:
             request.add_header("authorization", f"Bearer {self.key}")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return json.loads(answer.read(MAX_ANSWER_BYTES))
+                text = answer.read(MAX_ANSWER_BYTES)
+                return None if answer.status == 204 else json.loads(text)
         except urllib.error.HTTPError as error:
             raise AdminError(_told(error)) from None
         except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from gateway.cli.adapters import adapters
 from gateway.cli.admission import admission
 from gateway.cli.canary import canary
 from gateway.cli.chaos import chaos
+from gateway.cli.keys import keys
 from gateway.cli.prompts import prompts
 from gateway.cli.replay import replay
 from gateway.cli.routes import audit, routes
@@ -34,6 +35,7 @@ app.add_typer(routes)
 app.add_typer(canary)
 app.command(name="audit")(audit)
 app.add_typer(adapters)
+app.add_typer(keys)
 
 ConfigFile = Annotated[
     Path | None,

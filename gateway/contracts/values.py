@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from accounting.keys import NO_LIMITS, KeyLimits
 from budgeting.values import EvidenceChunk, Message
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
@@ -41,12 +42,18 @@ class CallerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: derived from the key, never from the body."""
+    """Who asks: derived from the key, never from the body.
+
+    ``routes`` and ``adapters`` are those that the key may use; ``None``: all.
+    """
 
     tenant: str
     role: CallerRole
     key_id: str
     max_priority: int = 1
+    routes: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
+    limits: KeyLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,13 @@ class Endpoint:
             await exchange.reply(reply)
 
 
+def caller_of(services: Services, exchange: Exchange) -> Caller:
+    """The caller; the answer will tell how its limits stand. Raises MissingKey, InvalidKey."""
+    caller = services.keys.authenticate(exchange.bearer)
+    exchange.limits_told = lambda: services.limiter.headers(caller)
+    return caller
+
+
 def require_role(services: Services, exchange: Exchange, role: CallerRole) -> Caller:
     """The caller, when its key has ``role`` or is an admin's.
 
@@ -44,7 +51,7 @@ def require_role(services: Services, exchange: Exchange, role: CallerRole) -> Ca
         InvalidKey: the key is unknown.
         Forbidden: the key has another role.
     """
-    caller = services.keys.authenticate(exchange.bearer)
+    caller = caller_of(services, exchange)
     allowed = dict.fromkeys((role, CallerRole.ADMIN))
     if caller.role not in allowed:
         shown = " or ".join(f"'{one.value}'" for one in allowed)

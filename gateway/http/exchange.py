@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -44,8 +44,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_clock", "_send", "arrived_at", "deaf", "departure", "headers", "request_id", "sending_since",
-        "started", "trace_id", "trace_parent",
+        "_clock", "_send", "arrived_at", "deaf", "departure", "headers", "limits_told", "request_id",
+        "sending_since", "started", "trace_id", "trace_parent",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,8 @@ class Exchange:
         self.trace_id = trace_id
         self.trace_parent = trace_parent
         self.departure: Departure | None = scope.get(departure.SCOPE_KEY)
+        # Asked when the answer begins, so that they say how the key's limits stand then.
+        self.limits_told: Callable[[], Sequence[Header]] = tuple
         self.started = False
         self.deaf = False
         self.sending_since: float | None = None
@@ -95,7 +97,11 @@ class Exchange:
         """Send status and headers, the ids included."""
         self.started = True
         await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *self.id_headers()]}
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self.id_headers(), *self.limits_told()],
+            }
         )
 
     async def body(self, data: bytes, *, more: bool) -> None:
@@ -103,9 +109,10 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer."""
+        """Send a whole answer; 204 has neither a body nor headers that tell of one."""
         length = (b"content-length", str(len(reply.body)).encode())
-        await self.start(reply.status, [(b"content-type", reply.content_type), length, *reply.headers])
+        told = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
+        await self.start(reply.status, [*told, *reply.headers])
         await self.body(reply.body, more=False)
 
     def id_headers(self) -> list[Header]:

@@ -15,6 +15,7 @@ from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
 from gateway.http.body import read_body
 from gateway.http.departure import ClientGone
+from gateway.http.endpoint import caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
 from gateway.http.presence import Presence, until_gone
@@ -100,7 +101,8 @@ class GenerationEndpoint:
         exchange = Exchange.of(scope)
         services = self._services
         try:
-            caller = services.keys.authenticate(exchange.bearer)
+            caller = caller_of(services, exchange)
+            services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             asked = self._dialect.parse(body, origin_of(services, exchange, caller))
             exchange.request_id = asked.request.request_id

@@ -9,8 +9,9 @@ from typing_extensions import TypedDict
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.refusals import path_of
+from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
-from gateway.http.endpoint import Endpoint
+from gateway.http.endpoint import Endpoint, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
@@ -49,24 +50,25 @@ def models(services: Services) -> dict[str, Endpoint]:
     created = int(services.unix_time())
 
     async def listed(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        services.keys.authenticate(exchange.bearer)
-        body: ModelListBody = {"object": "list", "data": [_body(card, created) for card in services.models()]}
+        cards = services.models(caller_of(services, exchange))
+        body: ModelListBody = {"object": "list", "data": [_body(card, created) for card in cards]}
         return Reply(200, orjson.dumps(body))
 
     async def one(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        services.keys.authenticate(exchange.bearer)
-        return Reply(200, orjson.dumps(_body(card_of(services, scope["path_params"]["id"]), created)))
+        caller = caller_of(services, exchange)
+        card = card_of(services, caller, scope["path_params"]["id"])
+        return Reply(200, orjson.dumps(_body(card, created)))
 
     return {"/v1/models": Endpoint(listed, error_json), "/v1/models/{id:path}": Endpoint(one, error_json)}
 
 
-def card_of(services: Services, model: str) -> ModelCard:
+def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
     """The card of a served model.
 
     Raises:
-        UnknownModel: nothing of that name is served.
+        UnknownModel: nothing of that name is served to this caller.
     """
-    for card in services.models():
+    for card in services.models(caller):
         if card.id == model:
             return card
     name = path_of([model])

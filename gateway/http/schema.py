@@ -16,6 +16,7 @@ from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.http.admin_adapters import AddBody, PromoteBody, RollbackBody
 from gateway.http.admin_canary import CanaryBody, CanaryStartBody
+from gateway.http.admin_keys import KeyBody
 from gateway.http.admin_routing import (
     RouteApplyBody,
     RoutePromoteBody,
@@ -42,6 +43,7 @@ _REQUESTS: Final = (
     RoutePromoteBody,
     RouteRollbackBody,
     RouteWeightBody,
+    KeyBody,
 )
 _ANSWERS: Final[tuple[Any, ...]] = (
     AnswerBody,
@@ -105,6 +107,11 @@ def _paths() -> dict[str, Any]:
         "/admin/adapters/aliases/{id}/rollback": _post(
             "Lead an alias back", "RollbackBody", None, _OPERATORS
         ),
+        "/admin/keys": _get("Keys", _OBJECT, tag="operators", key=True)
+        | _post("Make a key", "KeyBody", None, _OPERATORS),
+        "/admin/keys/{id}": {
+            "delete": _get("Revoke a key", _REVOKED, tag="operators", key=True, parameters=[_KEY_ID])["get"]
+        },
         "/admin/routing": _get("The routing revision in force", _OBJECT, tag="operators", key=True)
         | {"put": _post("Apply a configuration", "RouteApplyBody", None, _OPERATORS)["post"]},
         "/admin/routing/weights": _post("Set a share", "RouteWeightBody", None, _OPERATORS),
@@ -144,6 +151,8 @@ _OBJECT: Final[dict[str, Any]] = {
 }
 _PROMPT_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _ADAPTER_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_KEY_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_REVOKED: Final[dict[str, Any]] = {"204": {"description": "Revoked"}}
 _MODEL_ID: Final = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 

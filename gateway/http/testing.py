@@ -29,6 +29,7 @@ from gateway.contracts.values import (
 from gateway.errors import InvalidKey, MissingKey, PublicError, UnknownPromptVersion
 from gateway.http.protocol import GatewayProtocol
 from gateway.ports import HttpLimits, ModelCard, Services, Sink, StoredReply
+from gateway.quotas import KeyLimiter
 
 CALLER_KEY = "sk-caller"
 OTHER_KEY = "sk-other"
@@ -240,12 +241,13 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
     services = Services(
         journey=journey or FakeJourney(),
         keys=FakeKeys(),
+        limiter=KeyLimiter(),
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=FakeText,
         prompts=FakePrompts(),
         admission=FakeAdmission(),
-        models=lambda: (
+        models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
         ),

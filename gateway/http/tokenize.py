@@ -12,16 +12,17 @@ from gateway.contracts.openai_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.turns import check_count
+from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
-from gateway.http.endpoint import Endpoint, Handler
+from gateway.http.endpoint import Endpoint, Handler, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
 from gateway.http.openai import card_of
 from gateway.http.presence import run_until_gone
 from gateway.ports import Services, TextService
 
-Answering = Callable[[Services, bytes], Awaitable[bytes]]
+Answering = Callable[[Services, Caller, bytes], Awaitable[bytes]]
 
 
 def tokenizing(services: Services, idempotency: Idempotency) -> dict[str, Endpoint]:
@@ -35,12 +36,12 @@ def tokenizing(services: Services, idempotency: Idempotency) -> dict[str, Endpoi
 
 def _handler(services: Services, idempotency: Idempotency, answer: Answering) -> Handler:
     async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        caller = services.keys.authenticate(exchange.bearer)
+        caller = caller_of(services, exchange)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         key = key_of(exchange.headers.get(b"idempotency-key"))
 
         async def run() -> Outcome:
-            return Outcome(Reply(200, await answer(services, body)), keep=True)
+            return Outcome(Reply(200, await answer(services, caller, body)), keep=True)
 
         if key is None:
             return (await run()).reply
@@ -51,10 +52,10 @@ def _handler(services: Services, idempotency: Idempotency, answer: Answering) ->
     return handle
 
 
-async def _tokenize(services: Services, body: bytes) -> bytes:
+async def _tokenize(services: Services, caller: Caller, body: bytes) -> bytes:
     request = parse(TokenizeRequest, body)
     if request.model is not None:
-        card_of(services, request.model)
+        card_of(services, caller, request.model)
     text = services.text()
     tokens = await _encode(services, text, request)
     answer: TokenizeBody = {
@@ -90,10 +91,10 @@ async def _encode(services: Services, text: TextService, request: TokenizeReques
     )
 
 
-async def _detokenize(services: Services, body: bytes) -> bytes:
+async def _detokenize(services: Services, caller: Caller, body: bytes) -> bytes:
     request = parse(DetokenizeRequest, body)
     if request.model is not None:
-        card_of(services, request.model)
+        card_of(services, caller, request.model)
     try:
         prompt = await services.text().decode(request.tokens)
     except ValueError:

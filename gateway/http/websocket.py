@@ -19,7 +19,6 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.native_answer import NativeDialect, error_json
-from gateway.contracts.values import Caller
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
 from gateway.http.departure import ClientGone
 from gateway.http.exchange import Exchange
@@ -59,22 +58,25 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            caller = self._services.keys.authenticate(exchange.bearer)
+            self._services.keys.authenticate(exchange.bearer)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
         await exchange.send({"type": "websocket.accept", "headers": exchange.id_headers()})
         try:
-            code = await self._serve(exchange, caller, receive)
+            code = await self._serve(exchange, receive)
         except ClientGone:
             return
         await exchange.send({"type": "websocket.close", "code": code})
 
-    async def _serve(self, exchange: Exchange, caller: Caller, receive: Receive) -> int:
+    async def _serve(self, exchange: Exchange, receive: Receive) -> int:
         sink = SocketSink(exchange)
         code = NORMAL
         try:
             body = await self._first_frame(receive)
+            # Its key may have been revoked since the handshake.
+            caller = self._services.keys.authenticate(exchange.bearer)
+            self._services.limiter.enter(caller)
             # The clock starts with the request, not with the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gateway.contracts.values import Contract, GenerateRequest
-from gateway.errors import UnknownModel, UnknownRoute
+from gateway.errors import Forbidden, UnknownModel, UnknownRoute
 from gateway.fleet import Fleet
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
@@ -25,11 +25,15 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     """Find what the request names.
 
     Raises:
+        Forbidden: the key is limited to other routes; whether there is such a route is not told.
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a base model, nor an adapter, nor a backend.
     """
     native = request.contract is Contract.NATIVE
     name = request.route or (DEFAULT_ROUTE if native else revision.openai_route)
+    allowed = request.caller.routes
+    if allowed is not None and name not in allowed:
+        raise Forbidden(f"the key may not use route {name!r}; allowed: {', '.join(allowed)}", param="route")
     route = revision.routes.get(name)
     if route is None:
         known = ", ".join(sorted(revision.routes))
@@ -41,6 +45,11 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     if model in adapters:
         return Target(route, version, None, model)
     if model in fleet.backends:
+        if allowed is not None and model not in dict(route.weights):
+            shown = ", ".join(dict(route.weights))
+            raise Forbidden(
+                f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
+            )
         return Target(route, version, model, request.adapter_id)
     known = ", ".join(sorted({*fleet.base_models, *adapters, *fleet.backends}))
     raise UnknownModel(f"model {model!r} does not exist here; known: {known}", param="model")

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.keys import KeyRing, KeyRole
+from accounting.keys import (
+    BOOTSTRAP_ADMIN,
+    KeyRecord,
+    KeyRing,
+    KeyRole,
+    NewSecret,
+    StoredKey,
+    draw_key,
+    salted_digest,
+)
 
 
 def test_the_admin_key_belongs_to_an_admin() -> None:
@@ -45,3 +57,83 @@ def test_the_ring_keeps_a_salted_digest_and_not_the_key() -> None:
     kept = [getattr(first, slot) for slot in KeyRing.__slots__]
     assert not any("sk-right" in repr(value) for value in kept)
     assert first._admin_digest != second._admin_digest
+
+
+def made(secret: NewSecret, **changes: Any) -> StoredKey:
+    record = KeyRecord(f"key_{secret.prefix}", "acme", KeyRole.CALLER, 0)
+    return StoredKey(replace(record, **changes), secret.prefix, secret.salt, secret.digest)
+
+
+def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
+    ring, secret = KeyRing("sk-right", enabled=True), draw_key()
+    ring.add(made(secret))
+    found = ring.lookup(secret.key)
+    assert found is not None and (found.tenant, found.role) == ("acme", KeyRole.CALLER)
+    assert ring.lookup("sk-right") is BOOTSTRAP_ADMIN, "the first admin key stays"
+    assert ring.remove(found.key_id) and not ring.remove(found.key_id)
+    assert ring.lookup(secret.key) is None and not ring.made
+
+
+def test_only_the_whole_key_is_right() -> None:
+    ring, secret = KeyRing("sk-right", enabled=True), draw_key()
+    ring.add(made(secret))
+    other = draw_key().key.rpartition("_")[2]
+    for wrong in (
+        secret.key[:-1],
+        secret.key + "0",
+        secret.key.upper(),
+        f"slc_{secret.prefix}_",
+        f"slc_{secret.prefix}",
+        f"slc_{secret.prefix}_{other}",
+        secret.key.removeprefix("slc_"),
+    ):
+        assert ring.lookup(wrong) is None, wrong
+
+
+def test_a_second_key_of_one_prefix_does_not_replace_the_first() -> None:
+    ring, secret = KeyRing(None, enabled=True), draw_key()
+    thief = replace(draw_key(), prefix=secret.prefix)
+    ring.add(made(secret))
+    ring.add(made(thief, tenant="umbra"))
+    found = ring.lookup(secret.key)
+    assert found is not None and found.tenant == "acme" and len(ring) == 1
+
+
+def test_a_key_that_has_expired_belongs_to_nobody() -> None:
+    now = 1_000.0
+    ring, secret = KeyRing(None, enabled=True, unix_time=lambda: now), draw_key()
+    ring.add(made(secret, expires_at=1_001.0))
+    assert ring.lookup(secret.key) is not None
+    now = 1_001.0
+    assert ring.lookup(secret.key) is None
+    assert len(ring.made) == 1, "it is listed until it is revoked"
+
+
+def test_every_key_costs_the_same_work_whatever_is_right_of_it() -> None:
+    hashed: list[tuple[int, int]] = []
+
+    def digest(salt: bytes, key: bytes) -> bytes:
+        hashed.append((len(salt), len(key)))
+        return salted_digest(salt, key)
+
+    secret = draw_key()
+    work = []
+    for admin_key in ("sk-right", None):
+        ring = KeyRing(admin_key, enabled=True, digest=digest)
+        ring.add(made(secret))
+        unknown_prefix, wrong_secret = draw_key().key, secret.key[:-1] + "x"
+        for bearer in (secret.key, wrong_secret, unknown_prefix, "x" * len(secret.key)):
+            hashed.clear()
+            ring.lookup(bearer)
+            work.append(tuple(hashed))
+    assert len(set(work)) == 1 and len(work[0]) == 2
+
+
+def test_nothing_that_is_kept_or_shown_tells_the_key() -> None:
+    secret = draw_key()
+    key = made(secret)
+    last = secret.key.rpartition("_")[2]
+    assert len(bytes.fromhex(last)) == 32
+    for shown in (repr(key), repr(secret), str(key)):
+        assert last not in shown and secret.digest.hex() not in shown
+    assert draw_key().key != secret.key and draw_key().salt != secret.salt

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accounting.account import Accounts
+from accounting.quotas import Quotas
 from adapters.registry import AdapterRegistry
 from adapters.values import Adapter
 from admission.controller import AdmissionController
@@ -31,6 +32,7 @@ from gateway.journey import Journey
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
+from gateway.quotas import KeyLimiter
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.response_cache import AnswerCache
@@ -124,6 +126,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
                 on_engine=on_engine,
             ),
             accounts=Accounts(outbox),
+            limiter=KeyLimiter(Quotas(clock=clock)),
             reporter=Reporter(
                 tracer=Tracing(None, "test"),
                 emit=records.append,

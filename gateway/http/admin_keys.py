@@ -1,0 +1,95 @@
+"""``/admin/keys``: callers' and operators' keys, for admins."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+from pydantic import AwareDatetime, Field
+from starlette.types import Receive, Scope
+
+from gateway.config_section import Section
+from gateway.contracts.fields import Priority
+from gateway.contracts.native_answer import error_json
+from gateway.contracts.refusals import parse
+from gateway.contracts.values import CallerRole
+from gateway.http.body import read_body
+from gateway.http.endpoint import Endpoint, require_role
+from gateway.http.exchange import Exchange, Reply
+from gateway.ports import KeyOrder, KeyService, Services
+
+_Limit = Annotated[int, Field(ge=1, le=10**15)]
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+# An empty list would be a key for nothing; "all" is said by leaving the field out.
+_Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
+
+
+class KeyLimitsBody(Section):
+    """How much the key may ask for."""
+
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    tokens_per_day: _Limit | None = None
+
+
+class KeyBody(Section):
+    """A new key."""
+
+    # A tenant is a label in metrics and reports, so it is one printable word.
+    tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$")]
+    role: CallerRole = CallerRole.CALLER
+    # High priority is granted, not found.
+    max_priority: Priority = 0
+    routes: _Names | None = None
+    adapters: _Names | None = None
+    limits: KeyLimitsBody = KeyLimitsBody()
+    expires_at: AwareDatetime | None = None
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+
+    def order(self) -> KeyOrder:
+        """The same for the desk."""
+        return KeyOrder(
+            tenant=self.tenant,
+            role=self.role,
+            max_priority=self.max_priority,
+            routes=None if self.routes is None else tuple(self.routes),
+            adapters=None if self.adapters is None else tuple(self.adapters),
+            requests_per_minute=self.limits.requests_per_minute,
+            tokens_per_minute=self.limits.tokens_per_minute,
+            tokens_per_day=self.limits.tokens_per_day,
+            expires_at=None if self.expires_at is None else self.expires_at.timestamp(),
+            comment=self.comment,
+        )
+
+
+def key_list(services: Services, keys: KeyService) -> Endpoint:
+    """GET of ``/admin/keys``."""
+
+    async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
+        require_role(services, exchange, CallerRole.ADMIN)
+        return Reply(200, orjson.dumps(keys.show_all()))
+
+    return Endpoint(handle, error_json)
+
+
+def key_maker(services: Services, keys: KeyService) -> Endpoint:
+    """POST of ``/admin/keys``."""
+
+    async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
+        caller = require_role(services, exchange, CallerRole.ADMIN)
+        given = parse(KeyBody, await read_body(exchange, receive, services.limits.max_body_bytes))
+        made = await keys.create(given.order(), who=caller.key_id)
+        return Reply(201, orjson.dumps(made), headers=((b"cache-control", b"no-store"),))
+
+    return Endpoint(handle, error_json)
+
+
+def key_revoker(services: Services, keys: KeyService) -> Endpoint:
+    """DELETE of ``/admin/keys/{id}``."""
+
+    async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
+        caller = require_role(services, exchange, CallerRole.ADMIN)
+        await keys.revoke(scope["path_params"]["id"], who=caller.key_id)
+        return Reply(204, b"")
+
+    return Endpoint(handle, error_json)

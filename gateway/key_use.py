@@ -1,0 +1,89 @@
+"""When keys were used last: exact in each process, told to the others in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from accounting.keys import MAX_KEYS
+from gateway.state.errors import StateError
+from gateway.state.port import Record, StateStore
+
+STREAM = "keys-used"
+AUTHOR = "gateway"
+# How often a process tells of its keys' use: one record for all of them.
+TELL_EVERY_S = 60.0
+# A key is told of again when what is known everywhere is so old. Streams only grow, so a key in steady use
+# costs 24 lines a day, not 1,440.
+KNOWN_FOR_S = 3_600.0
+# Keys of one record: at some 40 bytes each it stays far below a record's bound.
+MAX_TOLD = 10_000
+
+
+class KeyUse:
+    """What is known of keys' use. Lives on the event loop.
+
+    Args:
+        store: where the stream is.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(self, store: StateStore, *, unix_time: Callable[[], float]) -> None:
+        self._store = store
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("keys")
+        self._here: dict[str, float] = {}
+        self._everywhere: dict[str, float] = {}
+
+    def saw(self, key_id: str) -> None:
+        """A request came with this key."""
+        self._here[key_id] = self._unix_time()
+
+    def last(self, key_id: str) -> float | None:
+        """Unix seconds of its last use that is known here; uses elsewhere are known within the hour."""
+        known = [times[key_id] for times in (self._here, self._everywhere) if key_id in times]
+        return max(known, default=None)
+
+    def forget(self, key_id: str) -> None:
+        """The key is revoked."""
+        self._here.pop(key_id, None)
+        self._everywhere.pop(key_id, None)
+
+    def take(self, record: Record) -> None:
+        """What a process told; raises nothing: a record that is not understood is passed over."""
+        try:
+            told = msgspec.json.decode(record.data, type=dict[str, float])
+        except msgspec.MsgspecError:
+            self._log.warning("a record of keys' use is not understood", number=record.number)
+            return
+        for key_id, at in told.items():
+            if key_id in self._everywhere or len(self._everywhere) < 2 * MAX_KEYS:
+                self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
+
+    def due(self) -> dict[str, float]:
+        """What is to be told now."""
+        fresh = [
+            (key_id, at)
+            for key_id, at in self._here.items()
+            if at - self._everywhere.get(key_id, float("-inf")) >= KNOWN_FOR_S
+        ]
+        return dict(fresh[:MAX_TOLD])
+
+    async def tell(self) -> None:
+        """Append what is due; a store that is away is told at the next turn."""
+        due = self.due()
+        if not due:
+            return
+        try:
+            await self._store.append(STREAM, msgspec.json.encode(due), author=AUTHOR)
+        except StateError as error:
+            self._log.info("keys' use is not told yet", reason=error.code)
+
+    async def run(self) -> None:
+        """Tell once a minute until cancelled."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            await self.tell()

@@ -1,0 +1,249 @@
+"""Admins make and revoke keys; several processes share a store, which stands in memory or is a file."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from accounting.keys import KeyRing, draw_key
+from gateway.audit import Audit
+from gateway.config_state import StateConfig
+from gateway.contracts.values import CallerRole
+from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
+from gateway.key_book import STREAM
+from gateway.key_use import KNOWN_FOR_S
+from gateway.key_use import STREAM as USED
+from gateway.ports import KeyOrder
+from gateway.state.local_copy import LocalCopy
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.wiring_keys import KeyHouse, make_keys
+from gateway.wiring_state import State, make_state
+
+WHO = "bootstrap"
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Process:
+    """One gateway process: its store and its keys."""
+
+    state: State
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.ring = KeyRing("sk-admin", enabled=True, unix_time=self.clock)
+        self.audit = Audit(self.state.store, unix_time=self.clock)
+        self.house: KeyHouse = make_keys(self.ring, self.state, audit=self.audit, unix_time=self.clock)
+
+    async def create(self, **order: Any) -> dict[str, Any]:
+        return dict(await self.house.desk.create(KeyOrder(**{"tenant": "acme", **order}), who=WHO))
+
+    def knows(self, key: str) -> bool:
+        try:
+            self.house.door.authenticate(key)
+        except InvalidKey:
+            return False
+        return True
+
+    def listed(self) -> list[dict[str, Any]]:
+        found = self.house.desk.show_all()["keys"]
+        assert isinstance(found, list)
+        return found
+
+
+def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
+    numbers = itertools.count(1.0)
+    store = MemoryStateStore(streams, unix_time=lambda: next(numbers), poll_s=0.02)
+    return Process(State("memory://", None, True, store, NoReplies(), copies, asyncio.get_event_loop().time))
+
+
+class NoReplies:
+    """Nothing is kept under idempotency keys here."""
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def get(self, tenant: str, key: str) -> None:
+        """Nothing."""
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: object) -> None:
+        """Dropped."""
+
+
+@asynccontextmanager
+async def running(*processes: Process) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as loops:
+        tasks = []
+        for one in processes:
+            await one.state.open()
+            tasks.append(loops.create_task(one.state.run()))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+    for one in processes:
+        await one.state.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+            await asyncio.sleep(0.01)
+
+
+async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -> None:
+    one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
+    async with running(one, other):
+        made = await one.create(routes=("chat",), adapters=("style",), max_priority=1)
+        caller = one.house.door.authenticate(made["key"])
+        assert (caller.tenant, caller.role, caller.key_id) == ("acme", CallerRole.CALLER, made["id"])
+        assert (caller.routes, caller.adapters, caller.max_priority) == (("chat",), ("style",), 1)
+        await until(lambda: other.knows(made["key"]))
+        await other.house.desk.revoke(made["id"], who=WHO)
+        assert not other.knows(made["key"]), "refused when the call returns"
+        await until(lambda: not one.knows(made["key"]))
+        assert one.knows("sk-admin") and not one.listed()
+        with pytest.raises(NoSuchKey):
+            await one.house.desk.revoke(made["id"], who=WHO)
+
+
+async def test_over_a_file_a_revocation_is_in_force_elsewhere_within_a_second(tmp_path: Path) -> None:
+    config = StateConfig(url=f"sqlite:///{tmp_path}/state.db")
+    one, other = (Process(make_state(config, clock=time.monotonic, unix_time=time.time)) for _ in range(2))
+    async with running(one, other):
+        for _ in range(3):
+            made = await one.create()
+            await until(lambda: other.knows(made["key"]))  # noqa: B023 - awaited in this turn
+            begun = time.monotonic()
+            await one.house.desk.revoke(made["id"], who=WHO)
+            await until(lambda: not other.knows(made["key"]))  # noqa: B023
+            assert time.monotonic() - begun < 1.0
+        last = made["key"].rpartition("_")[2].encode()
+    kept = contents(tmp_path)
+    assert b"acme" in kept and last not in kept, "no file holds a key"
+
+
+def contents(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+async def test_no_record_and_no_listing_holds_a_key() -> None:
+    process = in_memory(streams := MemoryStreams())
+    async with running(process):
+        made = await process.create(comment="for the shop")
+        secret = made["key"].rpartition("_")[2]
+        for stream in streams.records.values():
+            assert not any(secret.encode() in record.data for record in stream)
+        [shown] = process.listed()
+        assert "key" not in shown and secret not in str(shown)
+        assert shown["prefix"] == made["prefix"] == made["key"].split("_")[1]
+        assert (shown["comment"], shown["created_by"], shown["limits"]) == ("for the shop", WHO, {})
+
+
+async def test_each_change_is_audited_also_the_refused_one() -> None:
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        made = await process.create()
+        await process.house.desk.revoke(made["id"], who=WHO)
+        with pytest.raises(NoSuchKey):
+            await process.house.desk.revoke("key_none", who=WHO)
+        entries = await process.audit.last(3)
+    assert [(one["action"], one["result"].split(":")[0]) for one in entries] == [
+        ("key.revoke", "refused"),
+        ("key.revoke", "done"),
+        ("key.create", "done"),
+    ]
+    assert all(one["who"] == WHO for one in entries)
+
+
+async def test_while_the_store_is_away_known_keys_work_and_changes_are_refused(tmp_path: Path) -> None:
+    process = in_memory(streams := MemoryStreams(), tmp_path)
+    async with running(process):
+        made = await process.create()
+        await until(lambda: LocalCopy(tmp_path, STREAM).head() == 1)
+        streams.down = True
+        assert process.knows(made["key"]) and not process.knows(draw_key().key)
+        with pytest.raises(BackendUnavailable):
+            await process.create()
+        with pytest.raises(BackendUnavailable):
+            await process.house.desk.revoke(made["id"], who=WHO)
+        assert process.knows(made["key"]), "nothing was changed"
+    again = in_memory(streams, tmp_path)
+    async with running(again):
+        assert again.knows(made["key"]), "at a start, by the local copy"
+
+
+async def test_a_key_expires_and_is_not_made_expired() -> None:
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        made = await process.create(expires_at=process.clock.now + 10)
+        assert process.knows(made["key"]) and not process.listed()[0]["expired"]
+        process.clock.now += 10
+        assert not process.knows(made["key"]) and process.listed()[0]["expired"]
+        with pytest.raises(InvalidRequest, match="expires_at"):
+            await process.create(expires_at=process.clock.now)
+
+
+async def test_a_record_that_is_not_understood_makes_no_key_and_hides_no_revocation() -> None:
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        made = await process.create()
+        strange: list[dict[str, Any]] = [
+            {"type": "rotated", "id": made["id"]},
+            {"type": "made", "id": "key_2"},
+            {"type": "revoked", "id": made["id"], "why": "a newer version says why"},
+        ]
+        for record in strange:
+            await process.state.store.append(STREAM, orjson.dumps(record), author="newer")
+        await until(lambda: not process.knows(made["key"]))
+        assert not process.listed()
+
+
+async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
+    one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
+    async with running(one, other):
+        keys = [await one.create() for _ in range(3)]
+        assert one.listed()[0]["last_used_at"] is None
+        for _ in range(100):
+            for made in keys[:2]:
+                one.house.door.authenticate(made["key"])
+        assert one.listed()[0]["last_used_at"] == "1970-01-12T13:46:40+00:00"
+        assert USED not in streams.records or not streams.records[USED], "nothing is written for a request"
+        await one.house.use.tell()
+        assert len(streams.records[USED]) == 1, "one record for all keys"
+        await until(lambda: len(other.listed()) == 3 and other.listed()[1]["last_used_at"] is not None)
+        assert other.listed()[2]["last_used_at"] is None
+        one.clock.now += 60
+        one.house.door.authenticate(keys[0]["key"])
+        await one.house.use.tell()
+        assert len(streams.records[USED]) == 1, "known well enough"
+        one.clock.now += KNOWN_FOR_S
+        one.house.door.authenticate(keys[0]["key"])
+        await one.house.use.tell()
+        assert list(orjson.loads(streams.records[USED][1].data)) == [keys[0]["id"]]
+        streams.down = True
+        one.clock.now += KNOWN_FOR_S
+        one.house.door.authenticate(keys[0]["key"])
+        await one.house.use.tell()
+        streams.down = False
+        await one.house.use.tell()
+        assert len(streams.records[USED]) == 3, "told when the store is back"

@@ -1,0 +1,115 @@
+"""``/admin/keys`` over the edge, behind a desk that only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.errors import NoSuchKey
+from gateway.http.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
+from gateway.ports import KeyOrder
+from tests.http.conftest import Connect
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+OPERATOR = {"authorization": f"Bearer {OPERATOR_KEY}"}
+
+
+@dataclass
+class Desk:
+    """Keeps orders."""
+
+    orders: list[tuple[KeyOrder, str]] = field(default_factory=list)
+    revoked: list[tuple[str, str]] = field(default_factory=list)
+
+    def show_all(self) -> Mapping[str, object]:
+        return {"keys": [{"id": "key_1"}]}
+
+    async def create(self, order: KeyOrder, *, who: str) -> Mapping[str, object]:
+        self.orders.append((order, who))
+        return {"id": "key_1", "key": "slc_1_2", "prefix": "1"}
+
+    async def revoke(self, key_id: str, *, who: str) -> None:
+        if key_id != "key_1":
+            raise NoSuchKey("there is no such key", param="id")
+        self.revoked.append((key_id, who))
+
+
+async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
+    desk = Desk()
+    body = {
+        "tenant": "acme",
+        "role": "operator",
+        "max_priority": 1,
+        "routes": ["chat"],
+        "adapters": ["style"],
+        "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000},
+        "expires_at": "2030-01-01T00:00:00Z",
+        "comment": "why",
+    }
+    async with connect(fake_services(key_desk=desk)) as client:
+        made = await client.post("/admin/keys", json=body, headers=ADMIN)
+        assert made.status_code == 201
+        assert made.json() == {"id": "key_1", "key": "slc_1_2", "prefix": "1"}
+        assert made.headers["cache-control"] == "no-store"
+        [(order, who)] = desk.orders
+        assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
+        assert (order.routes, order.adapters, order.expires_at) == (("chat",), ("style",), 1_893_456_000.0)
+        assert (order.requests_per_minute, order.tokens_per_minute, order.tokens_per_day) == (60, None, 10**6)
+        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {"keys": [{"id": "key_1"}]}
+        gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
+        assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers
+        assert desk.revoked == [("key_1", "key_3")]
+        unknown = await client.delete("/admin/keys/key_2", headers=ADMIN)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_key")
+        wrong = await client.put("/admin/keys/key_1", headers=ADMIN)
+        assert wrong.status_code == 405
+
+
+async def test_keys_are_for_admins_alone(connect: Connect) -> None:
+    desk = Desk()
+    async with connect(fake_services(key_desk=desk)) as client:
+        for headers, status in ((OPERATOR, 403), ({}, 403), ({"authorization": ""}, 401)):
+            for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/key_1")):
+                refused = await client.request(method, f"/admin/keys{path}", json={}, headers=headers)
+                assert refused.status_code == status, (method, headers)
+    assert not desk.orders and not desk.revoked
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tenant": ""}, "tenant"),
+        ({"tenant": "two words"}, "tenant"),
+        ({"role": "root"}, "role"),
+        ({"max_priority": 2}, "max_priority"),
+        ({"routes": []}, "routes"),
+        ({"adapters": "style"}, "adapters"),
+        ({"limits": {"requests_per_minute": 0}}, "limits.requests_per_minute"),
+        ({"limits": {"per_hour": 1}}, "limits.per_hour"),
+        ({"expires_at": "tomorrow"}, "expires_at"),
+        ({"expires_at": "2030-01-01T00:00:00"}, "expires_at"),
+        ({"key": "mine"}, "key"),
+    ],
+)
+async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any], param: str) -> None:
+    desk = Desk()
+    async with connect(fake_services(key_desk=desk)) as client:
+        refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
+    assert not desk.orders
+
+
+async def test_a_key_that_is_given_little_may_do_little(connect: Connect) -> None:
+    desk = Desk()
+    async with connect(fake_services(key_desk=desk)) as client:
+        await client.post("/admin/keys", json={"tenant": "acme"}, headers=ADMIN)
+    assert desk.orders[0][0] == KeyOrder("acme")
+
+
+async def test_the_api_document_names_them(connect: Connect) -> None:
+    async with connect(fake_services()) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}

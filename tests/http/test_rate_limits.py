@@ -1,0 +1,86 @@
+"""Limited keys at the door: counted, refused, and told how they stand on every answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from accounting.keys import KeyLimits
+from accounting.quotas import Quotas
+from gateway.contracts.values import Caller, CallerRole
+from gateway.http.testing import FakeJourney, fake_services
+from gateway.ports import Services
+from gateway.quotas import KeyLimiter
+from tests.http.conftest import Connect
+
+NATIVE = {"messages": [{"role": "user", "content": "Hi."}]}
+CHAT = {"model": "demo", **NATIVE}
+LIMITED = Caller(
+    "acme", CallerRole.CALLER, "key_1", limits=KeyLimits(requests_per_minute=2, tokens_per_day=9_000)
+)
+
+
+class OneKey:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def authenticate(self, bearer: str | None) -> Caller:
+        return self._caller
+
+
+def services(caller: Caller = LIMITED, journey: FakeJourney | None = None) -> Services:
+    limiter = KeyLimiter(Quotas(clock=lambda: 100.0))
+    return fake_services(journey or FakeJourney(), keys=OneKey(caller), limiter=limiter)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/generate", NATIVE),
+        ("/v1/chat/completions", CHAT),
+        ("/invocations", NATIVE),
+        ("/v1/generate", {**NATIVE, "stream": True}),
+        ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ],
+)
+async def test_one_request_too_many_is_429_and_every_answer_tells(
+    connect: Connect, path: str, body: dict[str, object]
+) -> None:
+    journey = FakeJourney()
+    async with connect(services(journey=journey)) as client:
+        answers = [await client.post(path, json=body) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert [one.headers["x-ratelimit-remaining-requests"] for one in answers] == ["1", "0", "0"]
+    for one in answers:
+        assert one.headers["x-ratelimit-limit-requests"] == "2"
+        assert one.headers["x-ratelimit-reset-requests"] == "61"
+        assert one.headers["x-ratelimit-limit-tokens"] == "9000"
+        assert one.headers["x-ratelimit-remaining-tokens"] == "9000"
+        assert one.headers["x-ratelimit-reset-tokens"] == "0"
+    error = answers[2].json()["error"]
+    assert error["code"] == "rate_limited" and answers[2].headers["retry-after"] == "61"
+    assert len(journey.requests) == 2
+    if path.startswith("/v1/chat"):
+        assert error["type"] == "rate_limit_error"
+
+
+async def test_a_request_that_does_not_validate_counts_and_is_told(connect: Connect) -> None:
+    async with connect(services()) as client:
+        wrong = await client.post("/v1/generate", json={"messages": 1})
+        assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (422, "1")
+
+
+async def test_reading_counts_for_nothing_and_is_told(connect: Connect) -> None:
+    async with connect(services()) as client:
+        for _ in range(5):
+            models = await client.get("/v1/models")
+            assert (models.status_code, models.headers["x-ratelimit-remaining-requests"]) == (200, "2")
+
+
+async def test_an_unlimited_key_is_told_nothing(connect: Connect) -> None:
+    async with connect(services(replace(LIMITED, limits=KeyLimits()))) as client:
+        for _ in range(5):
+            answer = await client.post("/v1/generate", json=NATIVE)
+            assert answer.status_code == 200
+            assert not [name for name in answer.headers if name.startswith("x-ratelimit")]

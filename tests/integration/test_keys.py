@@ -1,0 +1,74 @@
+"""Keys in real gateways on one store: made by the command, limited, revoked, and gone everywhere at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+
+ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tokens": 4}}
+
+
+def sluice(live: LiveGateway, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def ask(live: LiveGateway, key: str, **more: object) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{live.url}/v1/generate", json={**ASKED, **more}, headers=headers, timeout=30.0)
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.mark.serial
+def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    state = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/state.db"}
+    with gateway(tmp_path) as live, gateway(tmp_path / "second", ready=False, **state) as other:
+        made = sluice(live, "create", "acme", "--route", "self_hosted_generation", "-m", "the shop")
+        key = made.strip()
+        assert made.startswith("slc_")
+        answer = ask(live, key)
+        assert answer.status_code == 200
+        assert code_of(ask(live, key, route="other")) == (403, "forbidden")
+        headers = {"Authorization": f"Bearer {key}"}
+        assert code_of(httpx.get(f"{live.url}/admin/keys", headers=headers)) == (403, "forbidden")
+        models = httpx.get(f"{live.url}/v1/models", headers=headers)
+        assert "demo" in [one["id"] for one in models.json()["data"]]
+
+        [shown] = json.loads(sluice(live, "list", "--json"))["keys"]
+        assert (shown["tenant"], shown["comment"], shown["role"]) == ("acme", "the shop", "caller")
+        assert shown["last_used_at"] is not None and key not in json.dumps(shown)
+        assert "acme" in sluice(live, "list")
+
+        def known_to_other() -> bool:
+            return httpx.get(f"{other.url}/v1/models", headers=headers).status_code == 200
+
+        deadline = time.monotonic() + 5
+        while not known_to_other():
+            assert time.monotonic() < deadline
+        sluice(live, "revoke", shown["id"])
+        revoked = time.monotonic()
+        assert code_of(ask(live, key)) == (401, "invalid_key")
+        while known_to_other():
+            assert time.monotonic() - revoked < 1.0
+        sluice(live, "revoke", shown["id"], code=1)
+        audit = httpx.get(f"{live.url}/admin/audit?limit=3", headers=live.headers).json()["entries"]
+        assert [one["action"] for one in audit] == ["key.revoke", "key.revoke", "key.create"]
+    assert key not in live.log.read_text() + other.log.read_text()

@@ -1,0 +1,106 @@
+"""A key that is limited to routes or adapters is refused the others, before anything is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from adapters.values import Adapter
+from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.values import GenerateRequest
+from gateway.ports import CardKind, ModelCard
+from gateway.wiring_keys import usable
+from tests.journey.house import CALLER, House, RecordingSink
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+ROUTE = "self_hosted_generation"
+ADAPTERS = [Adapter("jp", 1, "scripted", "adapters/jp"), Adapter("manga", 2, "scripted", "adapters/m")]
+RULES = {"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp"}]}
+
+
+async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]:
+    """The error's code and param, or the answer's backend and adapter."""
+    sink = RecordingSink()
+    await house.journey.run(request, sink)
+    if sink.error is not None:
+        if sink.error.code == "forbidden":
+            assert sink.error.status == 403 and not house.outbox.rows and not house.adapters.leased()
+        return sink.error.code, sink.error.param
+    assert sink.answer is not None
+    return sink.answer.backend_name, sink.answer.adapter_id
+
+
+@pytest.mark.parametrize(
+    ("routes", "asked", "told"),
+    [
+        ((ROUTE,), {}, ("local", None)),
+        (("other",), {}, ("forbidden", "route")),
+        (("other",), {"route": ROUTE}, ("forbidden", "route")),
+        ((ROUTE,), {"route": "nowhere"}, ("forbidden", "route")),
+        (("nowhere",), {"route": "nowhere"}, ("unknown_route", "route")),
+        (None, {"model": "spare"}, ("spare", None)),
+        ((ROUTE,), {"model": "spare"}, ("forbidden", "model")),
+    ],
+)
+async def test_of_routes(
+    build_house: Build,
+    ask: Ask,
+    routes: tuple[str, ...] | None,
+    asked: dict[str, str],
+    told: tuple[str, str | None],
+) -> None:
+    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+    assert await sent(house, ask(caller=replace(CALLER, routes=routes), **asked)) == told
+
+
+@pytest.mark.parametrize(
+    ("adapters", "asked", "told"),
+    [
+        (("jp",), {}, ("local", None)),
+        (("jp",), {"adapter_id": "jp"}, ("local", "jp")),
+        (("jp",), {"adapter_id": "manga"}, ("forbidden", "adapter_id")),
+        (("jp",), {"model": "manga"}, ("forbidden", "adapter_id")),
+        (("manga",), {"locale": "ja"}, ("forbidden", "adapter_id")),
+        (None, {"locale": "ja"}, ("local", "jp")),
+    ],
+)
+async def test_of_adapters_whether_named_or_chosen_by_a_rule(
+    build_house: Build,
+    ask: Ask,
+    adapters: tuple[str, ...] | None,
+    asked: dict[str, str],
+    told: tuple[str, str | None],
+) -> None:
+    house = build_house(adapters=ADAPTERS, route=RULES)
+    assert await sent(house, ask(caller=replace(CALLER, adapters=adapters), **asked)) == told
+
+
+@pytest.mark.parametrize(
+    ("limits", "shown"),
+    [
+        ({}, ["base", "jp", "manga", "loud", "local", "spare"]),
+        ({"adapters": ("jp",)}, ["base", "jp", "local", "spare"]),
+        ({"adapters": ("loud",)}, ["base", "loud", "local", "spare"]),
+        ({"adapters": ("manga",)}, ["base", "manga", "loud", "local", "spare"]),
+        ({"routes": (ROUTE,)}, ["base", "jp", "manga", "loud", "local"]),
+        ({"routes": ("gone",), "adapters": ("gone",)}, ["base"]),
+    ],
+)
+def test_the_models_shown_are_those_that_the_key_may_name(
+    build_house: Build, limits: dict[str, tuple[str, ...]], shown: list[str]
+) -> None:
+    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+    cards = [
+        ModelCard("base", "base"),
+        ModelCard("jp", "jp", kind=CardKind.ADAPTER),
+        ModelCard("manga", "manga", kind=CardKind.ADAPTER),
+        ModelCard("loud", "manga", kind=CardKind.ADAPTER),
+        ModelCard("local", "base", kind=CardKind.BACKEND),
+        ModelCard("spare", "base", kind=CardKind.BACKEND),
+    ]
+    found = usable(cards, replace(CALLER, **limits), house.journey.revision())  # type: ignore[arg-type]
+    assert [card.id for card in found] == shown
