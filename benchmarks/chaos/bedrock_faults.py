@@ -135,6 +135,8 @@ async def _calls(backend: BedrockBackend, calls: int, control: str, chance: rand
     figures.wall_s = time.monotonic() - began
     await _until(lambda: not (backend.load.running or backend.load.waiting))
     told = await asyncio.to_thread(_told, control)
+    # A lane whose call was given up ends its thread when the socket's own timeout comes.
+    await _until(lambda: threading.active_count() <= before[0] + 1)
     figures.threads = (before[0], threading.active_count())
     figures.descriptors = (before[1], here.num_fds())
     figures.left = {

@@ -17,6 +17,9 @@ import pytest
 
 from tests.integration.live import ROOT, LiveGateway, gateway
 
+# One gateway's story, told in order.
+pytestmark = pytest.mark.xdist_group("adapter-registry")
+
 SHIPPED = ROOT / "models" / "adapters"
 ALIAS = "style"
 
