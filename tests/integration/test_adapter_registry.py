@@ -17,8 +17,8 @@ import pytest
 
 from tests.integration.live import ROOT, LiveGateway, gateway
 
-# One gateway's story, told in order.
-pytestmark = pytest.mark.xdist_group("adapter-registry")
+# One gateway's story, told in order and by one process.
+pytestmark = pytest.mark.serial
 
 SHIPPED = ROOT / "models" / "adapters"
 ALIAS = "style"
