@@ -12,7 +12,7 @@ ARGS   ?=
 export SLUICE_AUTH__ENABLED ?= $(if $(SLUICE_ADMIN_KEY),true,false)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-env lint format bench clean check
+.PHONY: help run test test-env lint format bench clean check audit
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ format: $(VENV)/.test ## Format the code
 
 bench: $(VENV)/.test ## Run the benchmarks (minutes)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/bench
+
+audit: $(VENV)/.test ## Known vulnerabilities of the dependencies; needs a network and pip-audit
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/audit
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis sluice.db*

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
-from accounting.errors import AlreadySettled
+from accounting.errors import AlreadySettled, NotRecorded
 from accounting.values import UsageRow
 
 CANCELLED = "cancelled"
@@ -20,17 +21,35 @@ class Outbox(Protocol):
     Invariant: ``append`` neither blocks nor raises; ``False`` means that the row is lost, and told so.
     """
 
+    @property
+    def accepts(self) -> bool:
+        """Whether work may begin whose row comes later; false only where no row may be lost."""
+
     def append(self, row: UsageRow) -> bool:
         """Take a row to be written."""
+
+    async def durable(self) -> bool:
+        """Wait until the rows so far are as durable as they are meant to be before an answer goes out.
+
+        ``False``: they are not, and it may not.
+        """
+
+
+def unpriced(row: UsageRow) -> UsageRow:
+    """No price book: nothing costs anything."""
+    return row
 
 
 class Account:
     """What a generation has used so far, and whether that has been settled."""
 
-    __slots__ = ("_outbox", "_row", "_settled")
+    __slots__ = ("_outbox", "_price", "_row", "_settled")
 
-    def __init__(self, row: UsageRow, outbox: Outbox) -> None:
+    def __init__(
+        self, row: UsageRow, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced
+    ) -> None:
         self._row = row
+        self._price = price
         self._outbox = outbox
         self._settled = False
 
@@ -58,7 +77,7 @@ class Account:
         Raises AlreadySettled; ValueError for a row of another generation.
         """
         self._check(row)
-        self._row = row
+        self._row = row = self._price(row)
         self._settled = True
         self._outbox.append(row)
 
@@ -72,10 +91,16 @@ class Account:
 
 
 class Accounts:
-    """Opens accounts whose rows go to one outbox."""
+    """Opens accounts whose rows go to one outbox.
 
-    def __init__(self, outbox: Outbox) -> None:
+    Args:
+        outbox: where settled rows go.
+        price: adds what a row costs; must not raise.
+    """
+
+    def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced) -> None:
         self._outbox = outbox
+        self._price = price
         self._open = 0
 
     @property
@@ -89,8 +114,20 @@ class Accounts:
         Then the row as last updated is billed, with ``finish_reason`` ``cancelled`` when a cancellation
         (or the end of the interpreter or of a generator) left the block, else ``error``: no whole answer
         was told of.
+
+        Raises NotRecorded: no row may be lost, and this one might be.
         """
+        if not self._outbox.accepts:
+            raise NotRecorded("usage cannot be recorded now; the work was not begun")
         return _Opening(self, row)
+
+    async def durable(self) -> None:
+        """Wait until what is settled is as durable as it is meant to be before an answer goes out.
+
+        Raises NotRecorded: it is not, and none may.
+        """
+        if not await self._outbox.durable():
+            raise NotRecorded("usage cannot be recorded now; the answer was not given")
 
 
 class _Opening(AbstractContextManager[Account]):
@@ -108,7 +145,7 @@ class _Opening(AbstractContextManager[Account]):
         if self._entered:
             raise RuntimeError("an account is entered once; ask open() for another")
         self._entered = True
-        self._held = Account(self._row, self._accounts._outbox)
+        self._held = Account(self._row, self._accounts._outbox, self._accounts._price)
         self._accounts._open += 1
         return self._held
 

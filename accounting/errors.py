@@ -4,6 +4,8 @@
 
     AccountingError
     ├── LedgerUnavailable   the ledger's url cannot be used, or its rows cannot be read now
+    ├── NotRecorded         usage cannot be made durable now, and no answer may go out without that
+    ├── PriceError          the price book cannot be used
     └── AlreadySettled      an account was used after it was settled: a defect of the caller
 """
 
@@ -16,6 +18,14 @@ class AccountingError(Exception):
 
 class LedgerUnavailable(AccountingError):
     """The ledger's url cannot be used, or its rows cannot be read now; the message tells which."""
+
+
+class NotRecorded(AccountingError):
+    """Usage cannot be made durable now, and ``ledger.durability: strict`` lets no answer out without that."""
+
+
+class PriceError(AccountingError):
+    """The price book cannot be used; the message tells the place, what is there and what is allowed."""
 
 
 class AlreadySettled(AccountingError):

@@ -48,4 +48,53 @@ class RowsLost:
     at: float
 
 
-LedgerEvent = RowsWritten | WriteFailed | RowsLost
+class JournalRefusal(StrEnum):
+    """Why a row was not journaled; stable codes."""
+
+    FULL = "full"
+    FAILING = "failing"
+    UNENCODABLE = "unencodable"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSynced:
+    """A group of rows is on the disk, after ``took_s`` seconds."""
+
+    rows: int
+    size_bytes: int
+    took_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """The disk failed the journal: ``rows`` of one group are in memory alone, until the database has them."""
+
+    error_type: str
+    rows: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRefused:
+    """A row is in memory alone, until the database has it."""
+
+    reason: JournalRefusal
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowsReplayed:
+    """A journal file's rows are in the database; ``adopted``: another process had left it behind.
+
+    Rows that were there already count too. ``damaged_bytes`` could not be read; the file is set aside then.
+    """
+
+    count: int
+    adopted: bool
+    damaged_bytes: int
+    at: float
+
+
+JournalEvent = JournalSynced | JournalFailed | JournalRefused
+LedgerEvent = RowsWritten | WriteFailed | RowsLost | RowsReplayed | JournalEvent

@@ -1,96 +1,95 @@
-"""How much a key has asked for: sliding windows of requests and tokens, in this process.
+"""How much a key has asked for: sliding windows of requests and tokens. Sans-I/O: nothing waits here.
 
-Tokens are reserved before they are generated, at the most that an answer may have, and corrected when the
-answer is there. So a window never holds more than its limit, however many requests run at once. Sans-I/O:
-nothing waits here.
+Tokens are held before they are generated, at the most that an answer may have, and replaced by what was used
+when the answer is there. So a window never holds more than its limit, however many requests run at once. What
+a process held that is gone counts no longer. Redis decides by the same rules in a script of its own
+(``gateway/state/limits_redis.py``); one conformance suite runs over both.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from accounting.keys import MAX_KEYS, KeyLimits
 
-MINUTE_S = 60.0
-DAY_S = 86_400.0
+MINUTE_S = 60
+DAY_S = 86_400
 # A window is kept in so many steps, 1 s of a minute and 10 min of a day; what was used counts until the end
 # of its step has left the window, so a limit is kept exactly and what was used comes back up to a step late.
 STEPS_OF_MINUTE = 60
 STEPS_OF_DAY = 144
+# Longest that tokens are held for a request that is never heard of again: no answer takes a day.
+MAX_HOLD_S = DAY_S
+# When to come again for tokens that others only hold: they get back most of them when they end.
+LOOK_AGAIN_S = 1.0
 
 
-@dataclass(slots=True)
-class _Step:
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One of a key's limits: its name as admins set it, its window, and what it counts."""
+
+    name: str
+    period_s: int
+    step_s: int
+    of_tokens: bool
+
+
+LIMITS = (
+    Limit("requests_per_minute", MINUTE_S, MINUTE_S // STEPS_OF_MINUTE, of_tokens=False),
+    Limit("tokens_per_minute", MINUTE_S, MINUTE_S // STEPS_OF_MINUTE, of_tokens=True),
+    Limit("tokens_per_day", DAY_S, DAY_S // STEPS_OF_DAY, of_tokens=True),
+)
+
+
+def amounts(limits: KeyLimits) -> tuple[int | None, ...]:
+    """A key's limits in the order of :data:`LIMITS`."""
+    return limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day
+
+
+@dataclass(frozen=True, slots=True)
+class HoldId:
+    """Names what is held for one request: by which process, and its number there."""
+
+    holder: str
     number: int
-    amount: int
 
 
-class Window:
-    """What was used within the last ``period_s``.
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request needs; nothing of both: only a look at how the limits stand.
 
     Args:
-        limit: most of any period.
-        period_s: its length.
-        steps: into how many it is cut.
+        requests: to count at once.
+        tokens: to hold under ``hold``.
     """
 
-    __slots__ = ("_step_s", "_steps", "_used", "limit", "period_s")
+    requests: int = 0
+    tokens: int = 0
+    hold: HoldId | None = None
 
-    def __init__(self, limit: int, period_s: float, steps: int) -> None:
-        self.limit = limit
-        self.period_s = period_s
-        self._step_s = period_s / steps
-        self._steps: deque[_Step] = deque()
-        self._used = 0
 
-    def remaining(self, now: float) -> int:
-        """What may be used now."""
-        self._drop(now)
-        return max(0, self.limit - self._used)
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a request did use.
 
-    def use(self, amount: int, now: float) -> _Step:
-        """Count it; the step is for :meth:`correct`."""
-        number = int(now // self._step_s)
-        if not self._steps or self._steps[-1].number < number:
-            self._steps.append(_Step(number, 0))
-        step = self._steps[-1]
-        step.amount += amount
-        self._used += amount
-        return step
+    Args:
+        hold: what was held for it; ``None``: nothing, the limits could not be asked then.
+        at: whole seconds of the store's clock at which it was held; ``None``: now.
+        used: tokens.
+        sure: it is told for the first time. One that may have been told counts only if it is still held.
+    """
 
-    def correct(self, step: _Step, by: int, now: float) -> None:
-        """Change what was counted in a step; one that has left the window is forgotten already."""
-        self._drop(now)
-        if self._steps and step.number >= self._steps[0].number:
-            step.amount += by
-            self._used += by
-
-    def wait_s(self, amount: int, now: float) -> float | None:
-        """Seconds until so much may be used if nothing else is; ``None``: never, it is over the limit."""
-        if amount > self.limit:
-            return None
-        self._drop(now)
-        over, until = self._used + amount - self.limit, now
-        for step in self._steps:
-            if over <= 0:
-                break
-            over -= step.amount
-            until = self._leaves_at(step)
-        return max(0.0, until - now)
-
-    def reset_s(self, now: float) -> float:
-        """Seconds until all of the limit may be used again."""
-        self._drop(now)
-        return max(0.0, self._leaves_at(self._steps[-1]) - now) if self._used else 0.0
-
-    def _leaves_at(self, step: _Step) -> float:
-        return (step.number + 1) * self._step_s + self.period_s
-
-    def _drop(self, now: float) -> None:
-        while self._steps and self._leaves_at(self._steps[0]) <= now:
-            self._used -= self._steps.popleft().amount
+    key_id: str
+    limits: KeyLimits
+    hold: HoldId | None
+    at: int | None
+    used: int
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,49 +118,196 @@ class Figures:
     reset_s: float
 
 
-class _Account:
-    """The windows of one key."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a request may pass, and how the limits stand behind it.
 
-    __slots__ = ("limits", "requests", "tokens")
+    Args:
+        excess: why it may not; nothing was counted then.
+        figures: in the order of :data:`LIMITS`; ``None`` where there is no limit.
+        at: whole seconds of the clock that decided.
+    """
 
-    def __init__(self, limits: KeyLimits) -> None:
+    excess: Excess | None
+    figures: tuple[Figures | None, ...]
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    at: int
+    tokens: int
+
+
+class Window:
+    """What was used within the last period.
+
+    Args:
+        limit: most of any period.
+        kind: which limit it is.
+        steps: ``[number, amount]`` of what was counted, oldest first.
+    """
+
+    __slots__ = ("_kind", "_steps", "_used", "limit")
+
+    def __init__(self, limit: int, kind: Limit, steps: Sequence[Sequence[int]] = ()) -> None:
+        self.limit = limit
+        self._kind = kind
+        self._steps = [[number, amount] for number, amount in steps]
+        self._used = sum(amount for _, amount in steps)
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """To be kept."""
+        return self._steps
+
+    def add(self, amount: int, at: float, now: float) -> None:
+        """Count what was used at ``at``, unless that has left the window."""
+        number = int(at // self._kind.step_s)
+        if self._leaves_at(number) <= now:
+            return
+        place = bisect_left(self._steps, [number])
+        if place < len(self._steps) and self._steps[place][0] == number:
+            self._steps[place][1] += amount
+        else:
+            self._steps.insert(place, [number, amount])
+        self._used += amount
+
+    def remaining(self, now: float, held: Sequence[_Held] = ()) -> int:
+        """What may be used now."""
+        self._drop(now)
+        return max(0, self.limit - self._used - sum(one.tokens for one in self._counting(held, now)))
+
+    def wait_s(self, amount: int, now: float) -> float | None:
+        """Seconds until so much may be used if nothing else is; ``None``: never, it is over the limit.
+
+        What is held may come back at any moment, so it is not waited for: when nothing else is in the way, it
+        is worth a look after :data:`LOOK_AGAIN_S`.
+        """
+        if amount > self.limit:
+            return None
+        self._drop(now)
+        over, wait_s = self._used + amount - self.limit, LOOK_AGAIN_S
+        for number, one in self._steps:
+            if over <= 0:
+                break
+            over -= one
+            wait_s = self._leaves_at(number) - now
+        return wait_s
+
+    def reset_s(self, now: float, held: Sequence[_Held] = ()) -> float:
+        """Seconds until all of the limit may be used again."""
+        self._drop(now)
+        steps = [number for number, one in self._steps if one]
+        steps += [one.at // self._kind.step_s for one in self._counting(held, now)]
+        last = max(steps, default=None)
+        return 0.0 if last is None else self._leaves_at(last) - now
+
+    def _counting(self, held: Sequence[_Held], now: float) -> Sequence[_Held]:
+        return [one for one in held if self._leaves_at(one.at // self._kind.step_s) > now]
+
+    def _leaves_at(self, number: int) -> int:
+        return (number + 1) * self._kind.step_s + self._kind.period_s
+
+    def _drop(self, now: float) -> None:
+        while self._steps and self._leaves_at(self._steps[0][0]) <= now:
+            self._used -= self._steps.pop(0)[1]
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """A tally as it is stored: the windows' steps, and what is held."""
+
+    windows: list[list[list[int]]]
+    held: list[tuple[str, int, int, int]]
+
+
+class Tally:
+    """What one key has used.
+
+    Args:
+        limits: the key's.
+        kept: as :meth:`keep` gave it.
+    """
+
+    __slots__ = ("_held", "_windows", "limits")
+
+    def __init__(self, limits: KeyLimits, kept: bytes | None = None) -> None:
         self.limits = limits
-        self.requests = _windows(("requests_per_minute", limits.requests_per_minute))
-        self.tokens = _windows(
-            ("tokens_per_minute", limits.tokens_per_minute), ("tokens_per_day", limits.tokens_per_day)
+        stored = _Kept([[], [], []], []) if kept is None else msgspec.msgpack.decode(kept, type=_Kept)
+        self._windows = tuple(
+            None if limit is None else Window(limit, kind, steps)
+            for kind, limit, steps in zip(LIMITS, amounts(limits), stored.windows, strict=True)
         )
+        self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in stored.held}
 
+    def keep(self) -> bytes:
+        """To be stored."""
+        windows = [[] if window is None else window.steps for window in self._windows]
+        held = [(one.holder, one.number, hold.at, hold.tokens) for one, hold in self._held.items()]
+        return msgspec.msgpack.encode(_Kept(windows, held))
 
-def _windows(*limits: tuple[str, int | None]) -> dict[str, Window]:
-    return {
-        name: Window(limit, DAY_S, STEPS_OF_DAY)
-        if name.endswith("day")
-        else Window(limit, MINUTE_S, STEPS_OF_MINUTE)
-        for name, limit in limits
-        if limit is not None
-    }
+    def take(self, ask: Ask, now: float, *, alive: Callable[[str], bool] = bool) -> Verdict:
+        """Count the requests and hold the tokens, unless one of the limits forbids it: then count nothing.
 
+        Args:
+            ask: what is needed.
+            now: seconds.
+            alive: whether a holder is there; what others held is forgotten.
+        """
+        self._forget(now, alive)
+        excess = self._excess(ask, now, tuple(self._held.values()))
+        if excess is None:
+            self.count(ask, now)
+        held = tuple(self._held.values())
+        figures = tuple(
+            None
+            if window is None
+            else Figures(
+                window.limit,
+                window.remaining(now, held if kind.of_tokens else ()),
+                window.reset_s(now, held if kind.of_tokens else ()),
+            )
+            for kind, window in zip(LIMITS, self._windows, strict=True)
+        )
+        return Verdict(excess, figures, int(now))
 
-class Reservation:
-    """Tokens that a request may use; counted as used until it is settled."""
+    def count(self, ask: Ask, now: float) -> None:
+        """Count the requests and hold the tokens whatever the limits are: it was decided elsewhere."""
+        requests = self._windows[0]
+        if ask.requests and requests is not None:
+            requests.add(ask.requests, now, now)
+        if ask.tokens and ask.hold is not None:
+            self._held[ask.hold] = _Held(int(now), ask.tokens)
 
-    __slots__ = ("_clock", "_held", "_reserved")
+    def settle(self, told: Settlement, now: float) -> None:
+        """Replace what is held by what was used."""
+        held = None if told.hold is None else self._held.pop(told.hold, None)
+        if held is None and not told.sure:
+            return
+        at = held.at if held is not None else told.at if told.at is not None else now
+        for kind, window in zip(LIMITS, self._windows, strict=True):
+            if kind.of_tokens and window is not None and told.used:
+                window.add(told.used, at, now)
 
-    def __init__(self, held: list[tuple[Window, _Step]], reserved: int, clock: Callable[[], float]) -> None:
-        self._held = held
-        self._reserved = reserved
-        self._clock = clock
+    def _excess(self, ask: Ask, now: float, held: Sequence[_Held]) -> Excess | None:
+        """The limit that keeps the request away longest."""
+        over: list[Excess] = []
+        for kind, window in zip(LIMITS, self._windows, strict=True):
+            asked, counting = (ask.tokens, held) if kind.of_tokens else (ask.requests, ())
+            if window is not None and asked and window.remaining(now, counting) < asked:
+                over.append(Excess(kind.name, window.limit, asked, window.wait_s(asked, now)))
+        return max(over, key=lambda one: float("inf") if one.wait_s is None else one.wait_s, default=None)
 
-    def settle(self, used: int) -> None:
-        """What it did use; a second call changes nothing."""
-        now = self._clock()
-        for window, step in self._held:
-            window.correct(step, used - self._reserved, now)
-        self._held = []
+    def _forget(self, now: float, alive: Callable[[str], bool]) -> None:
+        gone = [
+            one for one, hold in self._held.items() if hold.at + MAX_HOLD_S <= now or not alive(one.holder)
+        ]
+        for one in gone:
+            del self._held[one]
 
 
 class Quotas:
-    """The windows of all keys that have limits. Lives on the event loop.
+    """The tallies of this process alone. Lives on the event loop.
 
     Args:
         clock: monotonic seconds.
@@ -171,51 +317,25 @@ class Quotas:
     def __init__(self, *, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._clock = clock
         self._max_keys = max_keys
-        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._tallies: OrderedDict[str, Tally] = OrderedDict()
 
-    def enter(self, key_id: str, limits: KeyLimits) -> Excess | None:
-        """Count a request, unless it is one too many: then say why, and count nothing."""
-        windows, now = self._account(key_id, limits).requests, self._clock()
-        excess = _excess(windows, 1, now)
-        if excess is None:
-            for window in windows.values():
-                window.use(1, now)
-        return excess
+    def take(self, key_id: str, limits: KeyLimits, ask: Ask) -> Verdict:
+        """Decide on a request."""
+        return self._tally(key_id, limits).take(ask, self._clock())
 
-    def reserve(self, key_id: str, limits: KeyLimits, tokens: int) -> Reservation | Excess:
-        """Count tokens as used, unless they are too many: then say why, and count nothing."""
-        windows, now = self._account(key_id, limits).tokens, self._clock()
-        excess = _excess(windows, tokens, now)
-        if excess is not None:
-            return excess
-        held = [(window, window.use(tokens, now)) for window in windows.values()]
-        return Reservation(held, tokens, self._clock)
+    def count(self, key_id: str, limits: KeyLimits, ask: Ask) -> None:
+        """Count what was decided elsewhere."""
+        self._tally(key_id, limits).count(ask, self._clock())
 
-    def figures(self, key_id: str, limits: KeyLimits) -> dict[str, Figures]:
-        """How ``requests`` and ``tokens`` stand; of two limits of tokens the one that leaves less."""
-        account, now = self._account(key_id, limits), self._clock()
-        found: dict[str, Figures] = {}
-        for name, windows in (("requests", account.requests), ("tokens", account.tokens)):
-            if windows:
-                tightest = min(windows.values(), key=lambda window: window.remaining(now))
-                found[name] = Figures(tightest.limit, tightest.remaining(now), tightest.reset_s(now))
-        return found
+    def settle(self, told: Settlement) -> None:
+        """Replace what is held by what was used."""
+        self._tally(told.key_id, told.limits).settle(told, self._clock())
 
-    def _account(self, key_id: str, limits: KeyLimits) -> _Account:
-        account = self._accounts.get(key_id)
-        if account is None or account.limits != limits:
-            account = self._accounts[key_id] = _Account(limits)
-        self._accounts.move_to_end(key_id)
-        while len(self._accounts) > self._max_keys:
-            self._accounts.popitem(last=False)
-        return account
-
-
-def _excess(windows: dict[str, Window], amount: int, now: float) -> Excess | None:
-    """The limit that keeps the request away longest."""
-    over = [
-        Excess(name, window.limit, amount, window.wait_s(amount, now))
-        for name, window in windows.items()
-        if window.remaining(now) < amount
-    ]
-    return max(over, key=lambda one: float("inf") if one.wait_s is None else one.wait_s, default=None)
+    def _tally(self, key_id: str, limits: KeyLimits) -> Tally:
+        tally = self._tallies.get(key_id)
+        if tally is None or tally.limits != limits:
+            tally = self._tallies[key_id] = Tally(limits)
+        self._tallies.move_to_end(key_id)
+        while len(self._tallies) > self._max_keys:
+            self._tallies.popitem(last=False)
+        return tally

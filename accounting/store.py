@@ -9,8 +9,9 @@ import sqlite3
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import event, select
+from sqlalchemy import Select, event, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -25,8 +26,9 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from accounting.errors import AccountingError, LedgerUnavailable
-from accounting.tables import RowInsert, from_columns, generations
-from accounting.values import UsageRow
+from accounting.store_schema import bring_up
+from accounting.tables import RowInsert, counts_upsert, from_columns, generations
+from accounting.values import EngineCount, UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
@@ -52,6 +54,7 @@ class GenerationStore:
         self._engine: AsyncEngine | None = None
         self._row_insert: RowInsert | None = None
         self._prepared = False
+        self._seen_prepared = False
         self._in_memory = False
 
     def connect(self) -> None:
@@ -71,7 +74,7 @@ class GenerationStore:
         self._in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
     async def prepare(self) -> None:
-        """Make the table and its indices when they are not there."""
+        """Make the tables, or bring them to the shape of this version."""
         if self._prepared:
             return
         engine = self._opened()
@@ -79,12 +82,11 @@ class GenerationStore:
             if engine.dialect.name == "sqlite" and not self._in_memory:
                 _mend_companions(Path(engine.url.database or ""))
                 await _use_wal(engine)
-            async with engine.begin() as connection:
-                await connection.run_sync(generations.metadata.create_all)
+            await bring_up(engine)
         except Exception:
             await self._forget_connections()
             raise
-        self._prepared = True
+        self._prepared = self._seen_prepared = True
 
     async def write(self, batch: Sequence[UsageRow]) -> None:
         """Make ``batch`` durable in one transaction; rows that are there already stay as they are.
@@ -123,13 +125,39 @@ class GenerationStore:
             .order_by(generations.c.started_at.desc(), generations.c.generation_id)
             .limit(limit)
         )
+        return [from_columns(columns) for columns in await self.select(query)]
+
+    async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
+        """What a query finds. Raises LedgerUnavailable."""
         try:
             async with self._opened().connect() as connection:
-                found = (await connection.execute(query)).mappings().all()
+                found = (await connection.execute(query)).mappings()
+                # Its names are texts of a kind of their own, which not all that takes texts takes.
+                return [{str(name): value for name, value in line.items()} for line in found]
         except (SQLAlchemyError, OSError) as error:
             kind = type(getattr(error, "orig", None) or error).__name__
             raise LedgerUnavailable(f"the ledger cannot be read now ({kind})") from error
-        return [from_columns(columns) for columns in found]
+
+    async def keep_counts(self, counts: Sequence[EngineCount]) -> None:
+        """Put the engines' counts into their table. Raises LedgerUnavailable."""
+        engine = self._opened()
+        try:
+            await self.prepare()
+            async with engine.begin() as connection:
+                await connection.execute(counts_upsert(engine.dialect, counts))
+        except (SQLAlchemyError, OSError) as error:
+            kind = type(getattr(error, "orig", None) or error).__name__
+            raise LedgerUnavailable(f"the ledger cannot be written now ({kind})") from error
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the tables were seen to have this version's shape, since the start."""
+        return self._seen_prepared
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all share one connection, so that only one may use it at a time."""
+        return self._in_memory
 
     async def close(self, timeout_s: float) -> None:
         """Close all connections, waiting at most ``timeout_s`` seconds for calls that are under way."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+HOUR_S = 3600
+
+Kind = Literal["request", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +17,11 @@ class UsageRow:
     Tokens and milliseconds are totals of this generation; ``started_at`` is Unix time in seconds.
     ``fallback`` is the leg that answered, if the intended backend did not; ``finish_reason`` is
     ``error`` or ``cancelled`` for generations without a whole answer.
+
+    ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what the engine
+    counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is what that
+    costs the operator. The ``billable`` ones are what the tenant was given: none of an answer of which
+    nothing was delivered, none of ``shadow`` traffic.
     """
 
     generation_id: str
@@ -21,6 +31,9 @@ class UsageRow:
     contract: str
     route: str
     started_at: float
+    kind: Kind = "request"
+    org: str | None = None
+    user_id: str | None = None
     intent: str | None = None
     session_id: str | None = None
     adapter_id: str | None = None
@@ -29,6 +42,7 @@ class UsageRow:
     backend: str | None = None
     backend_name: str | None = None
     backend_version: str | None = None
+    model: str | None = None
     trace_id: str | None = None
     finish_reason: str = "error"
     error_code: str | None = None
@@ -37,6 +51,41 @@ class UsageRow:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    billable_input_tokens: int = 0
+    billable_output_tokens: int = 0
+    billable_cached_tokens: int = 0
+    cost_nanousd: int = 0
+    price_version: str | None = None
     queue_wait_ms: float = 0.0
     ttft_ms: float | None = None
     total_ms: float = 0.0
+
+    @property
+    def hour(self) -> int:
+        """Hours since 1970 of the start: what the table is partitioned and summed up by."""
+        return int(self.started_at // HOUR_S)
+
+    def delivered(self) -> Self:
+        """The same with all its tokens billable."""
+        return replace(
+            self,
+            billable_input_tokens=self.input_tokens,
+            billable_output_tokens=self.output_tokens,
+            billable_cached_tokens=self.cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCount:
+    """What one engine counted within an hour (since 1970), as one process saw it.
+
+    ``covered_s`` is for how long it was watched, of 3,600 seconds.
+    """
+
+    hour: int
+    backend: str
+    engine: str
+    observer: str
+    prompt_tokens: int
+    generation_tokens: int
+    covered_s: float

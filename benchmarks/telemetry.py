@@ -1,96 +1,208 @@
-"""What one finished request costs in metrics, its log line and its spans: ``python -m benchmarks.telemetry``.
+"""What telling costs: ``python -m benchmarks.telemetry``.
 
-Prints microseconds a request for each part, and its share of the CPU that a request may cost in all.
+Two gateways share a core, before a backend that answers at once. One tells everything: traces to a collector
+in a process of its own, metrics (scraped once a round), a JSON log line a request, the ledger with its
+journal. The other tells nothing. Rounds go to one and the other in turn, so that what else the machine does
+meets both. Prints CPU a request, throughput and time to the first token, and each ratio: the bar is 0.95.
+With ``--parts``, microseconds of each part instead.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
+import asyncio
+import gc
+import os
+import socket
 import statistics
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, cast
 
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
 
-from observability.events import RequestRecord
-from observability.logs import configure_logging
-from observability.logwriter import GATHER_S
-from observability.metrics import Metrics
-from observability.subscribers import Hub
-from observability.tracing import Tracing
+from benchmarks.hot_path import KEY, OUTPUT_TOKENS, Caller, Tally, bodies, cpu_s
+from benchmarks.telemetry_house import collect, running, serve
+from benchmarks.telemetry_parts import print_parts
 
-# The whole journey's bar: CPU of a request on the gateway, microseconds.
-WHOLE_REQUEST_US = 650.0
-ROUNDS = 5
-
-RECORD = RequestRecord(
-    request_id="req_9f1b", generation_id="gen_1", trace_id="4bf92f3577b34da6a3ce929d0e0e4736", tenant="shop",
-    contract="native", status=200, total_ms=912.4, route="self_hosted_generation", model="demo", revision=7,
-    prompt_version="chat-manga-2.1", backend="embedded", backend_name="local", backend_version="demo",
-    finish_reason="stop", input_tokens=842, output_tokens=137, cached_tokens=640, queue_wait_ms=3.1,
-    ttft_ms=88.0, generation_ms=900.0, overhead_ms=1.2, stream=True,
-    stage_ms={
-        "canonicalize": 0.1, "plan": 0.4, "lease": 0.02, "rank": 0.03, "admit": 3.2, "generate": 900.0,
-        "respond": 0.1, "account": 0.1,
-    },
-)  # fmt: skip
+BAR = 0.95
+START_S = 90.0
+# Streams a second in the rounds that measure the time to the first token: far from saturation.
+STREAMS_PER_S = 100.0
 
 
-class _Nowhere(SpanExporter):
-    def export(self, spans: object) -> SpanExportResult:
-        """Takes everything."""
-        return SpanExportResult.SUCCESS
+@dataclass
+class Side:
+    """One of the two gateways, and what its rounds gave."""
+
+    name: str
+    port: int
+    pid: int
+    cpu_us: list[float] = field(default_factory=list)
+    per_second: list[float] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)
 
 
-def _dropped(record: RequestRecord) -> None:
-    """A log that writes nothing."""
+class FirstByte(asyncio.Protocol):
+    """One connection that streams answers one after the other and notes when each began."""
+
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self._requests = requests
+        self._began = 0.0
+        self.waited_ms: list[float] = []
+        self._seen = False
+        self.idle = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep it."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def ask(self) -> None:
+        """Send the next request."""
+        self.idle, self._seen, self._began = False, False, time.perf_counter()
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        """The first piece of the body, and the last."""
+        if not self._seen and b"data: " in data:
+            self._seen = True
+            self.waited_ms.append((time.perf_counter() - self._began) * 1000)
+        self.idle = self.idle or data.endswith(b"0\r\n\r\n")
 
 
-def microseconds(work: Callable[[], object], requests: int) -> float:
-    """CPU of one call, all threads counted: the median of :data:`ROUNDS` rounds."""
-    rounds = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        for _ in range(requests):
-            work()
-        time.sleep(3 * GATHER_S)  # costs nothing, and lets the log's thread write its share
-        rounds.append((time.process_time() - began) / requests * 1e6)
-    return statistics.median(rounds)
+async def throughput(side: Side, path: str, in_flight: int, round_s: float) -> None:
+    """One round of requests as fast as they are answered."""
+    tally, loop = Tally(), asyncio.get_running_loop()
+    connections = []
+    for caller in range(in_flight):
+        requests = bodies(path, stream=False, caller=caller)
+        transport, _ = await loop.create_connection(partial(Caller, requests, tally), "127.0.0.1", side.port)
+        connections.append(transport)
+    await asyncio.sleep(0.2)
+    answers, cpu, began = tally.answers, cpu_s(side.pid), time.perf_counter()
+    await asyncio.sleep(round_s)
+    answered, took_s = tally.answers - answers, time.perf_counter() - began
+    tally.over = True
+    # What was told of these requests is written within this time, and belongs to them.
+    await asyncio.sleep(0.5)
+    if answered:
+        side.cpu_us.append((cpu_s(side.pid) - cpu) / (tally.answers - answers) * 1e6)
+        side.per_second.append(answered / took_s)
+    for transport in connections:
+        transport.close()
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=5_000, help="calls a round")
-    requests = parser.parse_args().requests
+async def first_tokens(sides: list[Side], path: str, seconds: float) -> None:
+    """Streams at a steady pace, to one side and the other in turn."""
+    loop = asyncio.get_running_loop()
+    callers: list[tuple[Side, list[FirstByte]]] = []
+    for side in sides:
+        made = []
+        for caller in range(8):
+            requests = bodies(path, stream=True, caller=caller)
+            _, protocol = await loop.create_connection(partial(FirstByte, requests), "127.0.0.1", side.port)
+            made.append(protocol)
+        callers.append((side, made))
+    for turn in range(int(seconds * STREAMS_PER_S)):
+        _, made = callers[turn % len(callers)]
+        free = next((one for one in made if one.idle), None)
+        if free is not None:
+            free.ask()
+        await asyncio.sleep(1 / STREAMS_PER_S)
+    await asyncio.sleep(0.5)
+    for side, made in callers:
+        for one in made:
+            side.ttft_ms += one.waited_ms
 
-    metrics = Metrics(version="benchmark")
-    quiet = Hub(metrics, log_request=_dropped)
-    logs = configure_logging("info", json=True, stream=io.StringIO())
-    loud = Hub(Metrics(version="benchmark"))
-    ids_only, exporting = Tracing(None, "benchmark"), Tracing(None, "benchmark", exporter=_Nowhere())
 
-    def spans(tracing: Tracing) -> None:
-        tracing.finish(tracing.begin(), RECORD)
+async def measure(sides: list[Side], path: str, in_flight: int, rounds: int, round_s: float) -> None:
+    """All rounds; the first of each side is not counted."""
+    for number in range(rounds + 1):
+        for side in sides if number % 2 else reversed(sides):
+            await throughput(side, path, in_flight, round_s)
+            await asyncio.to_thread(_scrape, side.port)
+        if number == 0:
+            for side in sides:
+                side.cpu_us.clear()
+                side.per_second.clear()
+    await first_tokens(sides, path, rounds * round_s)
 
-    counted = microseconds(lambda: quiet.emit(RECORD), requests)
-    logged = microseconds(lambda: loud.emit(RECORD), requests)
-    parts = {
-        "metrics": counted,
-        "log line (written by its thread)": logged - counted,
-        "trace id, no collector": microseconds(lambda: spans(ids_only), requests),
-        "spans, with a collector": microseconds(lambda: spans(exporting), requests),
-        "one scrape": microseconds(metrics.render, max(1, requests // 100)),
-    }
-    logs.close()
-    if logs.dropped:
-        raise SystemExit(f"{logs.dropped} lines were dropped: take fewer --requests")
-    exporting.shutdown()
-    for name, took_us in parts.items():
-        share = took_us / WHOLE_REQUEST_US
-        print(f"{name:34} {took_us:9.1f} us   {share:6.1%} of a request's {WHOLE_REQUEST_US:g} us")
+
+def _scrape(port: int) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {KEY}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+
+
+def report(on: Side, off: Side) -> None:
+    """The figures, and each ratio."""
+    table = Table(title="everything told, beside nothing told")
+    for heading in ("", on.name, off.name, "ratio, 1 is free", "bar"):
+        table.add_column(heading, justify="left" if not heading else "right")
+
+    def row(name: str, told: float, silent: float, ratio: float, digits: int) -> None:
+        met = "met" if ratio >= BAR else "missed"
+        table.add_row(name, f"{told:.{digits}f}", f"{silent:.{digits}f}", f"{ratio:.3f}", met)
+
+    pairs = [b / a for a, b in zip(on.cpu_us, off.cpu_us, strict=False)]
+    row("CPU µs a request", _mid(on.cpu_us), _mid(off.cpu_us), _mid(pairs), 0)
+    row("  cheapest round", min(on.cpu_us), min(off.cpu_us), min(off.cpu_us) / min(on.cpu_us), 0)
+    rates = [a / b for a, b in zip(on.per_second, off.per_second, strict=False)]
+    row("requests/s", _mid(on.per_second), _mid(off.per_second), _mid(rates), 0)
+    row("TTFT p50 ms", _mid(on.ttft_ms), _mid(off.ttft_ms), _mid(off.ttft_ms) / _mid(on.ttft_ms), 2)
+    late = [_late(on.ttft_ms), _late(off.ttft_ms)]
+    row("TTFT p99 ms", late[0], late[1], late[1] / late[0], 2)
+    Console().print(table)
+
+
+def _mid(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def _late(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+def main(
+    path: Annotated[str, typer.Option(help="/v1/chat/completions or /v1/generate.")] = "/v1/chat/completions",
+    in_flight: Annotated[int, typer.Option(min=1, help="Connections.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side.")] = 10,
+    round_s: Annotated[float, typer.Option(min=0.1, help="Seconds a round.")] = 1.0,
+    sample_ratio: Annotated[float, typer.Option(min=0, max=1, help="tracing.sample_ratio.")] = 1.0,
+    pieces: Annotated[int, typer.Option(help="Pieces of an answer: 1 or 140.")] = 1,
+    core: Annotated[int, typer.Option(help="The gateways' core; the rest takes the others.")] = 0,
+    parts: Annotated[bool, typer.Option("--parts", help="Microseconds of each part instead.")] = False,
+) -> None:
+    """Everything told, beside nothing told."""
+    if parts:
+        print_parts()
+        return
+    if OUTPUT_TOKENS % pieces:
+        raise typer.BadParameter(f"{pieces} does not divide {OUTPUT_TOKENS}", param_hint="--pieces")
+    others = os.sched_getaffinity(0) - {core} or {core}
+    os.sched_setaffinity(0, others)
+    gc.disable()
+    with ExitStack() as stack:
+        collector, _ = stack.enter_context(running(collect, others))
+        endpoint = f"http://127.0.0.1:{collector}"
+        sides = [
+            Side("on", *stack.enter_context(running(serve, pieces, core, endpoint, sample_ratio))),
+            Side("off", *stack.enter_context(running(serve, pieces, core, None, sample_ratio))),
+        ]
+        for side in sides:
+            with socket.create_connection(("127.0.0.1", side.port), timeout=START_S):
+                """It listens."""
+        uvloop.run(measure(sides, path, in_flight, rounds, round_s))
+    report(*sides)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -80,6 +80,7 @@ class Engine:
         self._adapters = adapters
         self._entries: dict[str, _Entry] = {}
         self._eos = frozenset(info.eos_token_ids)
+        self._generated = 0
         self._last_step = EngineSignals(total_blocks=pool.num_blocks, block_size=pool.block_size)
 
     @property
@@ -99,6 +100,8 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
+            prompt_tokens=self._scheduler.prompt_tokens,
+            generation_tokens=self._generated,
         )
         if self._adapters.is_empty:
             return now
@@ -240,6 +243,7 @@ class Engine:
         if sequence.adjustments is not None:
             sequence.adjustments.add(token)
         sequence.token_ids.append(token)
+        self._generated += 1
         if sequence.first_token_at is None:
             sequence.first_token_at = now
 

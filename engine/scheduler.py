@@ -69,6 +69,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.prompt_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         """Puts a new sequence into the queue."""
@@ -178,6 +179,8 @@ class Scheduler:
         sequence.blocks.extend(cached)
         self._reserve(sequence, sequence.num_tokens)
         sequence.num_computed = len(cached) * pool.block_size
+        if not sequence.preemptions:
+            self.prompt_tokens += sequence.num_prompt
         if self._prefix_caching and not sequence.preemptions:  # one that returns finds its own blocks
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.prefix_queries += sequence.num_prompt

@@ -137,6 +137,7 @@ class EngineSignals:
     ``free_blocks`` counts cached blocks that nobody uses too: they can be had at once. ``kv_usage`` is the
     share of blocks in use, 0 to 1. ``prefix_queries`` counts the prompt tokens of requests that started,
     ``prefix_hits`` those of them that were taken from the cache; neither counts a start after a preemption.
+    ``prompt_tokens`` counts those of all requests that started, ``generation_tokens`` what was generated.
     ``adapters_*`` are the ids of the LoRA adapters that requests may name, and those that running and waiting
     ones use.
     """
@@ -150,6 +151,8 @@ class EngineSignals:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
     step_s: float = 0.0
     tokens_scheduled: int = 0
     steps: int = 0

@@ -24,6 +24,8 @@ from gateway.http import (
     admin_keys,
     admin_prompts,
     admin_routing,
+    admin_shadow,
+    admin_usage,
     monitors,
     openai,
     schema,
@@ -33,8 +35,10 @@ from gateway.http.exchange import Exchange
 from gateway.http.generate import native
 from gateway.http.idempotency import Idempotency
 from gateway.http.middleware import Edge
+from gateway.http.places import Places
 from gateway.http.respond import CALLER_ERRORS, error_reply, shape_of
 from gateway.http.sagemaker import sagemaker
+from gateway.http.surfaces import Shown, everything, of_surface
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import Services
 
@@ -46,9 +50,10 @@ class GatewayApp(FastAPI):
     our endpoints use none. Everything else takes the framework's way.
     """
 
-    def __init__(self, hot: Mapping[str, ASGIApp], **settings: Any) -> None:
+    def __init__(self, hot: Mapping[str, ASGIApp], shown: Shown = everything, **settings: Any) -> None:
         super().__init__(**settings)
         self._hot = hot
+        self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -65,11 +70,17 @@ class GatewayApp(FastAPI):
         if self.openapi_schema is None:
             document = get_openapi(title=self.title, version=self.version, routes=self.routes)
             self.openapi_schema = schema.add_paths(document)
+            paths = self.openapi_schema["paths"]
+            self.openapi_schema["paths"] = {path: paths[path] for path in paths if self._shown(path)}
         return self.openapi_schema
 
 
-def create_app(services: Services, lifespan: Lifespan[Any] | None = None) -> FastAPI:
+def create_app(
+    services: Services, lifespan: Lifespan[Any] | None = None, *, shown: Shown = everything
+) -> FastAPI:
     """The app over ``services``; ``lifespan`` owns everything that must start and stop with it.
+
+    ``shown`` says which paths it has; others are not there at all.
 
     The endpoints of callers and monitors are plain ASGI apps, so that no framework stands between a token
     and the socket; further routers (the operators') may be included in the usual way: what they raise is
@@ -81,19 +92,26 @@ def create_app(services: Services, lifespan: Lifespan[Any] | None = None) -> Fas
         **native(services, idempotency),
         **sagemaker(services, idempotency),
     }
+    routes = of_surface(_routes(services, generating, idempotency), shown)
+    places = Places([route.path for route in routes])
     app = GatewayApp(
-        {path: Edge(endpoint, services=services) for path, endpoint in generating.items()},
+        {
+            path: Edge(endpoint, services=services, places=places)
+            for path, endpoint in generating.items()
+            if shown(path)
+        },
+        shown,
         title="Sluice",
         version=services.version,
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.router.routes.extend(_routes(services, generating, idempotency))
+    app.router.routes.extend(routes)
     for error in CALLER_ERRORS:
         app.add_exception_handler(error, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_middleware(Edge, services=services)
+    app.add_middleware(Edge, services=services, places=places)
     return app
 
 
@@ -123,11 +141,17 @@ def _routes(
     if services.canary is not None:
         read["/admin/canary"], orders = admin_canary.canary_pages(services, services.canary)
         posted.update(orders)
+    if services.shadow is not None:
+        read["/admin/shadow"] = admin_shadow.shadow_page(services, services.shadow)
+    if services.drain is not None:
+        posted["/admin/drain"] = admin_drain.drainer(services, services.drain)
     delete: dict[str, ASGIApp] = {}
     if services.key_desk is not None:
         read["/admin/keys"] = admin_keys.key_list(services, services.key_desk)
         posted["/admin/keys"] = admin_keys.key_maker(services, services.key_desk)
         delete["/admin/keys/{id}"] = admin_keys.key_revoker(services, services.key_desk)
+    if services.usage is not None:
+        read.update(admin_usage.usage_pages(services, services.usage))
     if services.chaos is not None:
         read["/admin/chaos"], posted["/admin/chaos"] = admin_chaos.chaos_pages(services, services.chaos)
     return [
@@ -168,6 +192,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 def _response(request: Request, error: PublicError, headers: Mapping[str, str] | None = None) -> Response:
     exchange = Exchange.of(request.scope)
+    exchange.error_code = error.code
     reply = error_reply(error, exchange.request_id, shape_of(request.scope["path"]))
     response = Response(reply.body, reply.status, headers, media_type="application/json")
     for name, value in reply.headers:

@@ -18,6 +18,7 @@ from gateway.continuing import Continuation, Mode, Spelling, continuation, goes_
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.job import Job
 from gateway.meter import Meter, Origin
+from gateway.trail import Step
 from resilience.failures import POLICIES, BackendFailure, Change, FailureKind
 from resilience.guard import Try
 
@@ -44,6 +45,9 @@ class Attempts:
         meter: what there is of the answer.
         slot: the permission.
         spelling: what token ids are text of.
+
+    Attributes:
+        step: the attempt in progress, as the trace has it.
     """
 
     def __init__(self, backend: Backend, job: Job, meter: Meter, slot: Slot, spelling: Spelling) -> None:
@@ -55,6 +59,7 @@ class Attempts:
         self._notes: list[str] = []
         self._shortened: Plan | None = None
         self.buffer: CommitBuffer | None = None
+        self.step: Step | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -118,6 +123,7 @@ class Attempts:
         if self._slot.shrunk:
             # Shrink before shed: a long queue shortens answers, and says so.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
+            self._meter.trail.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         self._hold()
         origin = Origin(self._backend.name, self._backend.model, plan, max_tokens)
@@ -158,6 +164,7 @@ class Attempts:
             prefix_tokens=plan.prefix_tokens,
             stream=request.stream,
             begun=begun,
+            calls=self.step,
         )
 
 

@@ -11,7 +11,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -24,9 +24,13 @@ from gateway.config_cache import CacheConfig
 from gateway.config_chaos import ChaosSection
 from gateway.config_engine import ENGINE_ENV, EngineSection
 from gateway.config_fallback import FallbackSection
+from gateway.config_ledger import LedgerConfig
+from gateway.config_ray import RaySection
 from gateway.config_resilience import ResilienceSection
 from gateway.config_section import Section
+from gateway.config_shadow import ShadowSection
 from gateway.config_state import StateConfig
+from gateway.config_tracing import TracingConfig
 from gateway.config_weights import WeightsSection
 from gateway.prompts.volatile import VolatilePolicy
 
@@ -46,23 +50,40 @@ class ServerConfig(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4_194_304
     max_messages: Annotated[int, Field(ge=1, le=100_000)] = 2_048
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     log_json: bool | None = None
+    ping: Literal["alive", "once_ready"] = "alive"
+    admin_host: str | None = None
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+
+    @model_validator(mode="after")
+    def _noticed_before_the_end(self) -> Self:
+        """Load balancers are waited for within the drain."""
+        if self.lame_duck_seconds > self.drain_seconds:
+            raise ValueError(
+                f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
+                f"allowed: at most server.drain_seconds, {self.drain_seconds:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        """Which port a request came to tells what it may reach."""
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("server.admin_host needs server.admin_port")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("server.admin_port is server.port; allowed: another one, or none")
+        return self
 
 
 class AuthConfig(Section):
     """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then."""
 
     enabled: bool = True
-
-
-class LedgerConfig(Section):
-    """Where usage rows go."""
-
-    url: str = "sqlite+aiosqlite:///sluice.db"
-    outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
 
 
 class RoutingSection(Section):
@@ -135,12 +156,6 @@ class AdmissionConfig(Section):
         )
 
 
-class TracingConfig(Section):
-    """OpenTelemetry export; without an endpoint spans stay local."""
-
-    otlp_endpoint: str | None = None
-
-
 class Settings(Section):
     """Everything that can be configured."""
 
@@ -160,8 +175,10 @@ class Settings(Section):
     resilience: ResilienceSection = ResilienceSection()
     response_cache: CacheConfig = CacheConfig()
     fallback: FallbackSection = FallbackSection()
+    shadow: ShadowSection = ShadowSection()
     tracing: TracingConfig = TracingConfig()
     chaos: ChaosSection = ChaosSection()
+    ray: RaySection = RaySection()
 
     @model_validator(mode="after")
     def _engine_is_there(self) -> Self:
@@ -182,7 +199,8 @@ class Settings(Section):
             if name not in self.backends:
                 allowed = ", ".join(sorted(self.backends)) or "none"
                 raise ValueError(f"fallback.limits.{name}: no such backend; allowed: {allowed}")
-            if limit.max_spend_usd_per_minute is not None and self.backends[name].price is None:
+            unpriced = self.backends[name].price is None and self.ledger.prices is None
+            if limit.max_spend_usd_per_minute is not None and unpriced:
                 raise ValueError(
                     f"fallback.limits.{name}.max_spend_usd_per_minute needs backends.{name}.price: "
                     "what a million tokens cost"

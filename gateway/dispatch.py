@@ -95,6 +95,11 @@ class Dispatcher:
         return outcome_of(backend, job, meter, completion, attempts.warnings)
 
     async def _attempt(self, this: Try, attempts: Attempts, backend: Backend, meter: Meter) -> Completion:
+        with meter.trail.step("attempt", backend.name, this.number) as step:
+            attempts.step = step
+            return await self._make(this, attempts, backend, meter)
+
+    async def _make(self, this: Try, attempts: Attempts, backend: Backend, meter: Meter) -> Completion:
         work, going_on = await attempts.next(this)
         if going_on is None:
             again = this.number == 1
@@ -102,6 +107,8 @@ class Dispatcher:
                 backend, work, meter.take, attempts, lambda: again and not meter.committed
             )
         rejoined, crossing = Rejoined(meter, going_on.joint), meter.crossings[-1]
+        if attempts.step is not None:
+            attempts.step.mode = crossing.mode
         result = "cut"
         try:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from accounting.errors import NotRecorded
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterForbidden, AdapterNotHere, UnknownAdapter
@@ -251,6 +252,7 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingPro
         CatalogueError: lambda e: PublicError(409, "adapter_conflict", str(e)),
         NotEvaluatedError: lambda e: PublicError(409, "not_evaluated", str(e)),
         Refused: _refused,
+        NotRecorded: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
         DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
         BackendFailure: _backend_failure,
     }

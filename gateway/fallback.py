@@ -18,7 +18,7 @@ from gateway.dispatch import Dispatcher, Outcome, cut_short
 from gateway.job import Job
 from gateway.meter import Meter
 from gateway.response_cache import AnswerCache, Found
-from gateway.routing.revision import RESPONSE_CACHE
+from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
 from gateway.stages import demand_let_in_before, demand_of
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
@@ -90,7 +90,9 @@ class FallbackChain:
             Refused, BackendFailure: ``cause``.
             DeadlinePassed: before the first token.
         """
-        if isinstance(cause, BackendFailure) and not cause.policy.other_backend:
+        if isinstance(cause, Refused):
+            meter.trail.turned_away(job.primary.name, cause.reason.value)
+        elif not cause.policy.other_backend:
             raise cause
         if (plain := without_adapter(cause, job, meter)) is not None:
             return await self._on_base(cause, plain, job, meter)
@@ -115,13 +117,16 @@ class FallbackChain:
                 if outcome is not None:
                     return self._named(outcome, cause, job)
             elif step.leg == RESPONSE_CACHE:
-                found = await self._answers.find(job, self._left_s(job) - FAREWELL_S)
+                with meter.trail.step(RESPONSE_CACHE) as looking:
+                    found = await self._answers.find(job, self._left_s(job) - FAREWELL_S)
+                    looking.mode = "miss" if found is None else "hit"
                 if found is not None:
                     return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
                 course.gave_nothing(step.leg)
             else:
                 text = Found(job.target.route.degraded_text, FinishReason.DEGRADED)
-                return await _give(text, step.leg, "degraded_response", cause, job, meter)
+                with meter.trail.step(DEGRADED):
+                    return await _give(text, step.leg, "degraded_response", cause, job, meter)
         if meter.committed and self._left_s(job) <= 0:
             return await cut_short(primary, job, meter)
         if not meter.committed:
@@ -172,7 +177,9 @@ class FallbackChain:
         if timeout_s > 0 and isinstance(job.primary, Restarting):
             self._waiting += 1
             try:
-                back = await job.primary.wait_ready(timeout_s)
+                with meter.trail.step("wait", job.primary.name) as waiting:
+                    back = await job.primary.wait_ready(timeout_s)
+                    waiting.mode = "back" if back else "away"
             finally:
                 self._waiting -= 1
         course.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
@@ -185,6 +192,7 @@ class FallbackChain:
             demand = demand_let_in_before(demand, job, meter.tokens if goes_on else 0, meter, self._clock())
         permit = self._permit(backend, job, demand)
         if permit is None:
+            meter.trail.turned_away(backend.name, "leg_limit")
             course.refused(backend.name, memory=False)
             return None
         if meter.begun and not goes_on:
@@ -205,6 +213,8 @@ class FallbackChain:
                 )
                 return outcome
         except (Refused, BackendFailure) as failure:
+            if isinstance(failure, Refused):
+                meter.trail.turned_away(backend.name, failure.reason.value)
             # The guard and admission have told what failed here.
             # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
             refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend

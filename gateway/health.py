@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import Message, Role
@@ -11,9 +11,11 @@ from gateway.backends.port import Backend, Completion, Delta, Feature, Work
 from gateway.backends.supervised import EngineStanding
 from gateway.contracts.values import Sampling
 from gateway.fleet import Fleet
+from gateway.health_gpus import read_gpus
 from gateway.ports import TextService
 from gateway.reception import Reception
 from gateway.vitals import Vitals
+from observability.events import EngineFigures
 from resilience.failures import BackendFailure
 from resilience.supervisor import Standing
 
@@ -26,7 +28,22 @@ DEEP_TOKENS = 5
 
 @dataclass(frozen=True, slots=True)
 class HealthProbe:
-    """Answers the monitors; ``ping`` and ``ready`` only read what is known already."""
+    """Answers the monitors; ``ping`` and ``ready`` only read what is known already.
+
+    Args:
+        fleet: the backends.
+        reception: who is inside, and whether it drains.
+        vitals: the last minute.
+        text: the served model's tokenizer.
+        model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
+        engine: how it stands; ``None`` without one.
+        engine_figures: what it tells; ``None`` while there is none.
+        state_store_ok: whether this gateway has the state that it serves by.
+        clock: monotonic seconds.
+        started_at: on that clock.
+        gpus: the cards' figures; must not raise.
+        probe_timeout_s: longest time of one backend's tiny generation.
+    """
 
     fleet: Fleet
     reception: Reception
@@ -34,18 +51,21 @@ class HealthProbe:
     text: Callable[[], TextService]
     model_loaded: Callable[[], bool]
     engine: Callable[[], EngineStanding] | None
+    engine_figures: Callable[[], EngineFigures | None]
     state_store_ok: Callable[[], bool]
     clock: Callable[[], float]
     started_at: float
+    gpus: Callable[[], Coroutine[None, None, Sequence[Mapping[str, float | None]]]] = read_gpus
+    probe_timeout_s: float = DEEP_TIMEOUT_S
 
     def ping(self) -> Mapping[str, object]:
         """Liveness: the process answers; the engine is not asked."""
         return {"status": "healthy", "uptime_seconds": round(self.clock() - self.started_at, 1)}
 
-    def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Readiness: whether traffic should come here, and each check."""
+    def checks(self) -> Mapping[str, bool]:
+        """Each check of readiness; only reads what is known already."""
         loads = [backend.load for backend in self.fleet.backends.values()]
-        checks = {
+        return {
             "model_loaded": self.model_loaded(),
             "workers_ready": self.fleet.any_ready,
             "memory_available": not loads
@@ -54,6 +74,10 @@ class HealthProbe:
             "state_store": self.state_store_ok(),
             "not_draining": not self.reception.draining,
         }
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """Readiness: whether traffic should come here, and each check."""
+        checks = self.checks()
         ready = all(checks.values())
         engine = self.engine() if self.engine is not None else None
         status = "ready" if ready else "draining" if self.reception.draining else "not_ready"
@@ -70,30 +94,47 @@ class HealthProbe:
         return ready, body
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """Generate a few tokens on every backend, outside admission and accounting."""
-        results = {}
-        for name, backend in self.fleet.backends.items():
-            results[name] = await self._probe(backend)
+        """Generate a few tokens on every backend at once, outside admission and accounting."""
+        names = list(self.fleet.backends)
+        async with asyncio.TaskGroup() as tasks:
+            probes = [tasks.create_task(self._probe(self.fleet.backends[name])) for name in names]
+            gpus = tasks.create_task(self.gpus())
+        results = dict(zip(names, (probe.result() for probe in probes), strict=True))
         healthy = bool(results) and all(result["status"] == "healthy" for result in results.values())
         body: dict[str, object] = {
             "status": "healthy" if healthy else "unhealthy",
             "backends": results,
+            **self._engine_now(),
+            "gpus": gpus.result(),
             "in_flight": self.reception.in_flight,
             "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
             **self.vitals.figures(),
         }
         return healthy, body
 
+    def _engine_now(self) -> dict[str, object]:
+        """The engine in process; without one, the loads that remote backends told, added up."""
+        figures = self.engine_figures()
+        if figures is not None:
+            running, waiting, kv_usage = figures.running, figures.waiting, figures.kv_usage
+        else:
+            loads = [load for backend in self.fleet.backends.values() if (load := backend.load) is not None]
+            if not loads:
+                return {"running": None, "waiting": None, "kv_utilization": None}
+            running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+            kv_usage = max(load.kv_usage for load in loads)
+        return {"running": running, "waiting": waiting, "kv_utilization": round(kv_usage, 4)}
+
     async def _probe(self, backend: Backend) -> dict[str, object]:
         begun = self.clock()
         result: dict[str, object] = {"state": backend.state.value}
         try:
-            async with asyncio.timeout(DEEP_TIMEOUT_S):
+            async with asyncio.timeout(self.probe_timeout_s):
                 token_ids = await self.text().encode("test")
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
                 raw = Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)
-                work = Work(f"health-{begun}", token_ids, messages, sampling)
+                work = Work(f"health-{backend.name}-{begun}", token_ids, messages, sampling)
                 completion: Completion = await backend.generate(work, _discard)
         except (BackendFailure, TimeoutError) as error:
             code = error.kind.value if isinstance(error, BackendFailure) else "timeout"

@@ -13,10 +13,12 @@ the lease and the sequence, so each is given back before the request has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accounting.account import Accounts
+from accounting.errors import NotRecorded
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
@@ -31,12 +33,13 @@ from gateway.meter import Meter
 from gateway.ports import Sink
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersions
-from gateway.quotas import KeyLimiter
+from gateway.quotas import KeyLimiter, settling
 from gateway.reception import Laps, Reception
 from gateway.report import Reporter, Trip, closing_row
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
+from gateway.shadow.port import Mirrors, NoShadow
 from gateway.stages import (
     budget_request,
     demand_of,
@@ -68,6 +71,7 @@ class Journey:
     reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
+    shadow: Mirrors = field(default_factory=NoShadow)
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -84,6 +88,9 @@ class Journey:
             if public.code == Internal.code:
                 self.reporter.defect(trip, error)
             trip.failed(public)
+            # What was delivered up to here is billed; without a journal the error goes out all the same.
+            with contextlib.suppress(NotRecorded):
+                await self.accounts.durable()
             await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
         finally:
             self.reporter.end(trip)
@@ -123,8 +130,9 @@ class Journey:
             row = opening_row(request, trip, unix_time=self.unix_time())
             job = Job(request, target, plan, lease, backend, shortening(planner, asked))
             demand = demand_of(job, backend, meter, trip.prefix)
+            held = await self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens)
             with (
-                self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens, meter) as tokens,
+                settling(held, demand.input_tokens, meter) as tokens,
                 self.accounts.open(row) as account,
                 trip.billing(account, row),
             ):
@@ -139,9 +147,11 @@ class Journey:
 
                 answer = respond(request, outcome, trip, now=self.clock())
                 self.fallback.remember(job, outcome, answer)
-                account.settle(closing_row(row, answer))
+                account.settle(closing_row(row, answer, model=outcome.model))
                 if tokens is not None:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 trip.answered(answer)
+                await self.accounts.durable()
                 await sink.finish(answer)
                 trip.laps.lap("respond")
+                self.shadow.mirror(job, outcome, answer)

@@ -59,6 +59,7 @@ class KeyDesk:
             order.adapters,
             KeyLimits(order.requests_per_minute, order.tokens_per_minute, order.tokens_per_day),
             order.expires_at,
+            order.org,
         )
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, order.comment, who, now)
         if self.ring.get(record.key_id) is not None:
@@ -89,6 +90,7 @@ class KeyDesk:
             "id": record.key_id,
             "prefix": key.prefix,
             "tenant": record.tenant,
+            "org": record.org,
             "role": record.role.value,
             "max_priority": record.max_priority,
             "routes": None if record.routes is None else list(record.routes),

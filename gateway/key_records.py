@@ -30,6 +30,7 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     tokens_per_day: int | None = None
     expires_at: float | None = None
     comment: str = ""
+    org: str | None = None
 
 
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
@@ -58,6 +59,7 @@ def made_data(key: StoredKey) -> bytes:
             limits.tokens_per_day,
             record.expires_at,
             key.comment,
+            record.org,
         )
     )
 
@@ -82,6 +84,7 @@ def key_event(record: Record) -> StoredKey | Revoked:
             event.adapters,
             KeyLimits(event.requests_per_minute, event.tokens_per_minute, event.tokens_per_day),
             event.expires_at,
+            event.org,
         ),
         event.prefix,
         event.salt,

@@ -44,6 +44,7 @@ class Keys:
                 record.routes,
                 record.adapters,
                 record.limits,
+                record.org,
             )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")

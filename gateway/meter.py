@@ -10,6 +10,7 @@ from gateway.backends.port import Delta
 from gateway.commit import CommitBuffer
 from gateway.contracts.values import TokenLogprob
 from gateway.ports import Sink
+from gateway.trail import Trail
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Meter:
         "queue_wait_s",
         "started_at",
         "tokens",
+        "trail",
     )
 
     def __init__(self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True) -> None:
@@ -81,6 +83,7 @@ class Meter:
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
         self.crossings: list[Crossing] = []
+        self.trail = Trail(clock)
         self.started_at: float | None = None
         self.committed = False
         self._empty()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from accounting.keys import KeyLimits
+from accounting.reports import Page, Report, Span
 from budgeting.values import Message
 from gateway.backends.port import Delta
 from gateway.config_chaos import FaultRule
@@ -50,11 +52,14 @@ class KeyAuthority(Protocol):
 class RequestLimiter(Protocol):
     """Keys' limits at the door."""
 
-    def enter(self, caller: Caller) -> None:
+    async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
 
-    def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
+    async def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
         """What every answer to a limited key tells; nothing for others."""
+
+    async def used(self, key_id: str, limits: KeyLimits) -> Mapping[str, int]:
+        """What is used or held of a key's limits now, by their names."""
 
 
 class TextService(Protocol):
@@ -281,6 +286,7 @@ class KeyOrder:
     tokens_per_day: int | None = None
     expires_at: float | None = None
     comment: str = ""
+    org: str | None = None
 
 
 class KeyService(Protocol):
@@ -300,6 +306,28 @@ class KeyService(Protocol):
         """Refuse a key from now on."""
 
 
+class ShadowService(Protocol):
+    """How shadowed requests compare, for operators; raises BackendUnavailable when the ledger is away."""
+
+    async def report(
+        self, *, limit: int, route: str | None = None, since: float | None = None
+    ) -> Mapping[str, object]:
+        """The newest ``limit`` pairs, compared, of one route or all, since a Unix time."""
+
+
+class UsageService(Protocol):
+    """The ledger for operators; raises BackendUnavailable when its database cannot be read."""
+
+    async def report(self, report: Report) -> Mapping[str, object]:
+        """Sums. Raises InvalidRequest: too many lines."""
+
+    async def rows(self, page: Page) -> Mapping[str, object]:
+        """A page of rows."""
+
+    async def reconcile(self, span: Span) -> Mapping[str, object]:
+        """The ledger beside the engines' own counters."""
+
+
 class ChaosService(Protocol):
     """The faults made on purpose, for operators' eyes and hands."""
 
@@ -308,6 +336,13 @@ class ChaosService(Protocol):
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
         """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
+
+
+class DrainService(Protocol):
+    """Taking this process out of service."""
+
+    async def begin(self, who: str) -> Mapping[str, object]:
+        """Begin, unless it has begun; ``in_flight`` says how many are inside."""
 
 
 class CardKind(StrEnum):
@@ -362,6 +397,41 @@ class IdempotencyStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeOutcome:
+    """What became of a request that had no journey.
+
+    Args:
+        request_id, trace_id: as told to the caller.
+        trace_parent, trace_state: the caller's trace context, if it sent a valid one.
+        arrived_at: seconds on the injected clock.
+        method: HTTP's, or ``WS``.
+        path: the path as the gateway knows it, never as it was sent.
+        contract: of paths that generate; ``None`` for all others.
+        tenant: who asked, once that was known.
+        status: what went out; ``None``: the caller left before.
+        error_code: a stable code.
+        replayed: whether it was a stored answer, given again.
+    """
+
+    request_id: str
+    trace_id: str
+    trace_parent: str | None
+    trace_state: str | None
+    arrived_at: float
+    method: str
+    path: str
+    contract: str | None
+    tenant: str | None
+    status: int | None
+    error_code: str | None
+    replayed: bool = False
+
+
+def _tell_nobody(outcome: EdgeOutcome) -> None:
+    """For those who do not care."""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds of the HTTP edge."""
 
@@ -389,8 +459,12 @@ class Services:
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]
     version: str
+    tell_edge: Callable[[EdgeOutcome], None] = _tell_nobody
     chaos: ChaosService | None = None
+    usage: UsageService | None = None
     adapters: AdapterService | None = None
     routing: RoutingService | None = None
     canary: CanaryService | None = None
     key_desk: KeyService | None = None
+    shadow: ShadowService | None = None
+    drain: DrainService | None = None

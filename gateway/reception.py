@@ -19,15 +19,20 @@ class Reception:
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
+        self._closed = False
 
     @property
     def in_flight(self) -> int:
         """Requests between arrival and the last byte."""
         return len(self._inside)
 
+    def announce(self) -> None:
+        """On the way out, but whoever comes is still taken."""
+        self.draining = True
+
     def close(self) -> None:
         """Take nothing new from here on."""
-        self.draining = True
+        self.draining = self._closed = True
 
     def cut(self) -> None:
         """The time is up: every request inside ends now, and its caller is told why."""
@@ -50,7 +55,7 @@ class Reception:
         await self._empty.wait()
 
     def _enter(self, place: tuple[str, str], stay: _Stay) -> None:
-        if self.draining:
+        if self._closed:
             raise _draining()
         if place in self._inside:
             raise DuplicateRequest("a request with this request_id is in flight", param="request_id")

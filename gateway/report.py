@@ -26,6 +26,7 @@ from gateway.routing.rank import Ranking
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
 from observability.events import RequestRecord, SeamFact
+from observability.trace_facts import Content, TraceFacts
 from observability.tracing import RootSpan, Tracing
 
 # The status that is logged when the caller left before the end (nginx's convention).
@@ -131,19 +132,21 @@ class Trip:
         except BaseException as error:
             if account.settled:
                 raise
-            started = self.meter.started_at is not None
-            account.update(
-                replace(
-                    row,
-                    error_code=public_error(error).code if isinstance(error, Exception) else "cancelled",
-                    input_tokens=self.plan.counts.total if self.plan and started else 0,
-                    output_tokens=self.meter.tokens,
-                    cached_tokens=self.meter.cached_tokens,
-                    queue_wait_ms=self.meter.queue_wait_s * 1000,
-                    ttft_ms=self._since_arrival(self.meter.first_at),
-                    total_ms=self._since_arrival(self.clock()) or 0.0,
-                )
+            origin, started = self.meter.origin, self.meter.started_at is not None
+            broken = replace(
+                row,
+                backend_name=origin.backend if origin else None,
+                model=origin.model if origin else None,
+                error_code=public_error(error).code if isinstance(error, Exception) else "cancelled",
+                input_tokens=self.plan.counts.total if self.plan and started else 0,
+                output_tokens=self.meter.tokens,
+                cached_tokens=self.meter.cached_tokens,
+                queue_wait_ms=self.meter.queue_wait_s * 1000,
+                ttft_ms=self._since_arrival(self.meter.first_at),
+                total_ms=self._since_arrival(self.clock()) or 0.0,
             )
+            # Who got a part pays for it; who got nothing does not.
+            account.update(broken.delivered() if self.meter.committed else broken)
             raise
 
     def record(self) -> RequestRecord:
@@ -199,6 +202,47 @@ class Trip:
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
         )
 
+    def facts(self) -> TraceFacts:
+        """What the trace tells beside the record; asked for once, when the trace is kept."""
+        asked, steps = self.request.sampling, self.meter.trail.facts(self.request.arrived_at)
+        refused = next((step.failure for step in steps if step.name == "refused"), None)
+        admitted = "admit" in self.laps.stage_ms or any(step.name == "attempt" for step in steps)
+        decision = "admitted" if admitted else None
+        if refused is not None and "admit" not in self.laps.stage_ms:
+            decision = "refused"
+        elif self.meter.trail.shortened:
+            decision = "shortened"
+        return TraceFacts(
+            steps=steps,
+            admission=decision,
+            admission_reason=refused if decision == "refused" else None,
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=asked.seed,
+            choices=asked.n,
+            content=self._content() if self.target and self.target.route.record_content else None,
+        )
+
+    def _content(self) -> Content:
+        request = self.request
+        messages = tuple((message.role.value, message.content) for message in request.messages)
+        if request.raw_prompt is not None:
+            raw = request.raw_prompt
+            messages = (("user", raw if isinstance(raw, str) else f"{len(raw)} token ids"),)
+        return Content(messages, self.meter.text())
+
+    @property
+    def slow(self) -> bool:
+        """Whether it took longer than the route's targets."""
+        if self.target is None:
+            return False
+        route, first = self.target.route, self._since_arrival(self.meter.first_at)
+        return (first or 0.0) > route.ttft_slo_ms or (
+            self._since_arrival(self.clock()) or 0.0
+        ) > route.total_slo_ms
+
     def _seams(self) -> tuple[SeamFact, ...] | None:
         if not self.meter.crossings:
             return None
@@ -235,14 +279,15 @@ class Trip:
         return None if at is None else (at - self.request.arrived_at) * 1000
 
 
-def closing_row(row: UsageRow, answer: Answer) -> UsageRow:
-    """The usage row of a whole answer."""
-    return replace(
+def closing_row(row: UsageRow, answer: Answer, *, model: str | None = None) -> UsageRow:
+    """The usage row of a whole answer that ``model`` gave."""
+    closed = replace(
         row,
         adapter_id=answer.adapter_id if answer.usage.input_tokens else row.adapter_id,
         backend=answer.backend,
         backend_name=answer.backend_name,
         backend_version=answer.backend_version,
+        model=model if answer.usage.input_tokens else None,
         finish_reason=answer.finish_reason.value,
         fallback=answer.fallback.kind if answer.fallback else None,
         fallback_reason=answer.fallback.reason if answer.fallback else None,
@@ -253,6 +298,7 @@ def closing_row(row: UsageRow, answer: Answer) -> UsageRow:
         ttft_ms=answer.timings.ttft_ms,
         total_ms=answer.timings.total_ms,
     )
+    return closed.delivered()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +314,18 @@ class Reporter:
 
     def begin(self, request: GenerateRequest, meter: Meter, laps: Laps) -> Trip:
         """Open the notes and the root span."""
+        span = self.tracer.begin(
+            request.trace_parent,
+            trace_id=request.trace_id,
+            trace_state=request.trace_state,
+            ago_s=self.clock() - request.arrived_at,
+        )
+        meter.trail.root = span
         return Trip(
             request,
             meter,
             laps,
-            self.tracer.begin(request.trace_parent, trace_id=request.trace_id),
+            span,
             self.clock,
             self.prefixes,
             check=self.check,
@@ -285,5 +338,5 @@ class Reporter:
     def end(self, trip: Trip) -> None:
         """Close the span and hand the record on."""
         record = trip.record()
-        self.tracer.finish(trip.span, record)
+        self.tracer.finish(trip.span, record, trip.facts, slow=self.tracer.exporting and trip.slow)
         self.emit(record)

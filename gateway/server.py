@@ -13,10 +13,12 @@ from types import FrameType
 import structlog
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.config import ConfigError
 from gateway.http.protocol import GatewayProtocol
+from gateway.http.surfaces import ByPort, for_callers, for_operators
 from gateway.wiring import Gateway
 
 # A second signal, or the end of the drain, leaves open connections this long.
@@ -31,6 +33,8 @@ LAST_WORD_S = 1.0
 GC_ALLOCATIONS = 20_000
 GC_YOUNG_PER_MIDDLE = 10
 GC_MIDDLE_PER_FULL = 10
+
+Beside = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 
 class DrainingServer(uvicorn.Server):
@@ -62,10 +66,10 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     log.info("draining", in_flight=gateway.reception.in_flight, at_most_s=seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await gateway.reception.drained()
+            await gateway.drain.emptied()
     if gateway.reception.in_flight:
         log.warning("cut at the end of the drain", in_flight=gateway.reception.in_flight)
-        gateway.reception.cut()
+        gateway.drain.cut()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await gateway.reception.drained()
@@ -73,11 +77,27 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     server.should_exit = True
 
 
-async def _serve(gateway: Gateway, listener: socket.socket) -> None:
+def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
+    """One application, or one for each port."""
+    if admin is None:
+        return create_app(gateway.services)
+    return ByPort(
+        create_app(gateway.services, shown=for_callers),
+        create_app(gateway.services, shown=for_operators),
+        admin_port=admin.getsockname()[1],
+    )
+
+
+async def _serve(
+    gateway: Gateway, listener: socket.socket, admin: socket.socket | None, beside: Beside
+) -> None:
+    protocol = type(
+        "Protocol", (GatewayProtocol,), {"max_connections": gateway.settings.server.max_connections}
+    )
     config = uvicorn.Config(
-        create_app(gateway.services),
+        _app(gateway, admin),
         loop="uvloop",
-        http=GatewayProtocol,
+        http=protocol,
         ws="websockets-sansio",
         lifespan="off",
         # The peer's address is used nowhere, so nobody needs to be trusted to tell another one.
@@ -90,11 +110,11 @@ async def _serve(gateway: Gateway, listener: socket.socket) -> None:
         # Above our own bound, so that a frame too large meets our error and not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
-    server = DrainingServer(config, on_stop=gateway.reception.close, on_hurry=gateway.reception.cut)
-    async with gateway.running(), asyncio.TaskGroup() as tasks:
+    server = DrainingServer(config, on_stop=gateway.drain.begin, on_hurry=gateway.drain.cut)
+    async with beside(), gateway.running(), asyncio.TaskGroup() as tasks:
         drain = tasks.create_task(_drain(server, gateway), name="drain")
         _settle_garbage()
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         drain.cancel()
 
 
@@ -108,8 +128,8 @@ def _settle_garbage() -> None:
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG_PER_MIDDLE, GC_MIDDLE_PER_FULL)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Take the port before anything is loaded, so that a taken one is told at once.
+def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
+    """Take the port before anything is loaded, so that a taken one is told at once, by its ``keys``.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -121,17 +141,29 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"server.host, server.port: {host}:{port}: {error.strerror or error}") from None
+        raise ConfigError(f"{keys}: {host}:{port}: {error.strerror or error}") from None
     listener.listen(BACKLOG)
     return listener
 
 
-def run(gateway: Gateway, listener: socket.socket) -> None:
+def run(
+    gateway: Gateway,
+    listener: socket.socket,
+    admin: socket.socket | None = None,
+    *,
+    beside: Beside = contextlib.nullcontext,
+) -> None:
     """Serve until a signal, then drain.
+
+    Args:
+        gateway: what to serve.
+        listener: the port.
+        admin: the port of operators, if they have one of their own.
+        beside: what runs from before the start to after the drain.
 
     Raises:
         BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
             could not start.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(gateway, listener))
+        runner.run(_serve(gateway, listener, admin, beside))

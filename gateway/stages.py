@@ -214,6 +214,8 @@ def opening_row(request: GenerateRequest, trip: Trip, *, unix_time: float) -> Us
         contract=request.contract.value,
         route=target.route.name if target else "",
         started_at=unix_time,
+        org=request.caller.org,
+        user_id=request.user,
         intent=request.intent,
         session_id=request.session_id,
         adapter_id=lease.adapter.adapter_id if lease and lease.adapter else None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
+from admission.values import Reason
 from observability.events import RequestRecord
+from resilience.failures import POLICIES, FailureKind, Health
 
 WINDOW_S = 60.0
 # Enough for a minute at 170 requests a second; older ones leave first.
@@ -15,29 +18,76 @@ MAX_SAMPLES = 10_000
 MIN_SAMPLES = 10
 
 
+# Refusals that say that there is too much work, not that it fails. An open circuit says that it fails.
+OVERLOAD = frozenset(reason.value for reason in Reason) - {Reason.CIRCUIT_OPEN.value}
+# Codes of answers with 5xx that are no fault of this gateway: it sheds, it stops, the caller's time was up.
+NO_FAULT = OVERLOAD | {"draining", "deadline_exceeded"}
+# Failures that the request itself brings about, so that no caller can take a gateway out of service.
+OF_THE_REQUEST = frozenset(kind.value for kind in FailureKind if POLICIES[kind].health is Health.NOTHING)
+DEGRADED = "degraded"
+
+
+class Outcome(StrEnum):
+    """What became of a request, as far as health is concerned."""
+
+    SERVED = "served"
+    """Answered, or the caller's own mistake."""
+    FALLBACK = "fallback"
+    """Another leg of the chain gave a real answer."""
+    SHED = "shed"
+    """Kept from its backend because there was too much work; degraded text included."""
+    FAILED = "failed"
+    """The house failed it: an error of ours, or the degraded text because the backend fails."""
+
+
+def outcome(record: RequestRecord) -> Outcome:
+    """Judge one finished request.
+
+    A leg of the fallback chain that answers is no error: the caller has an answer, and taking the gateway
+    out of service would not give a better one. That its backend failed stands in ``workers_ready``, in the
+    engine's state and in ``sluice_backend_failures_total``. Nor is shedding one: with less traffic here,
+    the other gateways get more. The degraded text in place of a failed generation is one: elsewhere the
+    caller might get an answer.
+    """
+    if record.failed:
+        return Outcome.SHED if record.error_code in NO_FAULT else Outcome.FAILED
+    if record.fallback_kind is None:
+        return Outcome.SERVED
+    reason = record.fallback_reason
+    if record.finish_reason != DEGRADED or reason in OF_THE_REQUEST:
+        return Outcome.FALLBACK
+    return Outcome.SHED if reason in OVERLOAD else Outcome.FAILED
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One finished request, as far as health is concerned; milliseconds."""
 
     at: float
-    failed: bool
+    outcome: Outcome
     ttft_ms: float | None
     tpot_ms: float | None
 
 
 class Vitals:
-    """Counts the last minute's requests; bounded in memory."""
+    """Counts the last minute's requests; bounded in memory.
+
+    Args:
+        clock: monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._begun_at = clock()
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._preemptions: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
         self._anew_at = float("-inf")
 
     def saw(self, record: RequestRecord) -> None:
         """A request has ended."""
-        failed = record.failed or record.fallback_kind is not None
-        self._samples.append(Sample(self._clock(), failed, record.ttft_ms, record.time_per_output_token_ms))
+        self._samples.append(
+            Sample(self._clock(), outcome(record), record.ttft_ms, record.time_per_output_token_ms)
+        )
 
     def saw_preemptions(self, total: int) -> None:
         """The engine's counter of preemptions, since its start."""
@@ -49,28 +99,36 @@ class Vitals:
         self._anew_at = self._clock()
 
     def error_rate(self) -> float:
-        """Share of the last minute's requests that no backend answered; 0 below a few samples.
+        """Share of the last minute's requests that the house failed; 0 below a few samples.
 
         Since the engine's last restart, so that readiness does not wait a minute for its return.
         """
         recent = [sample for sample in self._recent() if sample.at >= self._anew_at]
         if len(recent) < MIN_SAMPLES:
             return 0.0
-        return sum(sample.failed for sample in recent) / len(recent)
+        return sum(sample.outcome is Outcome.FAILED for sample in recent) / len(recent)
 
     def figures(self) -> dict[str, object]:
-        """The figures of deep health."""
+        """The figures of deep health (seed 001): the last minute's counts; mean, P50 and P99 of its times."""
         recent = self._recent()
-        since = self._clock() - WINDOW_S
+        now = self._clock()
+        since = now - WINDOW_S
+        counts = Counter(sample.outcome for sample in recent)
+        # The window, or less: not a minute has passed yet, or the oldest samples made room for others.
+        full = len(recent) == MAX_SAMPLES
+        span_s = now - recent[0].at if full else min(WINDOW_S, now - self._begun_at)
         totals = [total for at, total in self._preemptions if at >= since]
         before = [total for at, total in self._preemptions if at < since]
         start = before[-1] if before else 0
         return {
             "requests_last_minute": len(recent),
-            "errors_last_minute": sum(sample.failed for sample in recent),
+            "requests_per_second": round(len(recent) / span_s, 3) if span_s > 0 else 0.0,
+            "errors_last_minute": counts[Outcome.FAILED],
+            "fallbacks_last_minute": counts[Outcome.FALLBACK],
+            "shed_last_minute": counts[Outcome.SHED],
             "preemptions_last_minute": max(0, totals[-1] - start) if totals else 0,
-            **_percentiles("ttft_ms", [s.ttft_ms for s in recent if s.ttft_ms is not None]),
-            **_percentiles("tpot_ms", [s.tpot_ms for s in recent if s.tpot_ms is not None]),
+            **_times("ttft_ms", [s.ttft_ms for s in recent if s.ttft_ms is not None]),
+            **_times("tpot_ms", [s.tpot_ms for s in recent if s.tpot_ms is not None]),
         }
 
     def _recent(self) -> list[Sample]:
@@ -78,10 +136,14 @@ class Vitals:
         return [sample for sample in self._samples if sample.at >= since]
 
 
-def _percentiles(name: str, values: Sequence[float]) -> dict[str, object]:
+def _times(name: str, values: Sequence[float]) -> dict[str, object]:
     ordered = sorted(values)
     if not ordered:
-        return {f"{name}_p50": None, f"{name}_p99": None}
+        return {f"{name}_{figure}": None for figure in ("avg", "p50", "p99")}
     return {
-        f"{name}_p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 3) for p in (50, 99)
+        f"{name}_avg": round(sum(ordered) / len(ordered), 3),
+        **{
+            f"{name}_p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 3)
+            for p in (50, 99)
+        },
     }

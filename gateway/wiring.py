@@ -17,7 +17,6 @@ import structlog
 from accounting.account import Accounts
 from accounting.keys import KeyRing
 from accounting.ledger import Ledger
-from accounting.quotas import Quotas
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent
@@ -28,11 +27,17 @@ from gateway.audit import Audit
 from gateway.backends.port import BackendState
 from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
+from gateway.drain import Drain, DrainDesk
+from gateway.edge_report import EdgeReporter
+from gateway.engine_counts import EngineCounts
 from gateway.fallback import FallbackChain
+from gateway.first_ready import FirstReady
 from gateway.fleet import Fleet
 from gateway.health import HealthProbe
+from gateway.http.respond import log_defect
 from gateway.journey import Journey
 from gateway.model_text import ModelText
+from gateway.patience import OnceReady
 from gateway.ports import CardKind, HttpLimits, ModelCard, Services
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.desk import PromptDesk
@@ -40,30 +45,36 @@ from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
-from gateway.quotas import KeyLimiter
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.check import Known
+from gateway.usage_desk import UsageDesk
 from gateway.vitals import Vitals
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import Weights, prepare
 from gateway.wiring_adapters import Adapters, make_adapters
-from gateway.wiring_backends import Engines, make_engines
+from gateway.wiring_backends import Engines, MakeEnginePool, make_engines
 from gateway.wiring_cache import Answers, make_answers, make_leg_limits
 from gateway.wiring_canary import Canary, make_canary
 from gateway.wiring_chaos import chaos_collector, make_chaos
 from gateway.wiring_hedging import hedge_collector
 from gateway.wiring_keys import KeyHouse, make_keys, usable
+from gateway.wiring_ledger import leg_prices, make_engine_counts, make_ledger, make_prices
+from gateway.wiring_limits import Limiting, make_limiting
+from gateway.wiring_metrics import Targets, first_ready, health_collector
 from gateway.wiring_resilience import make_resilience
 from gateway.wiring_routing import Routing, make_routing
+from gateway.wiring_shadow import Shadows, make_shadow
 from gateway.wiring_state import State, make_state, published_store
 from gateway.wiring_summaries import make_engine_summarizer
+from gateway.wiring_tracing import make_tracing
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.state_metrics import StateCollector
 from observability.subscribers import Hub
 from observability.tracing import Tracing
+from observability.tracing_metrics import TraceCollector
 from observability.workers import WorkerCollector
 from resilience.supervisor_events import EngineRestarted, SupervisorEvent
 
@@ -98,7 +109,12 @@ class Gateway:
     adapters: Adapters
     canary: Canary
     keys: KeyHouse
+    limiting: Limiting
+    shadows: Shadows
+    first_ready: FirstReady
+    drain: Drain
     summaries: EngineSummarizer | None = None
+    engine_counts: EngineCounts | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -133,6 +149,12 @@ class Gateway:
                 residents.append(loops.create_task(self.routing.book.run(), name="routing"))
                 residents.append(loops.create_task(self.canary.driver.run(), name="canary"))
                 residents.append(loops.create_task(self.keys.use.run(), name="keys-used"))
+                residents.append(loops.create_task(self.shadows.shadow.run(), name="shadow"))
+                residents.append(loops.create_task(self.limiting.run(), name="limits"))
+                residents.append(loops.create_task(self.first_ready.run(), name="first-ready"))
+                residents.append(loops.create_task(self.drain.run(), name="drain"))
+                if self.engine_counts is not None:
+                    residents.append(loops.create_task(self.engine_counts.run(), name="engine-counts"))
                 starter = loops.create_task(self._start_engine(), name="engine-start")
                 try:
                     yield
@@ -145,8 +167,9 @@ class Gateway:
                     writer.cancel()
                     state.cancel()
         finally:
+            await self.limiting.close()
             await self.state.close()
-            await asyncio.to_thread(self.tracing.shutdown, FLUSH_TIMEOUT_S)
+            await asyncio.to_thread(self.tracing.shutdown)
 
     def _engine_ready(self) -> bool:
         return self.engines.host is None or self.engines.host.state is BackendState.READY
@@ -185,6 +208,7 @@ def build(
     clock: Callable[[], float] = time.monotonic,
     unix_time: Callable[[], float] = time.time,
     observe: Callable[[RequestRecord], None] | None = None,
+    engine_pool: MakeEnginePool | None = None,
 ) -> Gateway:
     """Construct a gateway.
 
@@ -194,6 +218,7 @@ def build(
         clock: monotonic seconds.
         unix_time: seconds since 1970.
         observe: is also told of each finished request (benchmarks).
+        engine_pool: makes the backends of kind ``engine``, whose engines run elsewhere (Ray).
 
     Raises:
         ConfigError, RoutingFileError, RegistryFileError, PromptFileError, TokenizerError: something the
@@ -215,6 +240,9 @@ def build(
         if gate is not None:
             admission.wake(gate)
 
+    def waiting(backend: str) -> int:
+        return sum(admission.gate(backend).queue_counts().values())
+
     def supervised(event: SupervisorEvent) -> None:
         hub.emit(event)
         if isinstance(event, EngineRestarted):
@@ -224,7 +252,6 @@ def build(
     audit = Audit(state.store, unix_time=unix_time)
     ring = KeyRing(admin_key, enabled=settings.auth.enabled, unix_time=unix_time)
     keys = make_keys(ring, state, audit=audit, unix_time=unix_time)
-    limiter = KeyLimiter(Quotas(clock=clock))
     loras = make_adapters(
         settings,
         state,
@@ -242,6 +269,7 @@ def build(
         emit=supervised,
         make_shelf=loras.rooms.make_shelf,
         bring=loras.bring,
+        engine_pool=None if engine_pool is None else lambda name: engine_pool(name, lambda: waiting(name)),
     )
     # All backends on the engine share one gate; it is looked up at every step.
     gate = min(engines.on_engine, default=None)
@@ -276,9 +304,13 @@ def build(
         metrics.registry.register(chaos_collector(chaos))
     metrics.adapters.read(loras.figures)
     metrics.read_routing_revision(lambda: routing.book.number)
+    metrics.slo.read(Targets(revision))
     metrics.registry.register(routing.collector())
     metrics.registry.register(canary.collector())
     hub = Hub(metrics)
+    limiting = make_limiting(
+        settings.state, registry=metrics.registry, clock=clock, unix_time=unix_time, new_id=new_id
+    )
 
     def finished(record: RequestRecord) -> None:
         vitals.saw(record)
@@ -288,6 +320,7 @@ def build(
             observe(record)
 
     reception = Reception()
+    drain = Drain(reception, lame_duck_s=settings.server.lame_duck_seconds)
     metrics.read_in_flight(lambda: reception.in_flight)
     admission_desk = AdmissionDesk(limits, revision=revision, clock=clock, unix_time=unix_time)
 
@@ -317,19 +350,35 @@ def build(
     dispatcher = Dispatcher(resilience.guard, resilience.watch, tokenizer, hub.emit)
     answers = make_answers(settings, clock=clock, unix_time=unix_time, emit=hub.emit)
     metrics.answers.read(answers.figures)
-    leg_limits = make_leg_limits(settings, clock=clock, emit=hub.emit)
-    metrics.answers.read_legs(leg_limits.figures)
-    ledger = Ledger(
-        settings.ledger.url,
-        emit=hub.emit,
-        clock=clock,
-        unix_time=unix_time,
-        outbox_rows=settings.ledger.outbox_rows,
+    prices = make_prices(settings)
+    leg_limits = make_leg_limits(
+        settings, clock=clock, emit=hub.emit, price=leg_prices(settings, prices, unix_time=unix_time)
     )
+    metrics.answers.read_legs(leg_limits.figures)
+    ledger = make_ledger(settings, emit=hub.emit, clock=clock, unix_time=unix_time, new_id=new_id)
     metrics.read_outbox_rows(lambda: ledger.depth)
-    tracing = Tracing(settings.tracing.otlp_endpoint, version())
+    metrics.ledger.read(
+        lambda: ledger.lag_s, lambda: ledger.journal_bytes, lambda: ledger.journal_working
+    )
+    tracing = make_tracing(settings.tracing, version())
+    metrics.registry.register(TraceCollector(lambda: tracing.figures))
     metrics.registry.register(StateCollector(state.figures))
     publishing = Publishing(versions, published_store(state), unix_time=unix_time)
+    accounts = Accounts(ledger, prices.priced)
+    shadows = make_shadow(
+        settings,
+        backends=fleet.backends,
+        admission=admission,
+        adapters=adapters,
+        accounts=accounts,
+        spelling=tokenizer,
+        text=lambda: text.service,
+        price=leg_prices(settings, prices, unix_time=unix_time),
+        clock=clock,
+        unix_time=unix_time,
+        new_id=new_id,
+    )
+    metrics.registry.register(shadows.collector())
     journey = Journey(
         reception=reception,
         revision=revision,
@@ -350,14 +399,13 @@ def build(
             on_engine=engines.on_engine,
             emit=hub.emit,
         ),
-        accounts=Accounts(ledger),
-        limiter=limiter,
+        accounts=accounts,
+        shadow=shadows.shadow,
+        limiter=limiting.limiter,
         reporter=Reporter(
             tracer=tracing,
             emit=finished,
-            log_defect=lambda request_id, error: log.error(
-                "internal error", request_id=request_id, exc_info=error
-            ),
+            log_defect=lambda request_id, error: log_defect(error, request_id),
             clock=clock,
             prefixes=PrefixWatch(
                 block_size=settings.engine.block_size, shared=settings.engine.share_prefix_across_tenants
@@ -373,15 +421,18 @@ def build(
         text=lambda: text.service,
         model_loaded=lambda: (host is None or host.facts is not None) and loras.ready,
         engine=None if host is None else host.standing,
+        engine_figures=(lambda: None) if host is None else host.figures,
         state_store_ok=lambda: state.ready,
         clock=clock,
         started_at=clock(),
     )
+    first = first_ready(health, clock=clock, unix_time=unix_time)
+    metrics.registry.register(health_collector(health, first))
     services = Services(
         journey=journey,
         keys=keys.door,
-        limiter=limiter,
-        health=health,
+        limiter=limiting.limiter,
+        health=OnceReady(health) if settings.server.ping == "once_ready" else health,
         idempotency=state.idempotency,
         text=lambda: text.service,
         prompts=PromptDesk(
@@ -407,15 +458,20 @@ def build(
         unix_time=unix_time,
         new_id=new_id,
         version=version(),
+        tell_edge=EdgeReporter(tracing, hub.emit, clock).tell,
         chaos=chaos,
+        usage=UsageDesk(ledger.select),
         adapters=loras.desk,
         routing=routing.desk,
         canary=canary.desk,
         key_desk=keys.desk,
+        shadow=shadows.desk,
+        drain=DrainDesk(drain, audit),
     )
     return Gateway(
         settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,
-        publishing, answers, loras, canary, keys, summaries,
+        publishing, answers, loras, canary, keys, limiting, shadows, first, drain, summaries,
+        make_engine_counts(engines, ledger, observer=new_id("gw"), unix_time=unix_time),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from adapters.registry_file import read_registry_file
 from adapters.values import Adapter
@@ -28,6 +29,14 @@ from gateway.model_text import sampling_defaults
 from observability.workers import WorkerStatus
 from resilience.supervisor import Supervisor
 from resilience.supervisor_events import SupervisorEvent
+
+
+class ResidentBackend(Backend, Resident, Protocol):
+    """A backend with loops of its own."""
+
+
+# Makes a backend by its name, given what tells how many requests wait for it here.
+MakeEnginePool = Callable[[str, Callable[[], int]], ResidentBackend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +72,25 @@ def make_engines(
     emit: Callable[[SupervisorEvent], None],
     make_shelf: MakeShelf = AdapterShelf,
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
+    engine_pool: Callable[[str], ResidentBackend] | None = None,
 ) -> Engines:
     """Construct what the configuration names; nothing runs yet.
+
+    With ``engine_pool`` the engine runs elsewhere: it makes the backends of kind ``engine``.
 
     Raises:
         ConfigError: a backend cannot be made of what the configuration says.
     """
-    host = _host(settings, token_bytes, clock, on_step, emit, make_shelf)
+    host = None
+    if engine_pool is None:
+        host = _host(settings, token_bytes, clock, on_step, emit, make_shelf)
     backends: dict[str, Backend] = {}
     residents: dict[str, Resident] = {}
     for name, section in settings.backends.items():
         if isinstance(section, EngineBackend) and host is not None:
             backends[name] = host.backend(name)
+        if isinstance(section, EngineBackend) and engine_pool is not None:
+            backends[name] = residents[name] = engine_pool(name)
         if isinstance(section, OpenAIBackend):
             pool = _workers(name, section, token_bytes, clock, bring)
             backends[name], residents[name] = pool, pool

@@ -79,22 +79,24 @@ def make_answers(
 
 
 def make_leg_limits(
-    settings: Settings, *, clock: Callable[[], float], emit: Callable[[LegSkipped], None]
+    settings: Settings,
+    *,
+    clock: Callable[[], float],
+    emit: Callable[[LegSkipped], None],
+    price: Callable[[str], Price] | None = None,
 ) -> LegLimits:
-    """Construct the limits of ``fallback.limits``."""
+    """Construct the limits of ``fallback.limits``; ``price`` says what a leg costs, else its own section."""
     limits = {
-        name: leg_limit(section, settings.backends[name])
+        name: leg_limit(section, price_of(settings.backends[name]) if price is None else price(name))
         for name, section in settings.fallback.limits.items()
     }
     return LegLimits(limits, clock=clock, emit=emit)
 
 
-def leg_limit(section: LegLimitConfig, backend: BackendConfig) -> LegLimit:
+def leg_limit(section: LegLimitConfig, price: Price) -> LegLimit:
     """One leg's limit, with what the backend costs."""
     spend = section.max_spend_usd_per_minute
-    return LegLimit(
-        section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price_of(backend)
-    )
+    return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
 
 
 def price_of(backend: BackendConfig) -> Price:
@@ -113,7 +115,7 @@ def price_of(backend: BackendConfig) -> Price:
 def _similar(section: CacheConfig) -> SimilarQuestions | None:
     if not section.similar:
         return None
-    folder = Path(section.model) if section.model is not None else _shipped()
+    folder = Path(section.model) if section.model is not None else shipped_model()
     if folder is None:
         structlog.get_logger("gateway").warning(
             "no model of similar questions is installed; the response cache answers the same question only"
@@ -125,7 +127,7 @@ def _similar(section: CacheConfig) -> SimilarQuestions | None:
         raise ConfigError(f"response_cache.model: {error}") from None
 
 
-def _shipped() -> Path | None:
+def shipped_model() -> Path | None:
     """The folder of the model that comes with this software."""
     found = importlib.util.find_spec("models")
     for place in () if found is None else found.submodule_search_locations or ():

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from admission.events import Admitted, FirstToken, RefusedEvent
+from admission.values import Reason
 from observability.histogram import Histogram
 from observability.labels import Bounded, Series
 
@@ -73,8 +74,11 @@ class AdmissionMetrics(Collector):
                 ("decision", "reason"),
                 registry=registry,
             ),
-            Bounded(), Bounded(),
+            Bounded(), Bounded(reason.value for reason in Reason),
         )  # fmt: skip
+        self._decisions("admitted", None)
+        for reason in Reason:
+            self._decisions("refused", reason.value)  # shown from the start
         self._left = Series(
             Counter(
                 "sluice_admission_left_queue_total",
@@ -168,20 +172,36 @@ class AdmissionMetrics(Collector):
         yield circuit
         yield rung
         plain: tuple[tuple[str, str, Callable[[GateFigures], float]], ...] = (
-            ("waiting_tokens", "Uncached prompt tokens that wait.", lambda gate: gate.waiting_tokens),
-            ("in_flight", "Sequences handed on and not ended.", lambda gate: gate.in_flight),
-            ("limit", "Sequences that may be in flight.", lambda gate: gate.limit),
-            ("factor", "Share of its sequences and blocks that is used; 1: all.", lambda gate: gate.factor),
-            ("kv_usage", "Share of KV blocks in use, as told.", lambda gate: gate.kv_usage),
-            ("kv_forecast", "The same at the fullest moment to come.", lambda gate: gate.kv_forecast),
             (
-                "prefill_backlog_tokens",
+                "sluice_admission_waiting_tokens",
+                "Uncached prompt tokens that wait.",
+                lambda gate: gate.waiting_tokens,
+            ),
+            (
+                "sluice_admission_in_flight",
+                "Sequences handed on and not ended.",
+                lambda gate: gate.in_flight,
+            ),
+            ("sluice_admission_limit", "Sequences that may be in flight.", lambda gate: gate.limit),
+            (
+                "sluice_admission_factor",
+                "Share of its sequences and blocks that is used; 1: all.",
+                lambda gate: gate.factor,
+            ),
+            ("sluice_admission_kv_usage", "Share of KV blocks in use, as told.", lambda gate: gate.kv_usage),
+            (
+                "sluice_admission_kv_forecast",
+                "The same at the fullest moment to come.",
+                lambda gate: gate.kv_forecast,
+            ),
+            (
+                "sluice_admission_prefill_backlog_tokens",
                 "Uncached prompt tokens handed on and not yet computed.",
                 lambda gate: gate.prefill_backlog,
             ),
         )
         for name, text, value in plain:
-            gauge = GaugeMetricFamily(f"sluice_admission_{name}", text, labels=["backend"])
+            gauge = GaugeMetricFamily(name, text, labels=["backend"])
             for gate in gates:
                 gauge.add_metric([gate.name], value(gate))
             yield gauge

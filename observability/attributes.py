@@ -1,14 +1,17 @@
 """What a trace says of a request: OpenTelemetry's GenAI names, and ``sluice.*`` for what they lack.
 
-Names as in the GenAI semantic conventions of August 2026. Prompt and answer are never among them.
+Names as in the GenAI semantic conventions of August 2026. Prompt and answer are never among them: of routes
+that opted in, ``trace_build`` adds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from observability.events import RequestRecord
+from observability.trace_facts import CallFact, EdgeRecord, StepFact, TraceFacts
 
 Value = str | bool | int | float | tuple[str, ...]
 
@@ -23,8 +26,9 @@ def operation(record: RequestRecord) -> str:
 
 
 def span_name(record: RequestRecord) -> str:
-    """Operation and model, as the conventions name a span."""
-    return f"{operation(record)} {record.model}" if record.model else operation(record)
+    """Operation and model, as the conventions name a span; not a model that nobody serves."""
+    known = record.model is not None and record.route is not None
+    return f"{operation(record)} {record.model}" if known else operation(record)
 
 
 def attributes(record: RequestRecord) -> dict[str, Value]:
@@ -57,6 +61,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.backend": record.backend,
         "sluice.backend_name": record.backend_name,
         "sluice.backend_version": record.backend_version,
+        "sluice.cached_tokens": record.cached_tokens,
         "sluice.prefix_cache_hit": record.cached_tokens > 0,
         "sluice.prefix.fingerprint": record.prefix_fingerprint,
         "sluice.prefix.tokens": record.prefix_tokens,
@@ -78,6 +83,65 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.budget.cut_chunks": record.cut_chunks or None,
         "sluice.budget.merged_chunks": record.merged_chunks or None,
         "sluice.budget.summarized_turns": record.summarized_turns or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
+    """The root span's attributes that the record does not know."""
+    found: dict[str, Value | None] = {
+        "gen_ai.request.max_tokens": facts.max_tokens,
+        "gen_ai.request.temperature": facts.temperature,
+        "gen_ai.request.top_p": facts.top_p,
+        "gen_ai.request.top_k": facts.top_k,
+        "gen_ai.request.seed": facts.seed,
+        "gen_ai.request.choice.count": facts.choices if facts.choices != 1 else None,
+        "sluice.admission.decision": facts.admission,
+        "sluice.admission.reason": facts.admission_reason,
+        "sluice.attempts": sum(step.name == "attempt" for step in facts.steps) or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
+    """A step's attributes; an attempt calls a model, and has the conventions' names too."""
+    attempted = step.name == "attempt"
+    found: dict[str, Value | None] = {
+        "sluice.backend_name": step.backend,
+        "sluice.step": step.name,
+        "sluice.attempt.number": step.attempt,
+        "sluice.step.mode": step.mode,
+        "sluice.attempt.waited_ms": step.waited_ms,
+        "error.type": step.failure,
+    }
+    if attempted:
+        found["gen_ai.operation.name"] = operation(record)
+        found["gen_ai.request.model"] = record.model
+        if record.backend is not None and step.backend == record.backend_name:
+            found["gen_ai.provider.name"] = PROVIDERS.get(record.backend, record.backend)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def call_attributes(call: CallFact) -> dict[str, Value]:
+    """A call's attributes: which server, and whether it was a second one."""
+    parts = urlsplit(call.target)
+    found: dict[str, Value | None] = {
+        "server.address": parts.hostname or call.target,
+        "server.port": parts.port,
+        "sluice.hedge": call.hedge or None,
+        "error.type": call.failure,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
+    """Of an answer without a generation: HTTP's own."""
+    found: dict[str, Value | None] = {
+        "http.request.method": record.method,
+        "http.route": record.path,
+        "http.response.status_code": record.status,
+        "error.type": record.error_code,
+        "sluice.request_id": record.request_id,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -13,9 +13,10 @@ import orjson
 import structlog
 from structlog.typing import Processor
 
+from observability.log_errors import format_errors
 from observability.logwriter import BatchedLines, LogWriter
 from observability.redact import redact, scrub
-from observability.requestlog import EVENT, RequestLine, request_line
+from observability.requestlog import EVENT, RequestLine, others_words, request_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 # What the processors themselves add; never redacted, never looked into.
@@ -68,7 +69,7 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
+        format_errors,
         _redacted,
     ]
     structlog.configure(
@@ -88,6 +89,7 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
             foreign_pre_chain=common,
             render=renderer,
+            as_json=as_json,
         )
     )
     root = logging.getLogger()
@@ -100,9 +102,12 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
     """structlog's, and a short way for the lines of requests."""
 
-    def __init__(self, *, render: Processor, **settings: Any) -> None:
+    def __init__(self, *, render: Processor, as_json: bool, **settings: Any) -> None:
         super().__init__(**settings)
         self._render = render
+        self._as_json = as_json
+        self._second = -1
+        self._until_second = ""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of text."""
@@ -112,11 +117,19 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event["event"] = EVENT
         event["level"] = record.levelname.lower()
         event["logger"] = record.name
-        at = datetime.fromtimestamp(record.created, UTC).isoformat()
-        event["timestamp"] = at.replace("+00:00", "Z")
-        line = str(self._render(None, "", event))
-        # Its names are ours, so only credentials within its texts are looked for: in all of them at once.
-        return line if scrub(line) == line else str(self._render(None, "", _redacted(None, "", event)))
+        event["timestamp"] = self._told(record.created)
+        line = _dumps(event) if self._as_json else str(self._render(None, "", event))
+        # Its names are ours, so only credentials within others' words are looked for: in all of them at once.
+        words = others_words(record.request)
+        return line if scrub(words) is words else str(self._render(None, "", _redacted(None, "", event)))
+
+    def _told(self, at: float) -> str:
+        """UTC in ISO 8601, microseconds; what a second's lines share is made once."""
+        second = int(at)
+        if second != self._second:
+            self._second = second
+            self._until_second = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
+        return f"{self._until_second}{int((at - second) * 1e6):06d}Z"
 
 
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -129,7 +142,7 @@ def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> Muta
 
 def _dumps(value: object, **_: object) -> str:
     try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value).decode()
     except TypeError:
         # A lone surrogate in a caller's label: escaped rather than lost.
         return stdlib_json.dumps(value, default=lambda other: f"<{type(other).__name__}>")

@@ -1,27 +1,30 @@
-"""Every metric of the gateway: its name, its help, its labels, its buckets. Nothing else names a metric."""
+"""The gateway's metrics, in one registry: those of finished requests here, the others in ``*_metrics.py``.
+
+Every family with its labels and their bounds stands in ``docs/metrics.md``.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from observability.adapter_metrics import AdapterMetrics
 from observability.admission_metrics import AdmissionMetrics, GateFigures
 from observability.cache_metrics import CacheMetrics
+from observability.engine_metrics import EngineCollector
 from observability.events import EngineFigures, RequestRecord
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, Series
+from observability.ledger_metrics import LedgerMetrics
 from observability.prompt_metrics import PromptMetrics
 from observability.resilience_metrics import ResilienceMetrics
 from observability.resume_metrics import ResumeMetrics
+from observability.slo_metrics import SloMetrics
 from observability.supervisor_metrics import SupervisorMetrics
+from observability.usage_metrics import UsageMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -40,100 +43,12 @@ TPOT_BUCKETS = (
 )  # fmt: skip
 # Doubling, with 1.4 s (the P99 target of the whole answer, seed 000) as a step of its own.
 TOTAL_BUCKETS = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.2,
-    0.4,
-    0.7,
-    1.0,
-    1.4,
-    2.0,
-    3.0,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    300.0,
-)
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0,
+)  # fmt: skip
 WAIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STAGE_BUCKETS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0,
 )  # fmt: skip
-
-
-class EngineCollector(Collector):
-    """The engine in process under vLLM's names, read when scraped, so that fleet routers find what they know.
-
-    Args:
-        read: the figures now, or ``None`` while there is no engine; must neither block nor raise.
-        unix_time: seconds since 1970; the value of ``vllm:lora_requests_info``, of whose series readers take
-            the newest.
-    """
-
-    def __init__(
-        self, read: Callable[[], EngineFigures | None], unix_time: Callable[[], float] = time.time
-    ) -> None:
-        self._read = read
-        self._unix_time = unix_time
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
-        figures = self._read()
-        if figures is None:
-            return
-        labels, values = ["model_name", "engine"], [figures.model_name, "0"]
-        gauges: tuple[tuple[str, str, float], ...] = (
-            ("vllm:num_requests_running", "Sequences in the engine's batch.", figures.running),
-            ("vllm:num_requests_waiting", "Sequences in the engine's queue.", figures.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", figures.kv_usage),
-        )
-        for name, text, value in gauges:
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        counters: tuple[tuple[str, str, float], ...] = (
-            (
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                figures.prefix_queries,
-            ),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
-            ("vllm:num_preemptions", "Sequences pushed out of the batch.", figures.preemptions),
-        )
-        if figures.prompt_tokens is not None:
-            counters += (("vllm:prompt_tokens", "Prompt tokens computed or found.", figures.prompt_tokens),)
-        if figures.generation_tokens is not None:
-            counters += (("vllm:generation_tokens", "Tokens generated.", figures.generation_tokens),)
-        for name, text, value in counters:
-            counter = CounterMetricFamily(name, text, labels=labels)
-            counter.add_metric(values, value)
-            yield counter
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "The KV cache's shape.",
-            labels=[*labels, "block_size", "num_gpu_blocks"],
-        )
-        info.add_metric([*values, str(figures.block_size), str(figures.total_blocks)], 1)
-        yield info
-        for kept in figures.distributions:
-            histogram = HistogramMetricFamily(kept.name, kept.text, labels=labels)
-            edges = [*map(floatToGoString, kept.bounds), "+Inf"]
-            histogram.add_metric(
-                values, list(zip(edges, map(float, accumulate(kept.counts)), strict=True)), kept.total
-            )
-            yield histogram
-        if figures.loras is not None:
-            loras = GaugeMetricFamily(
-                "vllm:lora_requests_info",
-                "Adapters of the requests; the value is the time of this reading.",
-                labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
-            )
-            names = [",".join(figures.loras.running), ",".join(figures.loras.waiting)]
-            loras.add_metric([str(figures.loras.max_loras), *names], self._unix_time())
-            yield loras
 
 
 class _WithoutCreated(Collector):
@@ -170,8 +85,10 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._exposed = _WithoutCreated(self.registry)
+        known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
 
+        ProcessCollector(registry=self.registry)
         Info("sluice_build", "The running version.", registry=self.registry).info({"version": version})
         self._requests = Series(
             self._counter("sluice_requests_total", "Requests.", "route", "backend", "status", "code"),
@@ -224,18 +141,32 @@ class Metrics:
         self._outbox = Gauge(
             "sluice_ledger_outbox_rows", "Usage rows waiting to be written.", registry=self.registry
         )
-        self.resilience = ResilienceMetrics(self.registry, backends)
+        for result in ("written", "lost"):
+            self._ledger_rows(result)
+        self.ledger = LedgerMetrics(self.registry)
+        self.resilience = ResilienceMetrics(self.registry, backends, known_backends)
         self.resume = ResumeMetrics(self.registry, backends)
         self.answers = CacheMetrics(self.registry, backends)
         self.adapters = AdapterMetrics(self.registry)
         dropped = self._counter("sluice_budget_dropped_total", "What the token budget left out.", "what")
         self._dropped_chunks = dropped.labels("chunks")
         self._dropped_turns = dropped.labels("turns")
+        shortened = self._counter(
+            "sluice_budget_shortened_total",
+            "What the token budget sent in another form: chunks up to a sentence's end, duplicates merged, "
+            "turns as a summary.",
+            "what",
+        )
+        self._cut_chunks = shortened.labels("cut_chunks")
+        self._merged_chunks = shortened.labels("merged_chunks")
+        self._summarized_turns = shortened.labels("summarized_turns")
         self._stages = Histogram(
             "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, self.registry,
             label="stage", values=Bounded(cap=32),
         )  # fmt: skip
         self._prompts = PromptMetrics(self.registry, Bounded(known_prompt_versions))
+        self.slo = SloMetrics(self.registry, routes)
+        self._usage = UsageMetrics(self.registry)
         self._revision = Gauge(
             "sluice_routing_revision", "The routing revision in force.", registry=self.registry
         )
@@ -296,12 +227,17 @@ class Metrics:
             (self._tokens_cached, record.cached_tokens),
             (self._dropped_chunks, record.dropped_chunks),
             (self._dropped_turns, record.dropped_turns),
+            (self._cut_chunks, record.cut_chunks),
+            (self._merged_chunks, record.merged_chunks),
+            (self._summarized_turns, record.summarized_turns),
         ):
             if count:
                 counter.inc(count)
         if record.fallback_kind is not None:
             self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
         self._prompts.request(record)
+        self.slo.request(record)
+        self._usage.request(record)
         for stage, value_ms in record.stage_ms.items():
             self._stages.of(stage).observe(value_ms / 1000)
 

@@ -2,14 +2,16 @@
 
 There is one such line a request, far more than of all others together. It takes the standard library's way
 to the handlers, as a record that carries the request's own; structlog's processors would cost as much as all
-the rest of telemetry.
+the rest of telemetry, and even the library's record looks up more than anybody reads.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import fields
 from operator import attrgetter
+from types import MappingProxyType
 
 from observability.events import RequestRecord
 
@@ -18,13 +20,20 @@ EVENT = "request"
 # A line leaves out what is at rest, so that it shows what was special about its request.
 _FIELDS = tuple(field.name for field in fields(RequestRecord) if field.name != "stage_ms")
 _values = attrgetter(*_FIELDS)
+_TIMES = tuple(name for name in _FIELDS if name.endswith("_ms"))
+_SAME = MappingProxyType(vars(logging.LogRecord("", 0, "", 0, EVENT, None, None)))
 
 
 class RequestLine(logging.LogRecord):
     """A log record whose words are a finished request; :func:`request_line` has its fields."""
 
     def __init__(self, logger: str, level: int, request: RequestRecord) -> None:
-        super().__init__(logger, level, "", 0, EVENT, None, None)
+        # What a record has besides is the same for all of them.
+        self.__dict__.update(_SAME)
+        self.name = logger
+        self.levelno = level
+        self.levelname = "ERROR" if level == logging.ERROR else "INFO"
+        self.created = time.time()
         self.request = request
 
 
@@ -44,10 +53,27 @@ class RequestLog:
 def request_line(request: RequestRecord) -> dict[str, object]:
     """The fields that say something; times are rounded to a microsecond."""
     line: dict[str, object] = {
-        name: round(value, 3) if type(value) is float else value
+        name: value
         for name, value in zip(_FIELDS, _values(request), strict=True)
         if value is not None and value is not False
     }
+    for name in _TIMES:
+        value = line.get(name)
+        if value.__class__ is float:
+            line[name] = _rounded(value)
     if request.stage_ms:
-        line["stage_ms"] = {stage: round(took, 3) for stage, took in request.stage_ms.items()}
+        line["stage_ms"] = {stage: _rounded(took) for stage, took in request.stage_ms.items()}
     return line
+
+
+def others_words(request: RequestRecord) -> str:
+    """What of the line callers and operators chose, together."""
+    return (
+        f"{request.request_id} {request.intent} {request.locale} {request.model} {request.prompt_version}"
+        f" {request.tenant} {request.route} {request.adapter_id}"
+    )
+
+
+def _rounded(value_ms: float) -> float:
+    """To a microsecond; ``round`` takes five times as long."""
+    return int(value_ms * 1000 + 0.5) / 1000

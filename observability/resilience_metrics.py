@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily
@@ -14,6 +14,8 @@ from resilience.degenerate import Sign
 from resilience.events import AttemptFailed, Degenerated, LoadScaled, Recovered, Retried, RetryRefused
 from resilience.failures import FailureKind
 
+OOM_LAYERS = ("containment", "recovery")
+
 
 class ResilienceMetrics(Collector):
     """Counts the guard's events; reads the retry budget when scraped.
@@ -21,9 +23,10 @@ class ResilienceMetrics(Collector):
     Args:
         registry: where the metrics are shown.
         backends: bound of the label ``backend``.
+        known: backends that are shown from the start, so that ``increase()`` sees their first event.
     """
 
-    def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
+    def __init__(self, registry: CollectorRegistry, backends: Bounded, known: Iterable[str] = ()) -> None:
         kinds = Bounded([kind.value for kind in FailureKind])
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -52,7 +55,7 @@ class ResilienceMetrics(Collector):
                 "Out of memory: answered by a retry (containment), load lowered (recovery).",
                 "backend", "layer",
             ),
-            backends, Bounded(["containment", "recovery"]),
+            backends, Bounded(OOM_LAYERS),
         )  # fmt: skip
         self._factor = Series(
             Gauge(
@@ -71,6 +74,10 @@ class ResilienceMetrics(Collector):
             ),
             backends, Bounded([sign.value for sign in Sign]), Bounded(cap=8),
         )  # fmt: skip
+        for backend in known:
+            self._factor(backend).set(1.0)
+            for layer in OOM_LAYERS:
+                self._oom(backend, layer)
         self._read_budget: Callable[[], Mapping[str, float]] = dict
         registry.register(self)
 

@@ -14,7 +14,15 @@ from typing import Any, Protocol
 
 import structlog
 
-from accounting.events import RowsLost, RowsWritten, WriteFailed
+from accounting.events import (
+    JournalFailed,
+    JournalRefused,
+    JournalSynced,
+    RowsLost,
+    RowsReplayed,
+    RowsWritten,
+    WriteFailed,
+)
 from adapters.events import (
     AdapterAsked,
     AdapterLoaded,
@@ -27,6 +35,7 @@ from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.requestlog import RequestLog
 from observability.sampler import Sampler
+from observability.trace_facts import EdgeRecord
 from resilience.events import (
     AttemptFailed,
     Degenerated,
@@ -82,6 +91,7 @@ class Hub:
         self._handlers: Mapping[type, Callable[[Any], None]] = MappingProxyType(
             {
                 RequestRecord: self._request,
+                EdgeRecord: self._edge,
                 Admitted: self._admitted,
                 RefusedEvent: self._refused,
                 FirstToken: self._first_token,
@@ -109,6 +119,10 @@ class Hub:
                 RowsWritten: self._rows_written,
                 RowsLost: self._rows_lost,
                 WriteFailed: self._write_failed,
+                JournalSynced: metrics.ledger.synced,
+                JournalFailed: self._journal_failed,
+                JournalRefused: self._journal_refused,
+                RowsReplayed: self._rows_replayed,
             }
         )
 
@@ -130,6 +144,18 @@ class Hub:
     def _request(self, record: RequestRecord) -> None:
         self._metrics.request(record)
         self._log_request(record)
+
+    def _edge(self, record: EdgeRecord) -> None:
+        (self._log.error if record.failed else self._log.info)(
+            "http request",
+            request_id=record.request_id,
+            trace_id=record.trace_id,
+            method=record.method,
+            path=record.path,
+            status=record.status,
+            total_ms=round(record.total_ms, 3),
+            **({} if record.error_code is None else {"error_code": record.error_code}),
+        )
 
     def _admitted(self, event: Admitted) -> None:
         self._metrics.admission.admitted(event)
@@ -286,8 +312,25 @@ class Hub:
             "ledger write failed", error_type=event.error_type, failures=event.failures, depth=event.depth
         )
 
+    def _journal_failed(self, event: JournalFailed) -> None:
+        self._metrics.ledger.failed(event)
+        self._log.error("ledger journal failed", error_type=event.error_type, rows=event.rows)
+
+    def _journal_refused(self, event: JournalRefused) -> None:
+        self._metrics.ledger.refused(event)
+        more = self._refusals.take(("journal", event.reason.value))
+        if more is not None:
+            self._log.error("usage row not journaled", reason=event.reason.value, more_since=more)
+
+    def _rows_replayed(self, event: RowsReplayed) -> None:
+        self._metrics.ledger.replayed(event)
+        self._log.info("ledger journal read back", rows=event.count, adopted=event.adopted)
+        if event.damaged_bytes:
+            self._log.error("ledger journal damaged, set aside", damaged_bytes=event.damaged_bytes)
+
     def _rows_lost(self, event: RowsLost) -> None:
         self._metrics.ledger_rows("lost", event.count)
+        self._metrics.ledger.lost(event.count)
         self._log.error(
             "usage rows lost",
             count=event.count,

@@ -48,6 +48,8 @@ class SupervisorMetrics(Collector):
     def read(self, read: Callable[[], Standing]) -> None:
         """Where a scrape finds the engine's standing; must neither block nor raise."""
         self._read = read
+        for reason in Loss:
+            self._restarts(reason.value)  # shown from the start, so that `increase()` sees the first
 
     def restarting(self, event: EngineRestarting) -> None:
         """Count one restart."""

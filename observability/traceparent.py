@@ -9,7 +9,12 @@ from dataclasses import dataclass
 _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 # Longer headers than this are nobody's trace context; version 00 has 55 characters.
 MAX_HEADER = 512
+MAX_MEMBERS = 32
 SAMPLED = 0x01
+# key=value; the value has printable characters but comma and equals sign, and does not end in a space.
+_MEMBER = re.compile(
+    r"([a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,20 @@ def parse_traceparent(header: str | None) -> Parent | None:
     if trace_id == "0" * 32 or span_id == "0" * 16:
         return None
     return Parent(trace_id, span_id, int(flags, 16))
+
+
+def usable_tracestate(header: bytes | None) -> str | None:
+    """The caller's ``tracestate``, handed on as it came; ``None`` when it is no list of at most 32 members.
+
+    Bounds of the W3C Trace Context, level 1: 512 characters must be taken, 32 members may be there.
+    """
+    if not header or len(header) > MAX_HEADER:
+        return None
+    text = header.decode("latin-1").strip(" \t")
+    members = text.split(",")
+    if len(members) > MAX_MEMBERS or not all(_MEMBER.fullmatch(one.strip(" \t")) for one in members):
+        return None
+    return text
 
 
 def format_traceparent(trace_id: str, span_id: str, flags: int) -> str:

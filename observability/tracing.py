@@ -1,8 +1,9 @@
-"""One root span per customer-visible response, a child per stage; built by hand when the request is over.
+"""One root span per customer-visible response, with all that happened below it; built when it is over.
 
 A request carries a :class:`RootSpan` from arrival on: its ids and when it began. All the work happens once,
-in :meth:`Tracing.finish`, from the finished record; nothing is done per token. A request that never reaches
-``finish`` leaves nothing behind.
+in :meth:`Tracing.finish`, and for traces that are not kept there is none: spans are made of the finished
+record by the thread that sends them. Nothing is done per token. A request that never reaches ``finish``
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from observability.events import RequestRecord
+from observability.trace_facts import NO_FACTS, EdgeRecord, TraceFacts
+from observability.trace_sampling import NO_TRACES, TraceFigures, head_keeps, tail_keeps
 from observability.traceparent import SAMPLED, format_traceparent, parse_traceparent
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
-    from observability.spans import SpanSender
-
-SHUTDOWN_TIMEOUT_S = 5.0
+# Longest that a stop waits for the last spans. A collector that failed last is not waited for.
+SHUTDOWN_TIMEOUT_S = 1.0
+# Odd, so that the numbers of one trace lead to ids that all differ: 2**64 over the golden ratio.
+_STRIDE = 0x9E37_79B9_7F4A_7C15
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,99 +32,152 @@ class RootSpan:
 
     Args:
         trace_id: 32 hex digits, the caller's when it sent a valid ``traceparent``.
-        span_id: 16 hex digits, this response's root span.
+        span_id: this response's root span, 64 bits.
         parent_id: the caller's span, if any.
         flags: the byte of flags that is handed on.
         started_ns: nanoseconds since 1970.
+        sampled: whether the trace is kept whatever becomes of the request.
+        trace_state: the caller's ``tracestate``, handed on as it came.
     """
 
     trace_id: str
-    span_id: str
-    parent_id: str | None
+    span_id: int
+    parent_id: int | None
     flags: int
     started_ns: int
+    sampled: bool = False
+    trace_state: str | None = None
 
     @property
     def traceparent(self) -> str:
         """The header for those that this request calls."""
-        return format_traceparent(self.trace_id, self.span_id, self.flags)
+        return format_traceparent(self.trace_id, f"{self.span_id:016x}", self.flags)
+
+    def child_id(self, number: int) -> int:
+        """The id of one of this trace's further spans; ``number`` from 1."""
+        return ((self.span_id + number * _STRIDE) & _MASK) or 1
+
+    def headers(self, number: int) -> bytes:
+        """The trace context as HTTP header lines, below the span of that number."""
+        lines = b"traceparent: 00-%b-%016x-%02x\r\n" % (
+            self.trace_id.encode(),
+            self.child_id(number),
+            self.flags,
+        )
+        if self.trace_state is not None:
+            lines += b"tracestate: %b\r\n" % self.trace_state.encode()
+        return lines
+
+
+class Sender(Protocol):
+    """Takes what became of traces; must not block."""
+
+    @property
+    def figures(self) -> TraceFigures:
+        """What became of the traces so far."""
+
+    def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
+        """Send a trace some time soon."""
+
+    def shutdown(self, timeout_s: float) -> bool:
+        """Send what waits, for at most ``timeout_s``; blocks. Whether all was handed on."""
 
 
 class Tracing:
     """Makes trace ids, and spans when there is a collector.
 
     Args:
-        otlp_endpoint: an OTLP/HTTP collector, ``http://collector:4318`` (``/v1/traces`` is added when it has
-            no path); ``None`` makes ids only.
-        service_version: told to the collector.
+        sender: takes the traces that are kept; ``None``: there are ids only.
+        sample_ratio: share of traces that are kept whatever becomes of them, by their id, so that every
+            service with the same ratio keeps the same ones. All others are kept when they ended in an error
+            or a fallback, were gone on with elsewhere, or were slow.
+        follow_callers: also keep the traces that the caller says are sampled.
         rng: where ids come from; seeded by the system when absent.
         unix_ns: nanoseconds since 1970.
-        exporter: used instead of OTLP (tests).
 
-    Every response has its root span: the caller's ``sampled`` flag is handed on, but does not silence ours,
-    so that no caller can hide from the operator.
-
-    Raises:
-        ValueError: ``otlp_endpoint`` is not an http(s) URL.
+    The caller's ``sampled`` flag is handed on, but does not silence ours, so that no caller can hide from the
+    operator.
     """
 
     def __init__(
         self,
-        otlp_endpoint: str | None,
-        service_version: str,
+        sender: Sender | None = None,
         *,
+        sample_ratio: float = 1.0,
+        follow_callers: bool = False,
         rng: random.Random | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
-        exporter: SpanExporter | None = None,
     ) -> None:
-        self._rng = rng if rng is not None else random.Random()
+        self._sender = sender
+        self._ratio = sample_ratio
+        self._follow = follow_callers
+        self._random = (rng if rng is not None else random.Random()).getrandbits
         self._unix_ns = unix_ns
-        self._sender: SpanSender | None = None
-        if otlp_endpoint is not None or exporter is not None:
-            # Imported here: 130 ms of start-up that only those with a collector pay.
-            from observability.spans import SpanSender
-
-            self._sender = SpanSender(
-                otlp_endpoint, service_version, new_span_id=lambda: self._id(64), exporter=exporter
-            )
+        self._left_out = 0
 
     @property
     def exporting(self) -> bool:
         """Whether spans go anywhere."""
         return self._sender is not None
 
-    def begin(self, traceparent: str | None = None, *, trace_id: str | None = None) -> RootSpan:
-        """A new root span, starting now; below the caller's when ``traceparent`` is valid.
+    @property
+    def figures(self) -> TraceFigures:
+        """What became of the traces so far."""
+        figures = NO_TRACES if self._sender is None else self._sender.figures
+        return TraceFigures(figures.sent, figures.dropped, figures.failed, self._left_out, figures.waiting)
 
-        ``trace_id`` is one (32 hex digits) that has been told already; a valid ``traceparent`` wins.
+    def begin(
+        self,
+        traceparent: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_state: str | None = None,
+        ago_s: float = 0.0,
+    ) -> RootSpan:
+        """A new root span, begun ``ago_s`` ago; below the caller's when ``traceparent`` is valid.
+
+        ``trace_id`` is one (32 hex digits) that has been told already; a valid ``traceparent`` wins, and
+        without one there is no ``trace_state``.
         """
-        parent = parse_traceparent(traceparent)
-        sampled = SAMPLED if self._sender is not None else 0
-        if parent is None:
-            told = trace_id or f"{self._id(128):032x}"
-            return RootSpan(told, f"{self._id(64):016x}", None, sampled, self._unix_ns())
+        parent = parse_traceparent(traceparent) if traceparent else None
+        flags, parent_id, state = 0, None, None
+        if parent is not None:
+            trace_id, flags, state = parent.trace_id, parent.flags, trace_state
+            parent_id = int(parent.span_id, 16)
+        elif trace_id is None:
+            trace_id = f"{self._random(128) or 1:032x}"
+        sampled = self._sender is not None and (
+            head_keeps(trace_id, self._ratio) or (self._follow and bool(flags & SAMPLED))
+        )
         return RootSpan(
-            parent.trace_id,
-            f"{self._id(64):016x}",
-            parent.span_id,
-            parent.flags | sampled,
-            self._unix_ns(),
+            trace_id,
+            self._random(64) or 1,
+            parent_id,
+            flags | SAMPLED if sampled else flags,
+            self._unix_ns() - int(ago_s * 1e9),
+            sampled,
+            state,
         )
 
-    def finish(self, root: RootSpan, record: RequestRecord) -> None:
-        """End ``root`` with what became of the request; a child for each stage. Call once; never blocks."""
-        if self._sender is not None:
-            self._sender.send(
-                record,
-                trace_id=int(root.trace_id, 16),
-                span_id=int(root.span_id, 16),
-                parent_id=None if root.parent_id is None else int(root.parent_id, 16),
-                started_ns=root.started_ns,
-            )
+    def finish(
+        self,
+        root: RootSpan,
+        record: RequestRecord | EdgeRecord,
+        facts: Callable[[], TraceFacts] = lambda: NO_FACTS,
+        *,
+        slow: bool = False,
+    ) -> None:
+        """End ``root`` with what became of the request. Call once; never blocks.
+
+        ``facts`` is called when the trace is kept; ``slow`` keeps it.
+        """
+        if self._sender is None:
+            return
+        if root.sampled or slow or tail_keeps(record):
+            self._sender.offer(root, record, facts())
+        else:
+            self._left_out += 1
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
         """Send what waits, for at most ``timeout_s``; blocks, so use a thread. Whether all was handed on."""
         return self._sender is None or self._sender.shutdown(timeout_s)
-
-    def _id(self, bits: int) -> int:
-        return self._rng.getrandbits(bits) or 1

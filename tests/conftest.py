@@ -2,9 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.conformance.harness import Specimen
 
 # A single example has no deadline: on a shared machine a pause of half a second says nothing about the code.
 # Tests of speed measure it themselves, and every test has its own limit (`timeout` in pyproject.toml).
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+
+
+# Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
+LONG = (
+    "conformance", "vllm", "ray", "integration", "engine", "weights", "benchmarks", "chaos", "gateway", "bedrock", "state",
+    "deploy",
+)  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """For several processes: tests that share servers stay together, and long ones begin.
+
+    Those of a file are a group unless they name another one.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return (yield)  # one process, or tests dealt out in another way on purpose
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}.{item.path.stem}"))
+    yield
+    folders = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: folders.get(item.path.parent.name, len(LONG)))
+    if not all("@" in item.nodeid for item in items):
+        raise pytest.UsageError(
+            f"pytest {pytest.__version__} and this pytest-xdist do not keep the tests of a group together: "
+            "install those that pyproject.toml names"
+        )
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where backends under test keep their files."""
+    return tmp_path_factory.mktemp("conformance")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Specimen]:
+    """One vLLM in process for all tests that only ask it; to start one takes half a minute."""
+    from tests.conformance.harness import in_one_task
+    from tests.conformance.vllm_in_process import vllm_in_process
+
+    async with in_one_task(vllm_in_process(tmp_path_factory.mktemp("vllm-adapters"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def vllm_server(workshop: Path) -> Iterator[str]:
+    """One `vllm serve` for all tests that only ask it, however prompts are sent to it."""
+    from tests.conformance.specimens import vllm_serve
+
+    with vllm_serve(workshop) as url:
+        yield url

@@ -23,7 +23,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from gateway.chaos.rig import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
 from gateway.config_backends import BedrockSection
 from gateway.contracts.values import Sampling
 from observability.logs import configure_logging
-from resilience.failures import BackendFailure
+from resilience.failures import BackendFailure, FailureKind
 
 FAULTS: dict[str, dict[str, Any]] = {
     "throttled": {"status": 429, "error": "ThrottlingException"},
@@ -62,10 +62,12 @@ DEADLINE_S = 0.3
 TOTAL_TIMEOUT_S = 3.0
 # Share of calls whose caller has the deadline.
 WITH_DEADLINE = 0.3
-# How much later than its bound a call may end on a busy machine, seconds.
+# How much later than its bound a call may end on a machine that does nothing else, seconds.
 GRACE_S = 1.0
+# Calls are made in so many parts; memory is read after each.
+PARTS = 10
 START_WITHIN_S = 60.0
-LEFT_WITHIN_S = 10.0
+LEFT_WITHIN_S = 30.0
 POLL_S = 0.02
 
 
@@ -77,7 +79,10 @@ class Figures:
         ends: how often each fault ended in which way.
         took_s: how long each call took.
         late: calls that ended later than their bound allows.
-        rss_mib: resident memory after each tenth of the calls.
+        early: calls told as timed out though Bedrock was silent for less than the read timeout.
+        rss_mib: resident memory after each part of the calls.
+        threads: before and after, but for those of the lanes.
+        lane_threads: threads of the lanes in the end; there are never more than lanes.
         left: tasks, threads of calls, lanes and connections that were left at the end, by name.
     """
 
@@ -86,14 +91,26 @@ class Figures:
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     took_s: list[float] = field(default_factory=list)
     late: int = 0
+    early: int = 0
     rss_mib: list[float] = field(default_factory=list)
     threads: tuple[int, int] = (0, 0)
+    lane_threads: int = 0
     descriptors: tuple[int, int] = (0, 0)
     left: dict[str, int] = field(default_factory=dict)
 
 
-async def measure(calls: int, folder: Path, *, seed: int = 0) -> Figures:
-    """Make so many calls; credentials must stand in the environment."""
+async def measure(
+    calls: int, folder: Path, *, seed: int = 0, parts: int = PARTS, grace_s: float = GRACE_S
+) -> Figures:
+    """Make so many calls; credentials must stand in the environment.
+
+    Args:
+        calls: how many.
+        folder: where the stand-in's log goes.
+        seed: of the faults and of which callers have a deadline.
+        parts: how often everything under way is waited for and memory is read.
+        grace_s: how much later than its bound a call may end before it counts as late.
+    """
     port, control = free_port(), free_port()
     words = ("--port", str(port), "--control-port", str(control))
     stand_in = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
@@ -109,54 +126,62 @@ async def measure(calls: int, folder: Path, *, seed: int = 0) -> Figures:
         )  # fmt: skip
         backend = make_bedrock("bedrock", section, clock=time.monotonic)
         try:
-            return await _calls(backend, calls, f"http://127.0.0.1:{control}/", random.Random(seed))
+            chance = random.Random(seed)
+            return await _calls(backend, calls, f"http://127.0.0.1:{control}/", chance, parts, grace_s)
         finally:
             backend.stop()
     finally:
         await stand_in.end()
 
 
-async def _calls(backend: BedrockBackend, calls: int, control: str, chance: random.Random) -> Figures:
+async def _calls(
+    backend: BedrockBackend, calls: int, control: str, chance: random.Random, parts: int, grace_s: float
+) -> Figures:
     figures, here = Figures(calls), psutil.Process()
-    # boto3 and its threads are loaded, and each lane has its thread, before anything is counted.
-    await _batch(backend, ["answers"] * AT_ONCE, chance, Figures())
+    # boto3 is loaded, and the executor that asks the stand-in has its thread, before anything is counted.
+    await _batch(backend, ["answers"] * AT_ONCE, chance, Figures(), grace_s)
+    await asyncio.to_thread(_told, control)
     tasks = len(asyncio.all_tasks())
-    before = (threading.active_count(), here.num_fds())
+    before = (_threads(lanes=False), here.num_fds())
     began = time.monotonic()
-    tenth = max(1, calls // 10)
+    part = max(1, calls // parts)
     made = 0
     while made < calls:
-        size = min(tenth, calls - made)
+        size = min(part, calls - made)
         names = [chance.choice(list(FAULTS)) for _ in range(size)]
-        await _batch(backend, names, chance, figures)
+        await _batch(backend, names, chance, figures, grace_s)
         made += size
         gc.collect()
         figures.rss_mib.append(here.memory_info().rss / 2**20)
     figures.wall_s = time.monotonic() - began
-    await _until(lambda: not (backend.load.running or backend.load.waiting))
-    told = await asyncio.to_thread(_told, control)
-    # A lane whose call was given up ends its thread when the socket's own timeout comes.
-    await _until(lambda: threading.active_count() <= before[0] + 1)
-    figures.threads = (before[0], threading.active_count())
+
+    async def left() -> dict[str, int]:
+        return {
+            "tasks": len(asyncio.all_tasks()) - tasks,
+            "lanes": backend.load.running + backend.load.waiting,
+            "calls at the stand-in": (await asyncio.to_thread(_told, control))["active"],
+        }
+
+    # A lane whose call was given up ends with the socket's own timeout; the stand-in hears of it later.
+    figures.left = await left()
+    for _ in range(int(LEFT_WITHIN_S / POLL_S)):
+        if not any(figures.left.values()):
+            break
+        await asyncio.sleep(POLL_S)
+        figures.left = await left()
+    figures.threads = (before[0], _threads(lanes=False))
+    figures.lane_threads = _threads(lanes=True)
     figures.descriptors = (before[1], here.num_fds())
-    figures.left = {
-        "tasks": len(asyncio.all_tasks()) - tasks,
-        "lanes": backend.load.running + backend.load.waiting,
-        "calls at the stand-in": told["active"],
-    }
     return figures
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    """Wait, at most :data:`LEFT_WITHIN_S`: a backend tells nobody when its last thread leaves."""
-    for _ in range(int(LEFT_WITHIN_S / POLL_S)):
-        if true():
-            return
-        await asyncio.sleep(POLL_S)
+def _threads(*, lanes: bool) -> int:
+    """Threads of this process: the lanes' or all others."""
+    return sum(thread.name.startswith("bedrock-") is lanes for thread in threading.enumerate())
 
 
 async def _batch(
-    backend: BedrockBackend, names: Sequence[str], chance: random.Random, figures: Figures
+    backend: BedrockBackend, names: Sequence[str], chance: random.Random, figures: Figures, grace_s: float
 ) -> None:
     """One call for each name."""
     free = asyncio.Semaphore(AT_ONCE)
@@ -169,7 +194,8 @@ async def _batch(
             figures.ends[fault, end] += 1
             figures.took_s.append(took_s)
             bound_s = deadline_s if deadline_s is not None else TOTAL_TIMEOUT_S
-            figures.late += took_s > bound_s + GRACE_S
+            figures.late += took_s > bound_s + grace_s
+            figures.early += end.startswith(FailureKind.TIMEOUT.value) and took_s < READ_TIMEOUT_S
 
     async with asyncio.TaskGroup() as group:
         for name in names:
@@ -213,12 +239,13 @@ def shown(figures: Figures) -> str:
         "",
         f"{figures.calls:,} calls in {figures.wall_s:,.0f} s, {AT_ONCE} at once; "
         f"p50 {_at(took, 0.5):.3f} s, p99 {_at(took, 0.99):.3f} s, longest {took[-1]:.3f} s; "
-        f"later than their bound: {figures.late}.",
-        f"Threads before and after: {figures.threads[0]}, {figures.threads[1]}; descriptors: "
-        f"{figures.descriptors[0]}, {figures.descriptors[1]}; left: "
+        f"later than their bound: {figures.late}, timed out too early: {figures.early}.",
+        f"Threads before and after: {figures.threads[0]}, {figures.threads[1]}, "
+        f"and {figures.lane_threads} of the lanes; "
+        f"descriptors: {figures.descriptors[0]}, {figures.descriptors[1]}; left: "
         + ", ".join(f"{name} {count}" for name, count in figures.left.items())
         + ".",
-        "Resident MiB after each tenth: " + ", ".join(f"{value:.1f}" for value in rss) + ".",
+        "Resident MiB after each part: " + ", ".join(f"{value:.1f}" for value in rss) + ".",
     ]
     return "\n".join(lines)
 
@@ -243,7 +270,7 @@ def main() -> None:
     finally:
         logs.close()
     print(shown(figures))
-    raise SystemExit(1 if figures.late or any(figures.left.values()) else 0)
+    raise SystemExit(1 if figures.late or figures.early or any(figures.left.values()) else 0)
 
 
 if __name__ == "__main__":

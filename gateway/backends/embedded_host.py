@@ -139,6 +139,8 @@ class EmbeddedHost:
             prefix_queries=signals.prefix_queries,
             prefix_hits=signals.prefix_hits,
             preemptions=signals.preemptions,
+            prompt_tokens=signals.prompt_tokens,
+            generation_tokens=signals.generation_tokens,
             # The engine does not tell which of their requests wait.
             loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
@@ -68,6 +69,21 @@ class Begun:
     token_ids: tuple[int, ...] | None = None
 
 
+class Call(Protocol):
+    """One call to a server of the backend's."""
+
+    @property
+    def headers(self) -> bytes:
+        """The trace context for that server, as HTTP header lines; perhaps none."""
+
+
+class Calls(Protocol):
+    """Where a backend with servers of its own tells the trace of its calls to them."""
+
+    def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[Call]:
+        """``with call(target)``: the call runs while the block does; ``hedge``: beside one that is late."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a backend is asked to do.
@@ -81,6 +97,8 @@ class Work:
     With ``begun`` the backend goes on with that answer in one of the ways of its ``continues``: its first
     piece follows right behind ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
     strings, penalties and shapes look at the whole answer as far as the backend can.
+
+    ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind.
     """
 
     generation_id: str
@@ -94,6 +112,7 @@ class Work:
     prefix_tokens: int = 0
     stream: bool = True
     begun: Begun | None = None
+    calls: Calls | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

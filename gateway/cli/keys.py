@@ -26,6 +26,7 @@ keys = typer.Typer(
 def create(
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whom its requests are booked to.")],
     role: Annotated[str, typer.Option(help="caller, operator or admin.")] = "caller",
+    org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
     max_priority: Annotated[
         int, typer.Option(min=-1, max=1, help="Higher priorities are lowered to it.")
     ] = 0,
@@ -55,6 +56,7 @@ def create(
     limits = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "tokens_per_day": tpd}
     body: dict[str, Any] = {
         "tenant": tenant,
+        "org": org,
         "role": role,
         "max_priority": max_priority,
         "routes": route or None,
@@ -99,7 +101,9 @@ def list_keys(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) 
                 one["role"],
                 f"{one['max_priority']:d}",
                 ", ".join(only),
-                ", ".join(f"{name} {limit}" for name, limit in one["limits"].items()),
+                ", ".join(
+                    f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
+                ),
                 expires,
                 one["last_used_at"] or "",
                 one["comment"],

@@ -14,10 +14,18 @@ from gateway.cli.adapters import adapters
 from gateway.cli.admission import admission
 from gateway.cli.canary import canary
 from gateway.cli.chaos import chaos
+from gateway.cli.cost import cost
+from gateway.cli.drain import drain
 from gateway.cli.keys import keys
+from gateway.cli.models import models
 from gateway.cli.prompts import prompts
+from gateway.cli.ray import ray
 from gateway.cli.replay import replay
+from gateway.cli.rollout import rollout
 from gateway.cli.routes import audit, routes
+from gateway.cli.sagemaker import sagemaker
+from gateway.cli.shadow import shadow
+from gateway.cli.usage import usage
 
 app = typer.Typer(
     name="sluice",
@@ -29,13 +37,21 @@ app = typer.Typer(
 )
 app.command(name="replay")(replay)
 app.command(name="chaos")(chaos)
+app.command(name="cost")(cost)
+app.command(name="drain")(drain)
 app.add_typer(prompts)
 app.add_typer(admission)
 app.add_typer(routes)
 app.add_typer(canary)
+app.add_typer(rollout)
+app.add_typer(shadow)
 app.command(name="audit")(audit)
 app.add_typer(adapters)
 app.add_typer(keys)
+app.add_typer(usage)
+app.add_typer(ray)
+app.add_typer(models)
+app.add_typer(sagemaker)
 
 ConfigFile = Annotated[
     Path | None,
@@ -60,6 +76,13 @@ def config_path(given: Path | None) -> Path | None:
 def serve(
     config: ConfigFile = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="A worker process for each GPU, this gateway in front: all, or indices as in 0,1."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="The same with so many workers, where no GPUs are.")
+    ] = None,
 ) -> None:
     """Start the gateway; SIGTERM drains it.
 
@@ -70,7 +93,7 @@ def serve(
     """
     from gateway.cli.serve import serve as run
 
-    raise typer.Exit(run(config_path(config), log_level))
+    raise typer.Exit(run(config_path(config), log_level, gpus=gpus, workers=workers))
 
 
 @app.command()

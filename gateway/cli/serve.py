@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.cli.startup import start_errors
-from gateway.config import load_settings
-from gateway.server import listen, run
+from gateway.config import ConfigError, Settings, load_settings
+from gateway.gpus.crew import make_crew
+from gateway.gpus.layout import gpus_of
+from gateway.server import Beside, listen, run
 from gateway.wiring import build
 from observability.logs import configure_logging
 
 
-def serve(config: Path | None, log_level: str) -> int:
-    """Start the gateway and serve until a signal; the exit code."""
+def serve(config: Path | None, log_level: str, *, gpus: str | None = None, workers: int | None = None) -> int:
+    """Start the gateway and serve until a signal; the exit code.
+
+    Args:
+        config: the YAML file.
+        log_level: of this process and of its workers.
+        gpus: a worker process for each of them: ``all``, or indices.
+        workers: so many worker processes that choose their device themselves.
+    """
     logs = None
     try:
         settings = load_settings(config)
         logs = configure_logging(log_level, settings.server.log_json)
-        listener = listen(settings.server.host, settings.server.port)
-        host, port = listener.getsockname()[:2]
-        with listener:
+        server = settings.server
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(listen(server.host, server.port))
+            host, port = listener.getsockname()[:2]
+            admin = None
+            if server.admin_port is not None:
+                admin = opened.enter_context(
+                    listen(
+                        server.admin_host or server.host,
+                        server.admin_port,
+                        keys="server.admin_host, server.admin_port",
+                    )
+                )
+            beside: Beside = contextlib.nullcontext
+            devices = _devices(settings, gpus, workers)
+            if devices:
+                crew = opened.enter_context(make_crew(settings, devices, log_level))
+                settings, beside = crew.front, crew.running
             gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None)
             _banner(f"http://{host}:{port}", str(config or "defaults"), auth=settings.auth.enabled)
-            run(gateway, listener)
+            if admin is not None:
+                host, port = admin.getsockname()[:2]
+                print(f"  admin   http://{host}:{port}", flush=True)
+            run(gateway, listener, admin, beside=beside)
     except BaseException as error:
         told = list(start_errors(error))
         if not told:
@@ -39,6 +68,17 @@ def serve(config: Path | None, log_level: str) -> int:
         if logs is not None:
             logs.close()
     return 0
+
+
+def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:
+    """What each worker sees; none when this process has the engine."""
+    if gpus is not None and workers is not None:
+        raise ConfigError("--gpus and --workers: give one of them")
+    if workers is not None:
+        return [None] * workers
+    engine = settings.engine
+    each = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return [] if gpus is None else gpus_of(gpus, each=each)
 
 
 def _banner(url: str, config: str, *, auth: bool) -> None:

@@ -125,6 +125,7 @@ def to_request(body: NativeRequest, origin: Origin) -> GenerateRequest:
         stream=body.stream,
         allow_fallback=origin.allow_fallback,
         trace_parent=origin.trace_parent,
+        trace_state=origin.trace_state,
         trace_id=origin.trace_id,
     )
 

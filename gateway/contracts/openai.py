@@ -245,6 +245,7 @@ def _asked(
         # OpenAI's stable end-user id stands for the session when none is named: it keeps a user on one
         # canary arm and near one prefix cache.
         session_id=native.session_id or body.user,
+        user=body.user,
         intent=native.intent,
         locale=native.locale,
         adapter_id=native.adapter_id,
@@ -258,6 +259,7 @@ def _asked(
         stream=stream,
         allow_fallback=origin.allow_fallback,
         trace_parent=origin.trace_parent,
+        trace_state=origin.trace_state,
         trace_id=origin.trace_id,
     )
     options = body.stream_options

@@ -19,6 +19,7 @@ class Origin:
         created: Unix time, whole seconds.
         trace_id: 32 hex digits; the caller's trace when it sent one.
         trace_parent: the caller's W3C ``traceparent``, if it sent a valid one.
+        trace_state: the ``tracestate`` beside it.
         allow_fallback: false when the caller asked for an error instead of a fallback.
         max_messages: most messages that a request may have.
     """
@@ -30,6 +31,7 @@ class Origin:
     created: int
     trace_id: str
     trace_parent: str | None = None
+    trace_state: str | None = None
     allow_fallback: bool = True
     max_messages: int = 2_048
 

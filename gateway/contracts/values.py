@@ -54,6 +54,7 @@ class Caller:
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
     limits: KeyLimits = NO_LIMITS
+    org: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,14 @@ class GenerateRequest:
         request_id: the caller's label, or one made here.
         generation_id: the gateway's own id; keys the ledger.
         model: OpenAI's ``model``: base model, adapter id or backend alias; ``None`` in the native contract.
+        user: OpenAI's stable id of an end user; for the ledger.
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
         arrived_at: seconds on the injected clock.
         deadline: on the same clock; ``None`` when the caller set none.
         allow_fallback: false when the caller sent ``Prefer: sluice-no-fallback``.
         trace_parent: the caller's W3C ``traceparent``, if any.
+        trace_state: the caller's W3C ``tracestate``, if any.
         trace_id: 32 hex digits that the edge has told or will tell the caller: the caller's own trace,
             or one made at the edge.
     """
@@ -126,6 +129,7 @@ class GenerateRequest:
     route: str | None = None
     model: str | None = None
     session_id: str | None = None
+    user: str | None = None
     intent: str | None = None
     locale: str | None = None
     adapter_id: str | None = None
@@ -139,6 +143,7 @@ class GenerateRequest:
     stream: bool = False
     allow_fallback: bool = True
     trace_parent: str | None = None
+    trace_state: str | None = None
     trace_id: str | None = None
 
 

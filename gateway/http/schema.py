@@ -119,6 +119,12 @@ def _paths() -> dict[str, Any]:
         "/admin/routing/rollback": _post("Go back", "RouteRollbackBody", None, _OPERATORS),
         "/admin/routing/history": _get("Revisions, newest first", _OBJECT, tag="operators", key=True),
         "/admin/routing/diff": _get("What two revisions differ in", _OBJECT, tag="operators", key=True),
+        "/admin/usage": _get("Sums of the ledger", _OBJECT, tag="operators", key=True),
+        "/admin/usage/rows": _get("The ledger's rows, page by page", _OBJECT, tag="operators", key=True),
+        "/admin/usage/reconcile": _get(
+            "The ledger beside the engines' own counters", _OBJECT, tag="operators", key=True
+        ),
+        "/admin/shadow": _get("How shadowed requests compare", _OBJECT, tag="operators", key=True),
         "/admin/canary": _get("The canary", _OBJECT, tag="operators", key=True),
         "/admin/canary/start": _post("Start a canary", "CanaryStartBody", None, _OPERATORS),
         "/admin/canary/pause": _post("Judge nothing", "CanaryBody", None, _OPERATORS),

@@ -16,7 +16,6 @@ from gateway.http.respond import ErrorShape, error_reply
 
 _STREAM_HEADERS: Final = (
     (b"content-type", EVENT_STREAM),
-    (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that buffer answers would hold tokens back
 )
 

@@ -281,6 +281,7 @@ def serving(
         port=0,
         http=http,
         log_level="warning",
+        server_header=False,
         ws_max_size=32 * 1024 * 1024,
     )
     server = uvicorn.Server(config)

@@ -58,11 +58,12 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            self._services.keys.authenticate(exchange.bearer)
+            caller = self._services.keys.authenticate(exchange.bearer)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
-        await exchange.send({"type": "websocket.accept", "headers": exchange.id_headers()})
+        limits = await self._services.limiter.headers(caller)
+        await exchange.send({"type": "websocket.accept", "headers": [*exchange.id_headers(), *limits]})
         try:
             code = await self._serve(exchange, receive)
         except ClientGone:
@@ -76,18 +77,21 @@ class GenerateSocket:
             body = await self._first_frame(receive)
             # Its key may have been revoked since the handshake.
             caller = self._services.keys.authenticate(exchange.bearer)
-            self._services.limiter.enter(caller)
+            await self._services.limiter.enter(caller)
+            exchange.tenant = caller.tenant
             # The clock starts with the request, not with the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, self._services.clock):
+                exchange.reported = True
                 await run_journey(self._services, replace(asked.request, stream=True), sink)
             return code
         except _Unusable as unusable:
             error, code = public_error(unusable.error), unusable.close_code
         except CALLER_ERRORS as refused:
             error = public_error(refused)
+        exchange.status, exchange.error_code = error.status, error.code
         await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
         return code
 
@@ -112,10 +116,12 @@ class GenerateSocket:
 
 
 async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
+    public = public_error(error)
+    exchange.status, exchange.error_code = public.status, public.code
     if "websocket.http.response" not in scope.get("extensions", {}):
         await exchange.send({"type": "websocket.close", "code": POLICY_VIOLATION})  # the server answers 403
         return
-    reply = error_reply(public_error(error), exchange.request_id, error_json)
+    reply = error_reply(public, exchange.request_id, error_json)
     headers = [(b"content-type", reply.content_type), *reply.headers, *exchange.id_headers()]
     await exchange.send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
     await exchange.send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})

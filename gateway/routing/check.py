@@ -54,6 +54,12 @@ def _route(route: RouteConfig, known: Known) -> list[str]:
                 f"fallback[{i}]: {leg!r} is the route's only backend, so the chain leads back to what "
                 "failed; allowed: another backend"
             )
+    if route.shadow is not None:
+        check("shadow.backend", route.shadow.backend, known.backends)
+        if [route.shadow.backend] == [backend.name for backend in route.backends]:
+            faults.append(
+                f"shadow.backend: {route.shadow.backend!r} is the route's only backend; allowed: another one"
+            )
     check("prompt_version", route.prompt_version, known.prompt_versions)
     check("openai_prompt_version", route.openai_prompt_version, known.prompt_versions)
     for i, rule in enumerate(route.adapter_rules):

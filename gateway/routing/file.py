@@ -53,6 +53,13 @@ class Slo(_Part):
     tpot_ms: Annotated[float, Field(gt=0)] | None = None
 
 
+class RouteShadow(_Part):
+    """A sample of the route's requests is asked again of another backend, for comparison."""
+
+    backend: str
+    sample: Annotated[float, Field(ge=0, le=1)]
+
+
 class BudgetsConfig(_Part):
     """Tokens per section; what is missing here is as in the prompt version."""
 
@@ -77,6 +84,8 @@ class RouteConfig(_Part):
     spare: list[Literal["retrieval", "recent_turns"]] | None = None
     admission: RouteAdmission = RouteAdmission()
     resume: RouteResume = RouteResume()
+    record_content: bool = False
+    shadow: RouteShadow | None = None
     degraded_text: Annotated[str, Field(min_length=1)] = (
         "I'm handling a lot of questions right now. Please try again in a moment."
     )

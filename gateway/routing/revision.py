@@ -31,11 +31,20 @@ class RoutingFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowRule:
+    """So many of the route's requests (0 to 1) are asked again of that backend."""
+
+    backend: str
+    sample: float
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One route as the journey uses it.
 
     ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own;
-    ``adapter_fallback``: the base model answers when the adapter cannot be loaded.
+    ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
+    hold prompts and answers.
     """
 
     name: str
@@ -51,6 +60,8 @@ class Route:
     limits: Limits | None = None
     resume: ResumeRules = RESUME
     adapter_fallback: bool = False
+    record_content: bool = False
+    shadow: ShadowRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +153,6 @@ def _freeze(name: str, route: RouteConfig, base: Limits | None) -> Route:
         ),
         limits=limits,
         resume=resume_rules(route.resume),
+        record_content=route.record_content,
+        shadow=None if route.shadow is None else ShadowRule(route.shadow.backend, route.shadow.sample),
     )

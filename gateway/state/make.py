@@ -11,6 +11,8 @@ from gateway.config import ConfigError
 from gateway.state.idempotency import IdempotencyKeeper
 from gateway.state.idempotency_memory import MemoryIdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
+from gateway.state.limits import LimitStore
+from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
 from gateway.state.memory import MemoryStateStore
 from gateway.state.port import StateStore
 from gateway.state.sqlite_store import SqliteStateStore
@@ -52,6 +54,23 @@ def make_idempotency_store(
             from gateway.state.idempotency_redis import RedisIdempotencyStore
 
             return RedisIdempotencyStore(client, namespace=namespace, unix_time=unix_time)
+
+
+def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], float]) -> LimitStore | None:
+    """What keys' limits are shared through; ``None``: nothing, memory is one process' own.
+
+    Raises ConfigError when what it needs is not installed.
+    """
+    match url.kind:
+        case StoreKind.MEMORY:
+            return None
+        case StoreKind.SQLITE:
+            return SqliteLimitStore(limits_file(_path(url)), unix_time=unix_time)
+        case StoreKind.REDIS:
+            client = _connect(url)
+            from gateway.state.limits_redis import RedisLimitStore
+
+            return RedisLimitStore(client, namespace=namespace)
 
 
 def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Path | None:

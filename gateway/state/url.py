@@ -41,8 +41,8 @@ class StateUrl:
         return f"StateUrl({self.shown!r})"
 
 
-def parse_state_url(url: str) -> StateUrl:
-    """Understand ``state.url``.
+def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
+    """Understand ``state.url``, or the url that another ``key`` holds.
 
     Raises:
         ConfigError: it is none of what is allowed; the message shows no password.
@@ -50,7 +50,7 @@ def parse_state_url(url: str) -> StateUrl:
     if url.startswith(_SQLITE):
         name = url.removeprefix(_SQLITE)
         if not name or name.startswith(":memory:") or "?" in name:
-            raise ConfigError(f"state.url: given {url!r}; allowed: {ALLOWED}")
+            raise ConfigError(f"{key}: given {url!r}; allowed: {ALLOWED}")
         return StateUrl(StoreKind.SQLITE, url, url, Path(name))
     if url == "memory://":
         return StateUrl(StoreKind.MEMORY, url, url)
@@ -59,9 +59,9 @@ def parse_state_url(url: str) -> StateUrl:
         known = parts.scheme in ("redis", "rediss") and bool(parts.hostname)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"state.url: given a url that cannot be read; allowed: {ALLOWED}") from None
+        raise ConfigError(f"{key}: given a url that cannot be read; allowed: {ALLOWED}") from None
     if not known:
-        raise ConfigError(f"state.url: given {parts.scheme or '(no scheme)'}://…; allowed: {ALLOWED}")
+        raise ConfigError(f"{key}: given {parts.scheme or '(no scheme)'}://…; allowed: {ALLOWED}")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     # The query may hold a password too.
     shown = f"{parts.scheme}://{host}:{port or 6379}{parts.path.rstrip('/')}"

@@ -30,8 +30,13 @@ class ListOutbox:
     def __init__(self) -> None:
         self.rows: list[UsageRow] = []
 
+    accepts = True
+
     def append(self, row: UsageRow) -> bool:
         self.rows.append(row)
+        return True
+
+    async def durable(self) -> bool:
         return True
 
 

@@ -1,7 +1,8 @@
-"""Limits of keys: exact in any period, reserved before, corrected after."""
+"""Limits of keys: exact in any period, held before, corrected after; and no stricter than the peers' windows."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.keys import KeyLimits
-from accounting.quotas import DAY_S, Excess, Quotas, Reservation, Window
+from accounting.quotas import (
+    DAY_S,
+    LIMITS,
+    LOOK_AGAIN_S,
+    MAX_HOLD_S,
+    Ask,
+    Excess,
+    Figures,
+    HoldId,
+    Quotas,
+    Settlement,
+    Tally,
+    Verdict,
+    Window,
+)
 
 PER_MINUTE = KeyLimits(requests_per_minute=3)
 TOKENS = KeyLimits(tokens_per_minute=100, tokens_per_day=250)
@@ -22,26 +37,44 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+class Book:
+    """The counts of one process, asked as the gateway asks."""
+
+    def __init__(self, **bounds: int) -> None:
+        self.clock = Clock()
+        self.quotas = Quotas(clock=self.clock, **bounds)
+        self._numbers = itertools.count(1)
+
+    def enter(self, key: str, limits: KeyLimits) -> Excess | None:
+        return self.quotas.take(key, limits, Ask(requests=1)).excess
+
+    def hold(self, tokens: int, limits: KeyLimits = TOKENS, key: str = "a") -> tuple[HoldId, Verdict]:
+        hold = HoldId("me", next(self._numbers))
+        return hold, self.quotas.take(key, limits, Ask(tokens=tokens, hold=hold))
+
+    def held(self, tokens: int, limits: KeyLimits = TOKENS) -> HoldId:
+        hold, verdict = self.hold(tokens, limits)
+        assert verdict.excess is None
+        return hold
+
+    def refused(self, tokens: int) -> Excess:
+        excess = self.hold(tokens)[1].excess
+        assert excess is not None
+        return excess
+
+    def settle(self, hold: HoldId, used: int, limits: KeyLimits = TOKENS) -> None:
+        self.quotas.settle(Settlement("a", limits, hold, None, used, sure=False))
+
+    def figures(self, limits: KeyLimits = TOKENS) -> tuple[Figures | None, ...]:
+        return self.quotas.take("a", limits, Ask()).figures
+
+    def remaining(self, limits: KeyLimits = TOKENS) -> int:
+        return min(one.remaining for one in self.figures(limits) if one is not None)
 
 
 @pytest.fixture
-def quotas(clock: Clock) -> Quotas:
-    return Quotas(clock=clock)
-
-
-def held(quotas: Quotas, tokens: int, limits: KeyLimits = TOKENS, key: str = "a") -> Reservation:
-    got = quotas.reserve(key, limits, tokens)
-    assert isinstance(got, Reservation), got
-    return got
-
-
-def refused(quotas: Quotas, tokens: int, limits: KeyLimits = TOKENS, key: str = "a") -> Excess:
-    got = quotas.reserve(key, limits, tokens)
-    assert isinstance(got, Excess)
-    return got
+def book() -> Book:
+    return Book()
 
 
 @given(
@@ -51,17 +84,16 @@ def refused(quotas: Quotas, tokens: int, limits: KeyLimits = TOKENS, key: str = 
 def test_no_minute_ever_holds_more_requests_than_the_limit_and_what_may_pass_passes(
     limit: int, pauses: list[float]
 ) -> None:
-    clock = Clock()
-    quotas, limits = Quotas(clock=clock), KeyLimits(requests_per_minute=limit)
+    book, limits = Book(), KeyLimits(requests_per_minute=limit)
     passed: list[float] = []
     for pause in pauses:
-        clock.now += pause
-        recent = [at for at in passed if clock.now - at < 60.0]
-        lately = [at for at in passed if clock.now - at < 61.0]
-        excess = quotas.enter("a", limits)
+        book.clock.now += pause
+        recent = [at for at in passed if book.clock.now - at < 60.0]
+        lately = [at for at in passed if book.clock.now - at < 61.0]
+        excess = book.enter("a", limits)
         if excess is None:
             assert len(recent) < limit
-            passed.append(clock.now)
+            passed.append(book.clock.now)
         else:
             assert len(lately) >= limit, "one step late at most"
             assert excess.wait_s is not None and 0 < excess.wait_s <= 61.0
@@ -69,83 +101,145 @@ def test_no_minute_ever_holds_more_requests_than_the_limit_and_what_may_pass_pas
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.0, 20.0, allow_nan=False)), max_size=40))
 def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, float]]) -> None:
-    clock = Clock()
-    window = Window(100, 60.0, 60)
+    now = 1_000.0
+    window = Window(100, LIMITS[1])
     for amount, pause in asked:
-        clock.now += pause
-        if window.remaining(clock.now) < amount:
-            wait_s = window.wait_s(amount, clock.now)
+        now += pause
+        if window.remaining(now) < amount:
+            wait_s = window.wait_s(amount, now)
             assert wait_s is not None and wait_s > 0
-            assert window.remaining(clock.now + wait_s + 1e-6) >= amount
-            clock.now += wait_s + 1e-6
-        window.use(amount, clock.now)
+            assert window.remaining(now + wait_s + 1e-6) >= amount
+            now += wait_s + 1e-6
+        window.add(amount, now, now)
 
 
-def test_keys_do_not_share_their_limits(quotas: Quotas) -> None:
-    assert [quotas.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
-    assert quotas.enter("b", PER_MINUTE) is None
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["hold", "settle", "look"]), st.integers(1, 120), st.floats(0.0, 30.0)),
+        max_size=60,
+    )
+)
+def test_what_is_kept_and_loaded_again_decides_as_before(steps: list[tuple[str, int, float]]) -> None:
+    """As a store does between two requests."""
+    living, stored, now = Tally(TOKENS), Tally(TOKENS).keep(), 1_000.0
+    holds: list[HoldId] = []
+    for number, (what, amount, pause) in enumerate(steps):
+        now += pause
+        loaded = Tally(TOKENS, stored)
+        if what == "settle" and holds:
+            told = Settlement("a", TOKENS, holds.pop(0), None, min(amount, 100))
+            living.settle(told, now)
+            loaded.settle(told, now)
+        else:
+            hold = HoldId("me", number)
+            ask = Ask(tokens=amount, hold=hold) if what == "hold" else Ask()
+            verdict = living.take(ask, now)
+            assert loaded.take(ask, now) == verdict
+            if what == "hold" and verdict.excess is None:
+                holds.append(hold)
+        stored = loaded.keep()
 
 
-def test_a_refused_request_counts_for_nothing(quotas: Quotas, clock: Clock) -> None:
+def test_keys_do_not_share_their_limits(book: Book) -> None:
+    assert [book.enter("a", PER_MINUTE) is None for _ in range(4)] == [True, True, True, False]
+    assert book.enter("b", PER_MINUTE) is None
+
+
+def test_a_refused_request_counts_for_nothing(book: Book) -> None:
     for _ in range(50):
-        quotas.enter("a", PER_MINUTE)
-    clock.now += 61.0
-    assert quotas.enter("a", PER_MINUTE) is None
-    held(quotas, 90)
-    assert refused(quotas, 11).name == "tokens_per_minute"
-    held(quotas, 10)
+        book.enter("a", PER_MINUTE)
+    book.clock.now += 61.0
+    assert book.enter("a", PER_MINUTE) is None
+    book.held(90)
+    assert book.refused(11).name == "tokens_per_minute"
+    book.held(10)
 
 
-def test_what_is_reserved_is_held_and_what_was_not_used_comes_back(quotas: Quotas) -> None:
-    first = held(quotas, 90)
-    assert refused(quotas, 20).asked == 20
-    first.settle(30)
-    first.settle(0)
-    assert quotas.figures("a", TOKENS)["tokens"].remaining == 70
-    held(quotas, 70)
+def test_what_is_held_is_kept_and_what_was_not_used_comes_back(book: Book) -> None:
+    first = book.held(90)
+    assert book.refused(20).asked == 20
+    book.settle(first, 30)
+    book.settle(first, 0)
+    assert book.remaining() == 70
+    book.held(70)
 
 
-def test_nothing_is_to_be_waited_for_when_nothing_was_used(quotas: Quotas) -> None:
-    held(quotas, 90).settle(0)
-    assert quotas.figures("a", TOKENS)["tokens"].reset_s == 0
+def test_nothing_is_to_be_waited_for_when_nothing_was_used(book: Book) -> None:
+    book.settle(book.held(90), 0)
+    assert [one.reset_s for one in book.figures() if one is not None] == [0, 0]
 
 
-def test_the_day_is_counted_beside_the_minute(quotas: Quotas, clock: Clock) -> None:
+def test_the_day_is_counted_beside_the_minute(book: Book) -> None:
     for _ in range(2):
-        held(quotas, 100)
-        clock.now += 61.0
-    assert quotas.figures("a", TOKENS)["tokens"].limit == 250, "the one that leaves less is told"
-    excess = refused(quotas, 60)
+        book.settle(book.held(100), 100)
+        book.clock.now += 61.0
+    assert book.remaining() == 50
+    excess = book.refused(60)
     assert excess.name == "tokens_per_day" and excess.wait_s is not None and excess.wait_s > 80_000
-    held(quotas, 50)
-    clock.now += DAY_S + 600.0
-    held(quotas, 100)
+    book.held(50)
+    book.clock.now += DAY_S + 600.0
+    book.held(100)
 
 
-def test_what_is_over_the_limit_by_itself_never_passes(quotas: Quotas) -> None:
-    assert refused(quotas, 101) == Excess("tokens_per_minute", 100, 101, None)
+def test_what_is_only_held_is_worth_another_look_soon(book: Book) -> None:
+    book.held(100)
+    assert book.refused(10).wait_s == LOOK_AGAIN_S
+    book.clock.now += 61.0
+    book.settle(book.held(100), 95)
+    assert book.refused(10).wait_s == 61.0
 
 
-def test_a_reservation_that_ends_after_its_window_changes_nothing(quotas: Quotas, clock: Clock) -> None:
-    late = held(quotas, 100, KeyLimits(tokens_per_minute=100))
-    clock.now += 120.0
+def test_what_is_over_the_limit_by_itself_never_passes(book: Book) -> None:
+    assert book.refused(101) == Excess("tokens_per_minute", 100, 101, None)
+
+
+def test_use_counts_when_it_was_held_so_a_long_answer_does_not_block_the_next_minute(book: Book) -> None:
     limits = KeyLimits(tokens_per_minute=100)
-    held(quotas, 40, limits)
-    late.settle(5)
-    assert quotas.figures("a", limits)["tokens"].remaining == 60
+    late = book.held(100, limits)
+    book.clock.now += 120.0
+    book.held(40, limits)
+    book.settle(late, 5, limits)
+    assert book.remaining(limits) == 60
 
 
-def test_the_figures_say_when_all_is_free_again(quotas: Quotas, clock: Clock) -> None:
-    clock.now = 1_000.5
-    quotas.enter("a", PER_MINUTE)
-    figures = quotas.figures("a", PER_MINUTE)
-    assert set(figures) == {"requests"}
-    assert (figures["requests"].limit, figures["requests"].remaining) == (3, 2)
-    assert math.isclose(figures["requests"].reset_s, 60.5)
+def test_what_a_holder_held_that_is_gone_counts_no_longer() -> None:
+    tally, now = Tally(TOKENS), 1_000.0
+    assert tally.take(Ask(tokens=100, hold=HoldId("gone", 1)), now).excess is None
+    ask = Ask(tokens=100, hold=HoldId("me", 1))
+    assert tally.take(ask, now, alive=lambda _: True).excess is not None
+    verdict = tally.take(ask, now, alive=lambda holder: holder == "me")
+    assert verdict.excess is None
+    tally.settle(Settlement("a", TOKENS, HoldId("gone", 1), None, 70, sure=False), now)
+    assert verdict.figures == tally.take(Ask(), now).figures, "told late and unsurely: it counts no more"
 
 
-def test_the_number_of_keys_that_are_counted_is_bounded(clock: Clock) -> None:
-    quotas = Quotas(clock=clock, max_keys=2)
-    limits = KeyLimits(requests_per_minute=1)
-    assert all(quotas.enter(key, limits) is None for key in ("a", "b", "c"))
-    assert quotas.enter("c", limits) is not None and quotas.enter("a", limits) is None
+def test_what_is_never_settled_is_held_for_a_day_at_most(book: Book) -> None:
+    limits = KeyLimits(tokens_per_day=100)
+    book.held(100, limits)
+    book.clock.now += MAX_HOLD_S + 600.0
+    assert book.remaining(limits) == 100
+
+
+def test_what_was_decided_elsewhere_is_counted_whatever_the_limits_are(book: Book) -> None:
+    for _ in range(9):
+        book.quotas.count("a", PER_MINUTE, Ask(requests=1))
+    assert book.enter("a", PER_MINUTE) is not None
+
+
+def test_the_figures_say_when_all_is_free_again(book: Book) -> None:
+    book.clock.now = 1_000.5
+    book.enter("a", PER_MINUTE)
+    requests, *others = book.figures(PER_MINUTE)
+    assert requests is not None and others == [None, None]
+    assert (requests.limit, requests.remaining) == (3, 2)
+    assert math.isclose(requests.reset_s, 60.5)
+
+
+def test_the_number_of_keys_that_are_counted_is_bounded() -> None:
+    book, limits = Book(max_keys=2), KeyLimits(requests_per_minute=1)
+    assert all(book.enter(key, limits) is None for key in ("a", "b", "c"))
+    assert book.enter("c", limits) is not None and book.enter("a", limits) is None
+
+
+def test_what_each_limit_counts_is_in_one_order_everywhere() -> None:
+    assert [one.name for one in LIMITS] == list(KeyLimits.__dataclass_fields__)

@@ -121,7 +121,7 @@ async def gate(
             await state.close()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.005)

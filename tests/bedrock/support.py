@@ -34,7 +34,7 @@ async def failure_of(backend: BedrockBackend, asked: Work | None = None) -> Back
     return caught.value
 
 
-async def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
     """Wait until something is so."""
     end = time.monotonic() + within_s
     while not true():
@@ -42,7 +42,7 @@ async def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def at_rest(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 5.0) -> None:
+async def at_rest(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 30.0) -> None:
     """Wait until no call is left: neither here nor, when given, a connection at the stand-in."""
     until = time.monotonic() + within_s
     while backend.load.running or backend.load.waiting or (bedrock and bedrock.open_connections):

@@ -24,8 +24,7 @@ def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-@pytest.mark.serial
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(250)
 def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -> None:
     code, report, told = run(
         tmp_path,
@@ -46,8 +45,7 @@ def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -
     assert report["at_rest"] is True and report["before"]["children"] == report["after"]["children"]
 
 
-@pytest.mark.serial
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(250)
 def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
     faults = [{"backend": "local", "kind": "nan_output", "every": 2}]
     scenario = {

@@ -162,7 +162,7 @@ def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
 def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when_enabled() -> None:
     chaos = Chaos(plan_of(), frozenset({"local"}))
     body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
-    with serving(fake_services(chaos=chaos)) as url, httpx.Client(base_url=url) as client:
+    with serving(fake_services(chaos=chaos)) as url, httpx.Client(base_url=url, timeout=60) as client:
         told = client.post("/admin/chaos", json=body, headers=ADMIN)
         assert (told.status_code, told.json()["faults"][0]["kind"]) == (200, "nan_output")
         assert client.get("/admin/chaos", headers=ADMIN).json()["faults"] == told.json()["faults"]
@@ -180,4 +180,4 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
         assert client.post("/admin/chaos", json=body).status_code == 401
     assert chaos.plan.rules[0].kind is FailureKind.NAN_OUTPUT
     with serving(fake_services()) as url:
-        assert httpx.get(f"{url}/admin/chaos", headers=ADMIN).status_code == 404
+        assert httpx.get(f"{url}/admin/chaos", headers=ADMIN, timeout=60).status_code == 404

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from engine.values import EngineConfig
 from gateway.backends.port import Feature
 from tests.conformance.bedrock import bedrock
 from tests.conformance.harness import DEMO_MODEL, Specimen, demo_tokenizer, in_one_task
-from tests.conformance.specimens import HAS_VLLM, embedded, scripted, sluice_worker, vllm_serve, vllm_worker
+from tests.conformance.specimens import HAS_VLLM, embedded, scripted, sluice_worker, vllm_worker
 from tests.engine.support import greedy, reference_greedy, run_prompts
+from tests.ray.replicas import ray_replica
 
 # Starting vLLM takes half a minute on a quiet machine.
 SLOW = [
@@ -26,6 +27,7 @@ SLOW = [
 PARAMS = [
     pytest.param("scripted", marks=pytest.mark.xdist_group("conformance-scripted")),
     pytest.param("embedded", marks=pytest.mark.xdist_group("conformance-embedded")),
+    pytest.param("ray-replica", marks=pytest.mark.xdist_group("conformance-embedded")),
     pytest.param("bedrock", marks=pytest.mark.xdist_group("conformance-bedrock")),
     pytest.param("sluice-worker", marks=pytest.mark.xdist_group("conformance-sluice")),
     pytest.param("vllm-worker-messages", marks=[pytest.mark.xdist_group("conformance-vllm-worker"), *SLOW]),
@@ -47,42 +49,37 @@ PENALTIES = {
 }
 
 
-@pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where specimens keep their files."""
-    return tmp_path_factory.mktemp("conformance")
-
-
-@pytest.fixture(scope="session")
-def vllm_server(workshop: Path) -> Iterator[str]:
-    """One `vllm serve`, however prompts are sent to it."""
-    with vllm_serve(workshop) as url:
-        yield url
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=PARAMS)
-async def specimen(request: pytest.FixtureRequest, workshop: Path) -> AsyncIterator[Specimen]:
-    """Every backend, one after the other."""
-    async with in_one_task(_specimen(request, workshop)) as running:
-        yield running
-
-
-def _specimen(request: pytest.FixtureRequest, folder: Path) -> AbstractAsyncContextManager[Specimen]:
+@pytest.fixture(scope="session", params=PARAMS)
+def started(
+    request: pytest.FixtureRequest, workshop: Path
+) -> Specimen | AbstractAsyncContextManager[Specimen]:
+    """Every backend, one after the other: one that others use too, or what starts it."""
     match request.param:
         case "scripted":
-            return scripted(folder)
+            return scripted(workshop)
         case "embedded":
-            return embedded(folder)
+            return embedded(workshop)
+        case "ray-replica":
+            return ray_replica(workshop)
         case "bedrock":
-            return bedrock(folder)
+            return bedrock(workshop)
         case "sluice-worker":
-            return sluice_worker(folder)
+            return sluice_worker(workshop)
         case "vllm-in-process":
-            from tests.conformance.vllm_in_process import vllm_in_process
-
-            return vllm_in_process(folder)
+            shared: Specimen = request.getfixturevalue("vllm")
+            return shared
     prompt = "token_ids" if request.param.endswith("token-ids") else "messages"
-    return vllm_worker(folder, request.getfixturevalue("vllm_server"), prompt)
+    return vllm_worker(workshop, request.getfixturevalue("vllm_server"), prompt)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def specimen(started: Specimen | AbstractAsyncContextManager[Specimen]) -> AsyncIterator[Specimen]:
+    """Each, running."""
+    if isinstance(started, Specimen):
+        yield started
+        return
+    async with in_one_task(started) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -221,7 +221,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health").status_code == 200:
+                if httpx.get(f"{url}/health", timeout=60).status_code == 200:
                     break
             time.sleep(0.2)
         yield url

@@ -190,7 +190,7 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
                 await ticket.receive()
         return str(caught.value)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         messages: Sequence[str] = await asyncio.gather(*map(end_of, tickets))
     assert set(messages) == {"the engine failed: IndexError: a step went wrong"}
     assert client.state == "dead"

@@ -1,6 +1,6 @@
 """Mixed load with aborts through the real process: at the end every block is free.
 
-Runs for ``SLUICE_SOAK_SECONDS``, 10 when not set; 600 is what a release is shown with.
+Runs for ``SLUICE_SOAK_SECONDS``, 4 when not set; 600 is what a release is shown with.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def test_mixed_load_with_aborts_ends_with_every_block_free(tiny_model: Pat
         on_signals=note,
     )
     await client.start()
-    until = time.monotonic() + float(os.environ.get("SLUICE_SOAK_SECONDS", "10"))
+    until = time.monotonic() + float(os.environ.get("SLUICE_SOAK_SECONDS", "4"))
     ended: dict[str, int] = {"finished": 0, "left": 0, "busy": 0}
 
     async def worker(number: int) -> None:
@@ -75,7 +75,7 @@ async def test_mixed_load_with_aborts_ends_with_every_block_free(tiny_model: Pat
         for number in range(WORKERS):
             workers.create_task(worker(number))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await idle.wait()
     signals = client.signals
     assert signals is not None

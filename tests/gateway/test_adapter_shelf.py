@@ -58,7 +58,7 @@ async def use(shelf: AdapterShelf, *names: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0)
 

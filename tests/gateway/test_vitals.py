@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from gateway.vitals import MIN_SAMPLES, Vitals
 from observability.events import RequestRecord
 
@@ -15,8 +19,6 @@ class Clock:
 
 def record(**changes: object) -> RequestRecord:
     base = RequestRecord("r", "g", "0" * 32, "t", "native", 200, 100.0, ttft_ms=10.0, output_tokens=10)
-    from dataclasses import replace
-
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -29,12 +31,55 @@ def test_a_few_failures_say_nothing_many_say_their_share() -> None:
     assert vitals.error_rate() == 1.0
 
 
-def test_a_callers_own_mistake_is_no_error_of_the_house_a_fallback_is() -> None:
+def degraded(reason: str) -> RequestRecord:
+    return record(
+        fallback_kind="degraded_response", fallback_reason=reason, finish_reason="degraded", ttft_ms=None
+    )
+
+
+def test_a_callers_own_mistake_is_no_error_of_the_house() -> None:
     vitals = Vitals(Clock())
     for _ in range(10):
         vitals.saw(record(status=422, error_code="invalid_request"))
-        vitals.saw(record(fallback_kind="degraded_response", fallback_reason="engine_dead"))
-    assert vitals.error_rate() == 0.5
+        vitals.saw(record(status=499, error_code="cancelled"))
+        vitals.saw(record(status=504, error_code="deadline_exceeded"))
+    assert vitals.error_rate() == 0.0
+
+
+def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
+    vitals = Vitals(Clock())
+    for _ in range(10):
+        vitals.saw(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
+        vitals.saw(record(fallback_kind="response_cache", fallback_reason="cuda_oom", finish_reason="stop"))
+    assert vitals.error_rate() == 0.0
+    assert vitals.figures()["fallbacks_last_minute"] == 20
+
+
+@pytest.mark.parametrize("reason", ["queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"])
+def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> None:
+    vitals = Vitals(Clock())
+    for _ in range(10):
+        vitals.saw(degraded(reason))
+        vitals.saw(record(status=503, error_code=reason))
+    assert vitals.error_rate() == 0.0
+    assert vitals.figures()["shed_last_minute"] == 20
+
+
+@pytest.mark.parametrize("reason", ["engine_dead", "circuit_open", "nan_output", "backend_unavailable"])
+def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> None:
+    vitals = Vitals(Clock())
+    for _ in range(10):
+        vitals.saw(degraded(reason))
+    assert vitals.error_rate() == 1.0
+    assert vitals.figures()["errors_last_minute"] == 10
+
+
+@pytest.mark.parametrize("reason", ["degenerate_output", "invalid_input"])
+def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(reason: str) -> None:
+    vitals = Vitals(Clock())
+    for _ in range(100):
+        vitals.saw(degraded(reason))
+    assert vitals.error_rate() == 0.0
 
 
 def test_what_is_older_than_a_minute_counts_no_more() -> None:
@@ -78,3 +123,15 @@ def test_percentiles_come_from_the_requests_that_had_tokens() -> None:
     vitals.saw(record(ttft_ms=None))
     figures = vitals.figures()
     assert (figures["ttft_ms_p50"], figures["ttft_ms_p99"]) == (50.0, 99.0)
+    assert figures["ttft_ms_avg"] == 49.5
+
+
+def test_the_rate_of_requests_is_over_the_time_that_was_seen() -> None:
+    clock = Clock()
+    vitals = Vitals(clock)
+    clock.now = 10.0
+    for _ in range(20):
+        vitals.saw(record())
+    assert vitals.figures()["requests_per_second"] == 2.0
+    clock.now = 69.0
+    assert vitals.figures()["requests_per_second"] == pytest.approx(20 / 60, abs=0.001)

@@ -58,7 +58,9 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
         assert (order.routes, order.adapters, order.expires_at) == (("chat",), ("style",), 1_893_456_000.0)
         assert (order.requests_per_minute, order.tokens_per_minute, order.tokens_per_day) == (60, None, 10**6)
-        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {"keys": [{"id": "key_1"}]}
+        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {
+            "keys": [{"id": "key_1", "used": {}}]
+        }
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers
         assert desk.revoked == [("key_1", "key_3")]

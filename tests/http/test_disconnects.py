@@ -32,7 +32,7 @@ def posted(url: str, path: str, body: Any, *, headers: str = "") -> Iterator[soc
         f"POST {path} HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n"
         f"content-length: {len(raw)}\r\n{headers}\r\n"
     )
-    with socket.create_connection((host, int(port)), timeout=5) as sock:
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
         sock.sendall(head.encode() + raw)
         yield sock
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+import websockets
 
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
 from gateway.contracts.values import Caller, CallerRole
-from gateway.http.testing import FakeJourney, fake_services
+from gateway.http.testing import FakeJourney, fake_services, serving
 from gateway.ports import Services
 from gateway.quotas import KeyLimiter
 from tests.http.conftest import Connect
@@ -84,3 +86,31 @@ async def test_an_unlimited_key_is_told_nothing(connect: Connect) -> None:
             answer = await client.post("/v1/generate", json=NATIVE)
             assert answer.status_code == 200
             assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+async def test_a_repeated_answer_counts_as_a_request(connect: Connect) -> None:
+    journey = FakeJourney()
+    async with connect(services(journey=journey)) as client:
+        headers = {"idempotency-key": "once"}
+        answers = [await client.post("/v1/generate", json=NATIVE, headers=headers) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert answers[1].headers["x-idempotent-replay"] == "true" and len(journey.requests) == 1
+    assert answers[1].headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_websocket_is_told_in_its_handshake_and_refused_by_an_event() -> None:
+    got = []
+    with serving(services()) as url:
+        address = url.replace("http", "ws") + "/v1/generate/ws"
+        for _ in range(3):
+            async with websockets.connect(
+                address, additional_headers={"authorization": "Bearer x"}
+            ) as socket:
+                assert socket.response is not None
+                got.append(socket.response.headers["x-ratelimit-remaining-requests"])
+                await socket.send(json.dumps(NATIVE))
+                events = [json.loads(one) async for one in socket]
+                assert socket.close_code == 1000
+    assert got == ["2", "1", "0"]
+    assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "rate_limited"
+    assert events[-1]["error"]["retry_after_ms"] == 61_000

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,13 @@ START_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class LiveGateway:
-    """A running `sluice serve`."""
+    """A running `sluice serve`; its standard output and error are files in ``folder``."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     folder: Path
     log: Path
+    output: Path
 
     @property
     def headers(self) -> dict[str, str]:
@@ -45,11 +46,11 @@ class LiveGateway:
 
     def metric(self, name: str) -> float:
         """A metric's sum over its labels."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
         found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
-    def wait_until_idle(self, timeout_s: float = 15.0) -> None:
+    def wait_until_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing is in flight, neither here nor in the engine."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -57,7 +58,9 @@ class LiveGateway:
             if not any(self.metric(name) for name in names) and not self.metric("vllm:kv_cache_usage_perc"):
                 return
             time.sleep(0.05)
-        raise AssertionError("the gateway did not come to rest:\n" + httpx.get(f"{self.url}/metrics").text)
+        raise AssertionError(
+            "the gateway did not come to rest:\n" + httpx.get(f"{self.url}/metrics", timeout=60).text
+        )
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -75,30 +78,33 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def gateway(
-    folder: Path, *, ready: bool = True, config: str | Path = "sluice.yaml", **env: str
+    folder: Path,
+    *,
+    ready: bool = True,
+    config: str | Path = "sluice.yaml",
+    words: Sequence[str] = (),
+    **env: str,
 ) -> Iterator[LiveGateway]:
-    """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs."""
-    log = folder / "gateway.log"
+    """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs.
+
+    ``words`` are further ones of the command line.
+    """
+    log, output = folder / "gateway.log", folder / "gateway.out"
     settings = {
         "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
         **env,
     }
-    with log.open("w") as stderr:
+    with log.open("w") as stderr, output.open("w") as stdout:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)],
+            [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *words],
             cwd=ROOT,
             env=environment(settings),
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
-            text=True,
         )
     try:
-        assert process.stdout is not None
-        banner = process.stdout.readline()
-        found = re.search(r"http://\S+", banner)
-        assert found, f"no banner: {banner!r} {log.read_text()}"
-        live = LiveGateway(found[0], process, folder, log)
+        live = LiveGateway(_url(process, output, log), process, folder, log, output)
         if ready:
             wait_ready(live)
         yield live
@@ -110,7 +116,19 @@ def gateway(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        process.stdout and process.stdout.close()
+
+
+def _url(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
+    """Where it listens, from the first line of its output."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        found = re.match(r"Sluice on (http://\S+) .*\n", output.read_text())
+        if found:
+            return found[1]
+        assert not ended, f"ended with {process.poll()} and no banner: {log.read_text()}"
+        time.sleep(0.02)
+    raise AssertionError(f"no banner: {output.read_text()!r} {log.read_text()}")
 
 
 def wait_ready(live: LiveGateway) -> None:
@@ -119,7 +137,7 @@ def wait_ready(live: LiveGateway) -> None:
     while time.monotonic() < deadline:
         assert live.process.poll() is None, live.log.read_text()
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{live.url}/ready").status_code == 200:
+            if httpx.get(f"{live.url}/ready", timeout=60).status_code == 200:
                 return
         time.sleep(0.05)
     raise AssertionError(f"not ready: {live.log.read_text()}")

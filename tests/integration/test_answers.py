@@ -94,15 +94,21 @@ def test_openai_errors_raise_the_clients_own_exceptions(live: LiveGateway) -> No
 
 def test_tokenize_counts_what_the_prompt_costs(live: LiveGateway) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "こんにちは"}]
-    counted = httpx.post(f"{live.url}/tokenize", json={"messages": messages}, headers=live.headers).json()
+    counted = httpx.post(
+        f"{live.url}/tokenize", json={"messages": messages}, headers=live.headers, timeout=60
+    ).json()
     answered = httpx.post(
         f"{live.url}/v1/chat/completions",
         json={"model": "demo", "messages": messages, "max_tokens": 4},
         headers=live.headers,
+        timeout=60,
     ).json()
     assert counted["count"] == answered["usage"]["prompt_tokens"]
     text = httpx.post(
-        f"{live.url}/detokenize", json={"tokens": counted["tokens"]}, headers=live.headers
+        f"{live.url}/detokenize",
+        json={"tokens": counted["tokens"]},
+        headers=live.headers,
+        timeout=60,
     ).json()
     assert "こんにちは" in text["prompt"]
 
@@ -144,31 +150,31 @@ def test_a_seed_gives_the_same_answer_whatever_else_runs(live: LiveGateway) -> N
 def test_an_idempotency_key_generates_once(live: LiveGateway) -> None:
     headers = {**live.headers, "Idempotency-Key": f"key-{time.monotonic_ns()}"}
     body = {"messages": [{"role": "user", "content": QUESTION}], "sampling": {"temperature": 1.0}}
-    first = httpx.post(f"{live.url}/v1/generate", json=body, headers=headers)
-    again = httpx.post(f"{live.url}/v1/generate", json=body, headers=headers)
+    first = httpx.post(f"{live.url}/v1/generate", json=body, headers=headers, timeout=60)
+    again = httpx.post(f"{live.url}/v1/generate", json=body, headers=headers, timeout=60)
     assert again.json() == first.json()
     assert again.headers["x-idempotent-replay"] == "true" and "x-idempotent-replay" not in first.headers
-    other = httpx.post(f"{live.url}/v1/generate", json={**body, "priority": 1}, headers=headers)
+    other = httpx.post(f"{live.url}/v1/generate", json={**body, "priority": 1}, headers=headers, timeout=60)
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
 
 
 def test_sagemakers_container_contract_is_served(live: LiveGateway) -> None:
-    assert httpx.get(f"{live.url}/ping").json()["status"] == "healthy"
+    assert httpx.get(f"{live.url}/ping", timeout=60).json()["status"] == "healthy"
     body = {"messages": [{"role": "user", "content": QUESTION}], "sampling": {"temperature": 0}}
-    answer = httpx.post(f"{live.url}/invocations", json=body, headers=live.headers)
+    answer = httpx.post(f"{live.url}/invocations", json=body, headers=live.headers, timeout=60)
     assert "Miura" in answer.json()["output_text"]
 
 
 def test_deep_health_generates_and_asks_for_the_admin_key(live: LiveGateway) -> None:
-    assert httpx.get(f"{live.url}/health/deep").status_code == 401
-    body = httpx.get(f"{live.url}/health/deep", headers=live.headers).json()
+    assert httpx.get(f"{live.url}/health/deep", timeout=60).status_code == 401
+    body = httpx.get(f"{live.url}/health/deep", headers=live.headers, timeout=60).json()
     assert body["status"] == "healthy"
     assert body["backends"]["local"]["output_tokens"] >= 1
 
 
 def test_metrics_carry_vllms_names_for_the_engine(live: LiveGateway) -> None:
     ask(live)
-    text = httpx.get(f"{live.url}/metrics").text
+    text = httpx.get(f"{live.url}/metrics", timeout=60).text
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
         assert f"vllm:{name}{{" in text
     assert live.metric("sluice_requests_total") >= 1

@@ -80,7 +80,7 @@ def test_a_bad_native_body_is_refused_with_its_code_and_field(
     "content", [b"", b"{", b"[]", b"null", b'{"a":1}', b"\x00", b'{"model":5}', b'{"messages":[1]}']
 )
 def test_no_path_answers_rubbish_with_a_500(live: LiveGateway, path: str, content: bytes) -> None:
-    response = httpx.post(f"{live.url}{path}", content=content, headers=live.headers)
+    response = httpx.post(f"{live.url}{path}", content=content, headers=live.headers, timeout=60)
     assert 400 <= response.status_code < 500
     assert response.json()["error"]["message"]
 
@@ -111,7 +111,7 @@ def test_openais_contract_says_400_and_names_the_parameter(live: LiveGateway) ->
         ),
         ({"model": "demo", "messages": [MESSAGE], "max_tokens": -5}, "max_tokens"),
     ):
-        response = httpx.post(f"{live.url}/v1/chat/completions", json=body, headers=live.headers)
+        response = httpx.post(f"{live.url}/v1/chat/completions", json=body, headers=live.headers, timeout=60)
         error = response.json()["error"]
         assert (response.status_code, error["type"], error["param"]) == (
             400,
@@ -122,11 +122,13 @@ def test_openais_contract_says_400_and_names_the_parameter(live: LiveGateway) ->
 
 def test_keys_are_asked_for(live: LiveGateway) -> None:
     body = {"messages": [MESSAGE]}
-    missing = httpx.post(f"{live.url}/v1/generate", json=body)
+    missing = httpx.post(f"{live.url}/v1/generate", json=body, timeout=60)
     assert (missing.status_code, missing.json()["error"]["code"]) == (401, "missing_key")
-    wrong = httpx.post(f"{live.url}/v1/generate", json=body, headers={"Authorization": "Bearer nope"})
+    wrong = httpx.post(
+        f"{live.url}/v1/generate", json=body, headers={"Authorization": "Bearer nope"}, timeout=60
+    )
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_key")
-    assert httpx.get(f"{live.url}/ready").status_code == 200
+    assert httpx.get(f"{live.url}/ready", timeout=60).status_code == 200
 
 
 def test_an_unknown_path_and_a_wrong_method_have_our_error_shape(live: LiveGateway) -> None:
@@ -135,7 +137,7 @@ def test_an_unknown_path_and_a_wrong_method_have_our_error_shape(live: LiveGatew
         ("GET", "/v1/generate", 405),
         ("DELETE", "/v1/models", 405),
     ):
-        response = httpx.request(method, f"{live.url}{path}", headers=live.headers)
+        response = httpx.request(method, f"{live.url}{path}", headers=live.headers, timeout=60)
         assert response.status_code == status
         assert response.json()["error"]["message"]
 
@@ -145,12 +147,12 @@ def test_a_request_line_of_rubbish_does_no_harm(live: LiveGateway) -> None:
     with socket.create_connection((where.hostname, where.port), 5) as connection:
         connection.sendall(b"\x16\x03\x01 rubbish\r\n\r\n")
         assert b"500" not in connection.recv(4096)
-    assert httpx.get(f"{live.url}/ping").status_code == 200
+    assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
 
 
 def test_what_is_wrong_is_told_without_the_prompts_text(live: LiveGateway) -> None:
     secret = "my-credit-card-4111"
     body = {"messages": [{"role": "user", "content": secret}, {"role": "user", "content": 5}], secret: secret}
-    response = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers)
+    response = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60)
     assert response.status_code == 422
     assert "4111" not in json.dumps(response.json()["error"]["message"])

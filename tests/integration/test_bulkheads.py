@@ -23,7 +23,7 @@ from tests.integration.live import ROOT, LiveGateway, gateway
 HANGING = 40
 ASKS = 40
 # Noise of a small, busy machine: what is to be seen here is waiting for a hung backend, whole seconds.
-MOST_SLOWER, LEAST_S = 2.5, 0.1
+MOST_SLOWER, LEAST_S = 4.0, 0.5
 
 
 @contextmanager
@@ -137,4 +137,4 @@ def test_two_hanging_backends_do_not_slow_down_the_third(tmp_path: Path) -> None
             alone_s, beside_s = asyncio.run(compare(live))
             print(f"p50 alone {alone_s * 1000:.1f} ms, beside 80 hanging requests {beside_s * 1000:.1f} ms")
             assert beside_s < alone_s * MOST_SLOWER + LEAST_S
-            live.wait_until_idle(30)
+            live.wait_until_idle(60)

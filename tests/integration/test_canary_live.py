@@ -57,7 +57,7 @@ def canary(live: LiveGateway, word: str = "", **body: Any) -> Any:
 
 
 def share(live: LiveGateway, backend: str) -> float:
-    config = httpx.get(f"{live.url}/admin/routing", headers=live.headers).json()["config"]
+    config = httpx.get(f"{live.url}/admin/routing", headers=live.headers, timeout=60).json()["config"]
     weights = {one["name"]: float(one["weight"]) for one in config["routes"][ROUTE]["backends"]}
     return weights[backend]
 
@@ -92,7 +92,7 @@ def test_a_good_canary_gets_the_route_and_a_slow_one_loses_it_by_itself(tmp_path
 
         for live in lives:
             rules = {"faults": [{"backend": "a", "kind": "slow", "delay_ms": 400}]}
-            switched = httpx.post(f"{live.url}/admin/chaos", json=rules, headers=live.headers)
+            switched = httpx.post(f"{live.url}/admin/chaos", json=rules, headers=live.headers, timeout=60)
             assert switched.status_code == 200, switched.text
         command = ["canary", "start", ROUTE, "a", "--steps", "20,100", "--min-samples", "1000"]
         more = ["--window-seconds", "1", "--yes", "--url", other.url, "--key", ADMIN_KEY]
@@ -102,7 +102,9 @@ def test_a_good_canary_gets_the_route_and_a_slow_one_loses_it_by_itself(tmp_path
         until(lambda: share(one, "a") == share(other, "a") == 0.0)
         ended = canary(one)
         assert ended["reason"].startswith("ttft: ") and ended["canary_requests"] < 200, ended
-        audit = httpx.get(f"{one.url}/admin/audit", headers=one.headers).json()["entries"]
+        audit = httpx.get(f"{one.url}/admin/audit", headers=one.headers, timeout=60).json()["entries"]
         assert audit[0]["action"] == "canary.rollback" and ended["reason"] in audit[0]["comment"]
-        assert "sluice_canary_percent" in httpx.get(f"{one.url}/metrics", headers=one.headers).text
+        assert (
+            "sluice_canary_percent" in httpx.get(f"{one.url}/metrics", headers=one.headers, timeout=60).text
+        )
         assert {answer.status_code for answer in answers} == {200}

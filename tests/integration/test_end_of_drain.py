@@ -26,7 +26,7 @@ CHAT = {
 
 
 def under_way(live: LiveGateway, requests: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while live.metric("sluice_requests_in_flight") < requests:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -61,7 +61,7 @@ def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_
             chat_events = [json.loads(line[6:]) for line in chat_lines if line.startswith("data: {")]
             last_frame = [json.loads(frame) for frame in socket][-1]
         os.kill(engine, signal.SIGCONT)
-        assert live.process.wait(20) == 0
+        assert live.process.wait(60) == 0
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert refused.headers["retry-after"] and refused.headers["content-type"] == "application/json"
     for end in (native_events[-1], last_frame):
@@ -83,13 +83,16 @@ def test_a_second_signal_cuts_at_once_and_the_caller_is_still_told(tmp_path: Pat
             os.kill(engine, signal.SIGSTOP)
             began = time.monotonic()
             live.process.send_signal(signal.SIGTERM)
-            while httpx.get(f"{live.url}/ready").status_code != 503 or time.monotonic() - began < 0.2:
-                assert time.monotonic() - began < 5
+            while (
+                httpx.get(f"{live.url}/ready", timeout=60).status_code != 503
+                or time.monotonic() - began < 0.2
+            ):
+                assert time.monotonic() - began < 30
             live.process.send_signal(signal.SIGTERM)
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 40, "the drain takes a minute"
         os.kill(engine, signal.SIGCONT)
-        assert live.process.wait(20) == 0
+        assert live.process.wait(60) == 0
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "draining"
 
 
@@ -103,10 +106,11 @@ def test_a_body_that_never_comes_whole_is_refused_as_json_when_the_gateway_stops
                 f"POST /v1/generate HTTP/1.1\r\nhost: x\r\nauthorization: {live.headers['Authorization']}\r\n"
             )
             slow.sendall(head.encode() + b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{")
-            time.sleep(0.2)
+            for _ in range(3):  # what came before has been read when these are answered
+                assert httpx.get(f"{live.url}/ping", timeout=30).status_code == 200
             live.process.send_signal(signal.SIGTERM)
             answer = b""
             while piece := slow.recv(65536):
                 answer += piece
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"draining"' in answer
-        assert live.process.wait(30) == 0
+        assert live.process.wait(60) == 0

@@ -31,7 +31,7 @@ def until(met: Callable[[], object], timeout_s: float) -> float:
 
 
 def ready(live: LiveGateway) -> httpx.Response:
-    return httpx.get(f"{live.url}/ready")
+    return httpx.get(f"{live.url}/ready", timeout=60)
 
 
 def answers(live: LiveGateway) -> bool:
@@ -53,31 +53,33 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
         ):
             pid = live.engine_pid()
             os.kill(pid, blow)
-            noticed_s = until(lambda: ready(live).status_code == 503, 5.0)
-            assert noticed_s < 1.5
+            noticed_s = until(lambda: ready(live).status_code == 503, 60.0)
+            assert noticed_s < 15, "0.75 s when idle; engine.hang_seconds are 30"
             body = ready(live).json()
             assert body["engine"]["state"] == "restarting" and body["engine"]["restarts_last_hour"] == number
             assert body["engine"]["ready_in_seconds"] is not None
             assert body["checks"]["workers_ready"] is False
-            assert httpx.get(f"{live.url}/ping").status_code == 200
+            assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
             assert live.metric("vllm:prefix_cache_queries_total") >= counted, "counters never go back"
             until(lambda: ready(live).status_code == 200, BACK_TIMEOUT_S)
             assert not psutil.pid_exists(pid)
             assert answers(live)
             assert live.metric("vllm:prefix_cache_queries_total") > counted
-            text = httpx.get(f"{live.url}/metrics").text
+            text = httpx.get(f"{live.url}/metrics", timeout=60).text
             assert f'sluice_engine_restarts_total{{reason="{reason}"}} 1.0' in text
             assert 'sluice_engine_state{state="ready"} 1.0' in text
         deep = httpx.get(f"{live.url}/health/deep", headers=live.headers, timeout=30).json()
         assert deep["restarts_last_hour"] == 2
 
         os.kill(live.engine_pid(), signal.SIGKILL)
-        until(lambda: standing(live)["state"] == "given_up", 5.0)
+        until(lambda: standing(live)["state"] == "given_up", 60.0)
         body = ready(live).json()
         assert (ready(live).status_code, body["status"]) == (503, "engine_given_up")
-        assert 'sluice_engine_state{state="given_up"} 1.0' in httpx.get(f"{live.url}/metrics").text
-        until(lambda: "engine given up" in live.log.read_text(), 5.0)
-        assert httpx.get(f"{live.url}/ping").status_code == 200
+        assert (
+            'sluice_engine_state{state="given_up"} 1.0' in httpx.get(f"{live.url}/metrics", timeout=60).text
+        )
+        until(lambda: "engine given up" in live.log.read_text(), 60.0)
+        assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
         answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60).json()
         assert answer["fallback"]["reason"] == "engine_dead"
         log = live.log.read_text()
@@ -94,6 +96,6 @@ def test_a_sigterm_while_the_engine_loads_again_exits_0_and_leaves_no_process(tm
         until(lambda: any(child.pid != old for child in children()), 10.0)
         left = children()
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(15) == 0
+        assert live.process.wait(60) == 0
         until(lambda: not any(child.is_running() for child in left), 5.0)
     assert "Traceback" not in live.log.read_text()

@@ -42,7 +42,7 @@ def worker() -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.forwarding.worker", str(port)], cwd=ROOT)
     try:
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200, 30)
+        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200, 30)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.kill()
@@ -80,7 +80,7 @@ def write_config(folder: Path, url: str) -> Path:
     return folder / "sluice.yaml"
 
 
-def until(true: Callable[[], bool], timeout_s: float = 10) -> None:
+def until(true: Callable[[], bool], timeout_s: float = 30) -> None:
     end = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(httpx.TransportError):
@@ -193,7 +193,7 @@ def test_changes_under_load_fail_no_request_none_sees_two_revisions_and_a_locked
         )
         assert call(one, "POST", "/rollback", to=77).status_code == 422
         assert call(one, "GET", "/history?limit=0").status_code == 422
-        assert httpx.get(f"{one.url}/admin/routing").status_code == 401
+        assert httpx.get(f"{one.url}/admin/routing", timeout=60).status_code == 401
         step = done(one, "POST", "/weights", route=ROUTE, backend="b", percent=20, comment="canary")
         assert step["config"]["routes"][ROUTE]["backends"] == [
             {"name": "a", "weight": 80}, {"name": "b", "weight": 20}
@@ -203,7 +203,7 @@ def test_changes_under_load_fail_no_request_none_sees_two_revisions_and_a_locked
         assert done(one, "GET", "/diff?a=5&b=6")["changes"][0] == {
             "path": "routes.chat.backends[a].weight", "before": 5.0, "after": 80.0
         }  # fmt: skip
-        audit = httpx.get(f"{one.url}/admin/audit?limit=3", headers=one.headers).json()["entries"]
+        audit = httpx.get(f"{one.url}/admin/audit?limit=3", headers=one.headers, timeout=60).json()["entries"]
         assert audit[0]["action"] == "routing.weights" and audit[0]["result"] == "revision 6"
         assert audit[1]["result"].startswith("refused: ")
         commands(one)

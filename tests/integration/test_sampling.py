@@ -189,7 +189,9 @@ def test_penalties_and_min_p_change_the_answer_and_a_banned_token_never_comes(
 
     def bias(text: str, value: float) -> dict[str, float]:
         body = {"model": "demo", "prompt": text, "add_special_tokens": False}
-        tokens = httpx.post(f"{live.url}/tokenize", json=body, headers=live.headers).json()["tokens"]
+        tokens = httpx.post(f"{live.url}/tokenize", json=body, headers=live.headers, timeout=60).json()[
+            "tokens"
+        ]
         return {str(token): value for token in tokens}
 
     first = usual.split()[0]

@@ -128,7 +128,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             accounts=Accounts(outbox),
             limiter=KeyLimiter(Quotas(clock=clock)),
             reporter=Reporter(
-                tracer=Tracing(None, "test"),
+                tracer=Tracing(),
                 emit=records.append,
                 log_defect=lambda _id, error: defects.append(error),
                 clock=clock,

@@ -60,8 +60,13 @@ class Outbox:
 
     rows: list[UsageRow] = field(default_factory=list)
 
+    accepts = True
+
     def append(self, row: UsageRow) -> bool:
         self.rows.append(row)
+        return True
+
+    async def durable(self) -> bool:
         return True
 
 

@@ -19,8 +19,8 @@ def limited(**limits: int) -> Caller:
     return replace(CALLER, limits=KeyLimits(**limits))
 
 
-def remaining(house: House, caller: Caller) -> int:
-    headers = dict(house.journey.limiter.headers(caller))
+async def remaining(house: House, caller: Caller) -> int:
+    headers = dict(await house.journey.limiter.headers(caller))
     return int(headers[b"x-ratelimit-remaining-tokens"])
 
 
@@ -32,7 +32,7 @@ async def test_a_request_is_charged_what_it_used_and_not_what_it_reserved(
     await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=500)), sink)
     assert sink.answer is not None
     used = sink.answer.usage.input_tokens + sink.answer.usage.output_tokens
-    assert 0 < used < 100 and remaining(house, caller) == 1_000 - used
+    assert 0 < used < 100 and await remaining(house, caller) == 1_000 - used
 
 
 async def test_what_does_not_fit_is_429_without_fallback_row_or_backend(build_house: Build, ask: Ask) -> None:
@@ -46,7 +46,7 @@ async def test_what_does_not_fit_is_429_without_fallback_row_or_backend(build_ho
         await house.journey.run(request, sink)
         assert sink.error is not None and (sink.error.status, sink.error.code) == (429, code)
         assert sink.error.retry_after_ms is None, "it will never fit"
-        assert not house.outbox.rows and remaining(house, request.caller) == 100
+        assert not house.outbox.rows and await remaining(house, request.caller) == 100
 
 
 async def test_a_second_request_waits_for_the_minute_of_the_first(build_house: Build, ask: Ask) -> None:
@@ -55,7 +55,7 @@ async def test_a_second_request_waits_for_the_minute_of_the_first(build_house: B
     first, second = RecordingSink(), RecordingSink()
     await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=8)), first)
     assert first.answer is not None
-    left = remaining(house, caller)
+    left = await remaining(house, caller)
     await house.journey.run(ask(caller=caller, sampling=Sampling(max_tokens=left)), second)
     assert second.error is not None and second.error.code == "rate_limited"
     assert second.error.retry_after_ms is not None and 0 < second.error.retry_after_ms <= 61_000
@@ -69,4 +69,4 @@ async def test_a_request_that_fails_before_its_first_token_costs_nothing(
     sink, caller = RecordingSink(), limited(tokens_per_minute=1_000)
     request = ask(caller=caller, sampling=Sampling(max_tokens=8), allow_fallback=False)
     await house.journey.run(request, sink)
-    assert sink.error is not None and remaining(house, caller) == 1_000
+    assert sink.error is not None and await remaining(house, caller) == 1_000

@@ -1,3 +1,5 @@
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -61,13 +63,39 @@ def test_lines_below_the_level_are_left_out(logged: Lines) -> None:
     assert logged() == []
 
 
-def test_an_exception_keeps_its_traceback(logged: Lines) -> None:
+def test_an_exception_keeps_its_places_and_causes_and_loses_its_words(logged: Lines) -> None:
     try:
-        raise LookupError("gone")
-    except LookupError:
+        try:
+            int("SECRET words of a caller")
+        except ValueError as error:
+            raise ExceptionGroup(
+                "SECRET", [LookupError("SECRET"), ConnectionRefusedError(111, "refused")]
+            ) from error
+    except ExceptionGroup:
         structlog.get_logger("sluice").exception("failed")
-    (line,) = logged()
-    assert "LookupError: gone" in line["exception"]
+        logging.getLogger("some.library").exception("failed too")
+    for line in logged():
+        assert "SECRET" not in json.dumps(line)
+        cause, _, error = line["exception"].partition("ValueError\n")
+        assert "test_logs.py" in cause and "ExceptionGroup" in error
+        assert "LookupError" in error and "ConnectionRefusedError: refused" in error
+
+
+def test_a_failed_task_is_told_without_what_it_failed_with(logged: Lines) -> None:
+    async def fail() -> None:
+        raise ValueError("SECRET words of a caller")
+
+    async def forget() -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        task = asyncio.Task(fail())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+
+    asyncio.run(forget())
+    lines = logged()
+    assert any("never retrieved" in line["event"] for line in lines)
+    assert "SECRET" not in json.dumps(lines)
 
 
 def test_a_lone_surrogate_is_escaped_and_the_line_is_not_lost(logged: Lines) -> None:

@@ -1,154 +1,416 @@
-import gzip
 import random
+import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from concurrent import futures
+from dataclasses import dataclass
 
+import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from observability.events import RequestRecord
-from observability.spans import traces_url
-from observability.traceparent import parse_traceparent
-from observability.tracing import Tracing
+from observability.attributes import Value
+from observability.events import RequestRecord, SeamFact
+from observability.trace_encode import ATTRIBUTE, Parent, attributes_of, failed, request, span, state
+from observability.trace_export import MAX_WAITING, TraceSender
+from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
+from observability.trace_transport import CollectorAddress, Refused, Transport, TryAgain, connect, traces_url
+from observability.traceparent import parse_traceparent, usable_tracestate
+from observability.tracing import RootSpan, Tracing
+from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
 
 Make = Callable[..., RequestRecord]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 START_NS = 1_700_000_000_000_000_000
 
 
+class Kept(Transport):
+    """A collector in memory; raises what it is told to."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.batches: list[bytes] = []
+        self.closed = False
+
+    def send(self, batch: bytes, timeout_s: float) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.batches.append(batch)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def spans(self) -> list[Span]:
+        collected = Collected()
+        collected.requests = [ExportTraceServiceRequest.FromString(batch) for batch in self.batches]
+        return collected.spans
+
+
+def sender_to(transport: Transport, scrub: Callable[[str], str] = str) -> TraceSender:
+    return TraceSender(
+        transport, resource={"service.name": "sluice"}, version="1.2.3", timeout_s=2.0, scrub=scrub
+    )
+
+
+@dataclass
 class Recorded:
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.tracing = Tracing(
-            None, "1.2.3", rng=random.Random(1), unix_ns=lambda: START_NS, exporter=self.exporter
-        )
+    transport: Kept
+    tracing: Tracing
 
-    def spans(self) -> list[ReadableSpan]:
-        assert self.tracing.shutdown()
-        return list(self.exporter.get_finished_spans())
+    def spans(self) -> list[Span]:
+        assert self.tracing.shutdown(5)
+        return self.transport.spans
 
-    def root(self) -> ReadableSpan:
-        (root,) = [span for span in self.spans() if span.kind is SpanKind.SERVER]
+    def root(self) -> Span:
+        (root,) = [span for span in self.spans() if span.kind == SERVER]
         return root
 
 
+def recording(**settings: object) -> Recorded:
+    transport = Kept()
+    scrub = settings.pop("scrub", str)
+    tracing = Tracing(
+        sender_to(transport, scrub),  # type: ignore[arg-type]
+        rng=random.Random(1),
+        unix_ns=lambda: START_NS,
+        **settings,  # type: ignore[arg-type]
+    )
+    return Recorded(transport, tracing)
+
+
 @pytest.fixture
-def recorded() -> Recorded:
-    return Recorded()
+def recorded() -> Iterator[Recorded]:
+    recorded = recording()
+    yield recorded
+    recorded.tracing.shutdown(5)
+
+
+# Ids and context
 
 
 def test_without_a_collector_trace_ids_are_real_and_unique() -> None:
-    tracing = Tracing(None, "1")
+    tracing = Tracing()
     ids = {tracing.begin().trace_id for _ in range(2000)}
     assert len(ids) == 2000
     assert all(len(trace_id) == 32 and int(trace_id, 16) for trace_id in ids)
     assert not tracing.exporting
 
 
-def test_without_a_collector_the_sdk_is_not_even_imported() -> None:
+def test_without_a_collector_nothing_of_the_export_is_imported() -> None:
     code = (
-        "import sys; from observability.tracing import Tracing; Tracing(None, '1').begin(); "
-        "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
+        "import sys; from observability.tracing import Tracing; Tracing().begin(); "
+        "assert not any(name.startswith(('opentelemetry', 'urllib3', 'grpc')) for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("exporting", [False, True])
-def test_a_valid_parent_is_honoured_and_handed_on(exporting: bool) -> None:
-    tracing = Tracing(None, "1", exporter=InMemorySpanExporter() if exporting else None)
-    root = tracing.begin(f"00-{TRACE}-{SPAN}-01")
-    assert root.trace_id == TRACE
-    handed_on = parse_traceparent(root.traceparent)
-    assert handed_on is not None
-    assert (handed_on.trace_id, handed_on.flags) == (TRACE, 1)
-    assert handed_on.span_id == root.span_id != SPAN
-    tracing.shutdown()
+def test_a_valid_parent_is_honoured_and_handed_on(recorded: Recorded) -> None:
+    for tracing in (Tracing(), recorded.tracing):
+        root = tracing.begin(f"00-{TRACE}-{SPAN}-01")
+        assert root.trace_id == TRACE
+        handed_on = parse_traceparent(root.traceparent)
+        assert handed_on is not None
+        assert (handed_on.trace_id, handed_on.flags) == (TRACE, 1)
+        assert handed_on.span_id == f"{root.span_id:016x}" != SPAN
 
 
-@pytest.mark.parametrize("exporting", [False, True])
-def test_an_invalid_parent_begins_a_new_trace(exporting: bool) -> None:
-    tracing = Tracing(None, "1", exporter=InMemorySpanExporter() if exporting else None)
-    assert tracing.begin(f"00-{'0' * 32}-{SPAN}-01").trace_id != "0" * 32
-    tracing.shutdown()
+def test_an_invalid_parent_begins_a_new_trace_and_its_state_goes_with_it() -> None:
+    root = Tracing().begin(f"00-{'0' * 32}-{SPAN}-01", trace_state="a=1")
+    assert root.trace_id != "0" * 32 and root.trace_state is None
+
+
+def test_an_id_that_was_told_already_is_kept_unless_the_caller_brought_a_trace() -> None:
+    told_id, brought = "a" * 32, "b" * 32
+    assert Tracing().begin(None, trace_id=told_id).trace_id == told_id
+    assert Tracing().begin(f"00-{brought}-{'c' * 16}-01", trace_id=told_id).trace_id == brought
+
+
+def test_a_call_takes_the_context_along_below_its_own_span() -> None:
+    root = Tracing().begin(f"00-{TRACE}-{SPAN}-01", trace_state="vendor=x,other=y")
+    lines = root.headers(3).decode().split("\r\n")
+    assert lines == [
+        f"traceparent: 00-{TRACE}-{root.child_id(3):016x}-01",
+        "tracestate: vendor=x,other=y",
+        "",
+    ]
+
+
+@given(st.integers(1, 2**64 - 1), st.sets(st.integers(1, 2**21), min_size=2, max_size=50))
+def test_spans_of_a_trace_have_ids_of_their_own(span_id: int, numbers: set[int]) -> None:
+    root = RootSpan(TRACE, span_id, None, 0, START_NS)
+    ids = {root.child_id(number) for number in numbers} | {span_id}
+    assert len(ids) == len(numbers) + 1 and 0 not in ids
+
+
+@pytest.mark.parametrize("header", [b"a=1", b"a@b=x/y z!,k-1=2", b"a=1, b=2", b"a=1,,b=2"])
+def test_a_tracestate_is_handed_on_as_it_came(header: bytes) -> None:
+    assert usable_tracestate(header) == header.decode()
+
+
+@pytest.mark.parametrize("header", [None, b"", b"novalue", b"A=1", b"a=1\r\nx: y", b"a=" + b"x" * 600,
+                                    ",".join(f"k{i}=1" for i in range(33)).encode()])  # fmt: skip
+def test_what_is_no_tracestate_is_dropped(header: bytes | None) -> None:
+    assert usable_tracestate(header) is None
+
+
+# Spans
 
 
 def test_a_request_is_one_root_span_with_a_child_for_each_stage(recorded: Recorded, record: Make) -> None:
     root = recorded.tracing.begin()
     recorded.tracing.finish(root, record())
     spans = recorded.spans()
-    roots = [span for span in spans if span.parent is None]
+    roots = [span for span in spans if not span.parent_span_id]
     assert [span.name for span in roots] == ["chat llama-8b-awq"]
-    assert [span.name for span in spans if span.parent is not None] == [
-        "plan",
-        "admit",
-        "generate",
-        "account",
-    ]
-    assert {f"{span.context.trace_id:032x}" for span in spans} == {root.trace_id}
-    assert {span.parent.span_id for span in spans if span.parent} == {roots[0].context.span_id}
+    assert [span.name for span in spans if span.parent_span_id] == ["plan", "admit", "generate", "account"]
+    assert {span.trace_id.hex() for span in spans} == {root.trace_id}
+    assert {span.parent_span_id for span in spans if span.parent_span_id} == {roots[0].span_id}
 
 
 def test_stages_follow_one_another_from_the_arrival_on(recorded: Recorded, record: Make) -> None:
-    recorded.tracing.finish(recorded.tracing.begin(), record(stage_ms={"plan": 0.5, "generate": 10.0}))
+    root = recorded.tracing.begin(ago_s=0.25)
+    recorded.tracing.finish(root, record(stage_ms={"plan": 0.5, "generate": 10.0}))
     spans = {span.name: span for span in recorded.spans()}
-    plan, generate, root = spans["plan"], spans["generate"], spans["chat llama-8b-awq"]
-    assert (plan.start_time, plan.end_time) == (START_NS, START_NS + 500_000)
-    assert (generate.start_time, generate.end_time) == (START_NS + 500_000, START_NS + 10_500_000)
-    assert (root.start_time, root.end_time) == (START_NS, START_NS + 912_400_000)
+    arrived = START_NS - 250_000_000
+    plan, generate, whole = spans["plan"], spans["generate"], spans["chat llama-8b-awq"]
+    assert (plan.start_time_unix_nano, plan.end_time_unix_nano) == (arrived, arrived + 500_000)
+    assert (generate.start_time_unix_nano, generate.end_time_unix_nano) == (
+        arrived + 500_000, arrived + 10_500_000,
+    )  # fmt: skip
+    assert (whole.start_time_unix_nano, whole.end_time_unix_nano) == (arrived, arrived + 912_400_000)
+
+
+def test_attempts_waits_and_calls_hang_below_the_stage_that_made_them(
+    recorded: Recorded, record: Make
+) -> None:
+    steps = (
+        StepFact("attempt", 1, 4.0, 20.0, "pool", "timeout", 1, calls=(
+            CallFact("http://a:8001/v1", 2, 4.1, 19.0, "timeout"),
+            CallFact("http://b:8002/v1", 3, 14.0, 9.0, "cancelled", hedge=True),
+        )),
+        StepFact("attempt", 4, 124.0, 20.0, "pool", None, 2, "spelled", waited_ms=100.0),
+        StepFact("response_cache", 5, 150.0, 1.0, mode="miss"),
+    )  # fmt: skip
+    root = recorded.tracing.begin()
+    recorded.tracing.finish(root, record(), lambda: TraceFacts(steps, "refused", "queue_full", max_tokens=64))
+    spans = recorded.spans()
+    by_name = {span.name: span for span in spans}
+    (first, again) = [span for span in spans if span.name == "attempt pool"]
+    assert first.parent_span_id == again.parent_span_id == by_name["generate"].span_id
+    assert (first.kind, first.status.code) == (CLIENT, Status.STATUS_CODE_ERROR)
+    assert told(first)["error.type"] == "timeout"
+    assert told(again)["sluice.attempt.number"] == 2
+    assert told(again)["sluice.attempt.waited_ms"] == 100.0
+    assert told(again)["sluice.step.mode"] == "spelled"
+    late, hedge = by_name["call http://a:8001/v1"], by_name["call http://b:8002/v1"]
+    assert late.parent_span_id == hedge.parent_span_id == first.span_id
+    assert late.span_id.hex() == f"{root.child_id(2):016x}"
+    assert told(hedge) == {
+        "server.address": "b", "server.port": 8002, "sluice.hedge": True, "error.type": "cancelled",
+    }  # fmt: skip
+    told_root = told(recorded.root())
+    assert told_root["sluice.admission.decision"] == "refused"
+    assert told_root["sluice.admission.reason"] == "queue_full"
+    assert (told_root["gen_ai.request.max_tokens"], told_root["sluice.attempts"]) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    ("stages", "steps", "last"),
+    [
+        ({}, (), None),
+        ({"canonicalize": 1.0}, (), "budget"),
+        ({"canonicalize": 1.0, "budget": 1.0, "adapter": 1.0, "rank": 1.0}, (), "admit"),
+        (
+            {"canonicalize": 1.0, "budget": 1.0, "adapter": 1.0, "rank": 1.0},
+            (StepFact("refused", 1, 4.0, 0.0, "local", "queue_full"),),
+            "generate",
+        ),
+    ],
+)
+def test_the_stage_in_which_a_request_ended_has_a_span_too(
+    recorded: Recorded,
+    record: Make,
+    stages: dict[str, float],
+    steps: tuple[StepFact, ...],
+    last: str | None,
+) -> None:
+    ended = record(status=503, error_code="queue_full", stage_ms=stages, total_ms=10.0)
+    recorded.tracing.finish(recorded.tracing.begin(), ended, lambda: TraceFacts(steps))
+    spans = recorded.spans()
+    ids = {span.span_id for span in spans}
+    assert all(span.parent_span_id in ids for span in spans if span.kind != SERVER)
+    if last is None:
+        assert len(spans) == 1
+    else:
+        (broken,) = [span for span in spans if span.name == last]
+        assert broken.status.code == Status.STATUS_CODE_ERROR
+        assert broken.end_time_unix_nano == START_NS + 10_000_000
+
+
+def test_a_trace_shows_each_seam_where_it_was(recorded: Recorded, record: Make) -> None:
+    seams = (SeamFact(12.5, "local", "local", "exact", 3), SeamFact(40.0, "local", "bedrock", "text", 9))
+    recorded.tracing.finish(recorded.tracing.begin(), record(seams=seams))
+    root = recorded.root()
+    assert told(root)["sluice.seams"] == 2
+    assert [event.time_unix_nano - START_NS for event in root.events] == [12_500_000, 40_000_000]
+    assert {one.key: one.value.string_value or one.value.int_value for one in root.events[1].attributes} == {
+        "sluice.seam.from": "local",
+        "sluice.seam.to": "bedrock",
+        "sluice.seam.mode": "text",
+        "sluice.seam.tokens": 9,
+    }
+
+
+def test_a_request_without_a_seam_says_nothing_of_seams(recorded: Recorded, record: Make) -> None:
+    recorded.tracing.finish(recorded.tracing.begin(), record())
+    root = recorded.root()
+    assert "sluice.seams" not in told(root) and not root.events
 
 
 def test_attributes_use_the_conventions_names_and_ours(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record())
-    told = recorded.root().attributes or {}
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.usage.input_tokens"] == 842
-    assert told["gen_ai.usage.cache_read.input_tokens"] == 640
-    assert told["gen_ai.response.finish_reasons"] == ("stop",)
-    assert told["gen_ai.response.time_to_first_chunk"] == pytest.approx(0.088)
-    assert told["sluice.adapter"] == "manga_domain_v3"
-    assert told["sluice.prompt_version"] == "chat-manga-2.1"
-    assert told["sluice.backend_version"] == "llama-8b-awq+manga_domain_v3"
-    assert told["sluice.prefix_cache_hit"] is True
-    assert told["sluice.queue_wait_ms"] == 3.1
-    assert told["sluice.ttft_ms"] == 88.0
-    assert "error.type" not in told
+    values = told(recorded.root())
+    assert values["gen_ai.operation.name"] == "chat"
+    assert values["gen_ai.usage.input_tokens"] == 842
+    assert values["gen_ai.usage.cache_read.input_tokens"] == values["sluice.cached_tokens"] == 640
+    assert values["gen_ai.response.finish_reasons"] == ["stop"]
+    assert values["gen_ai.response.time_to_first_chunk"] == pytest.approx(0.088)
+    assert values["sluice.adapter"] == "manga_domain_v3"
+    assert values["sluice.adapter_rule"] == "rule[1]"
+    assert values["sluice.prompt_version"] == "chat-manga-2.1"
+    assert values["sluice.revision"] == 7
+    assert values["sluice.backend_version"] == "llama-8b-awq+manga_domain_v3"
+    assert values["sluice.prefix_cache_hit"] is True
+    assert values["sluice.queue_wait_ms"] == 3.1
+    assert values["sluice.ttft_ms"] == 88.0
+    assert "error.type" not in values
 
 
 def test_bedrock_is_named_as_the_conventions_do(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record(backend="bedrock", contract="completions"))
-    told = recorded.root().attributes or {}
-    assert (told["gen_ai.provider.name"], told["gen_ai.operation.name"]) == ("aws.bedrock", "text_completion")
+    values = told(recorded.root())
+    assert (values["gen_ai.provider.name"], values["gen_ai.operation.name"]) == (
+        "aws.bedrock", "text_completion",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changes", "status"),
     [
-        ({}, StatusCode.UNSET),
-        ({"status": 429, "error_code": "rate_limited"}, StatusCode.UNSET),
-        ({"status": 499, "finish_reason": "cancelled"}, StatusCode.UNSET),
-        ({"status": 503, "error_code": "queue_full"}, StatusCode.ERROR),
-        ({"status": 200, "error_code": "backend_unavailable"}, StatusCode.ERROR),
+        ({}, Status.STATUS_CODE_UNSET),
+        ({"status": 429, "error_code": "rate_limited"}, Status.STATUS_CODE_UNSET),
+        ({"status": 499, "finish_reason": "cancelled"}, Status.STATUS_CODE_UNSET),
+        ({"status": 503, "error_code": "queue_full"}, Status.STATUS_CODE_ERROR),
+        ({"status": 200, "error_code": "backend_unavailable"}, Status.STATUS_CODE_ERROR),
     ],
 )
 def test_only_our_own_faults_are_errors(
-    recorded: Recorded, record: Make, changes: dict[str, object], status: StatusCode
+    recorded: Recorded, record: Make, changes: dict[str, object], status: int
 ) -> None:
     recorded.tracing.finish(recorded.tracing.begin(), record(**changes))
-    assert recorded.root().status.status_code is status
+    assert recorded.root().status.code == status
+
+
+def test_an_answer_without_a_generation_is_a_span_named_by_its_path(recorded: Recorded) -> None:
+    edge = EdgeRecord("req_1", TRACE, "GET", "/v1/models", 401, 1.5, "missing_key")
+    recorded.tracing.finish(recorded.tracing.begin(), edge)
+    root = recorded.root()
+    assert root.name == "GET /v1/models"
+    assert told(root)["http.response.status_code"] == 401
+
+
+# Content
+
+
+def test_text_is_told_only_of_routes_that_opted_in_and_through_the_redaction(record: Make) -> None:
+    recorded = recording(scrub=lambda text: text.replace("4711", "[card]"))
+    said = Content((("system", "be kind"), ("user", "my card is 4711")), "noted 4711 \ud800")
+    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
+    recorded.tracing.finish(recorded.tracing.begin(), record())
+    opted_in, other = [told(span) for span in recorded.spans() if span.kind == SERVER]
+    assert opted_in["gen_ai.input.messages"] == (
+        '[{"role":"user","parts":[{"type":"text","content":"my card is [card]"}]}]'
+    )
+    assert "noted [card]" in opted_in["gen_ai.output.messages"]
+    assert opted_in["gen_ai.system_instructions"] == '[{"type":"text","content":"be kind"}]'
+    assert not {name for name in other if "messages" in name or "instructions" in name}
+
+
+def test_recorded_text_is_bounded_and_keeps_the_last_turn(record: Make) -> None:
+    recorded = recording()
+    turns = tuple(("user", f"{number} " * 8_000) for number in range(8))
+    said = Content((*turns, ("user", "the last")), "y" * 1_000_000)
+    recorded.tracing.finish(recorded.tracing.begin(), record(), lambda: TraceFacts(content=said))
+    values = told(recorded.root())
+    assert "the last" in values["gen_ai.input.messages"]
+    assert len(values["gen_ai.input.messages"]) + len(values["gen_ai.output.messages"]) < 50_000
+
+
+# Sampling
+
+
+def test_the_head_keeps_its_share_by_the_traces_id_alone(record: Make) -> None:
+    recorded = recording(sample_ratio=0.25)
+    roots = [recorded.tracing.begin() for _ in range(2_000)]
+    for root in roots:
+        recorded.tracing.finish(root, record(total_ms=1.0))
+    kept = {span.trace_id.hex() for span in recorded.spans()}
+    assert 400 < len(kept) < 600
+    assert kept == {root.trace_id for root in roots if root.sampled}
+    again = recording(sample_ratio=0.25).tracing
+    assert all(again.begin(trace_id=root.trace_id).sampled == root.sampled for root in roots)
+    assert recorded.tracing.figures.left_out == 2_000 - len(kept)
+
+
+def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> None:
+    recorded = recording(sample_ratio=0.0)
+    kept = [
+        record(request_id="error", status=503, error_code="queue_full"),
+        record(request_id="refused", status=401, error_code="missing_key"),
+        record(request_id="broken", error_code="backend_unavailable"),
+        record(request_id="fallback", fallback_kind="bedrock", fallback_reason="timeout"),
+        record(request_id="seam", seams=(SeamFact(1.0, "a", "b", "exact", 3),)),
+        record(request_id="left", status=499, error_code="cancelled"),
+    ]
+    for number in range(300):
+        recorded.tracing.finish(recorded.tracing.begin(), record(request_id=f"fine {number}"))
+    for one in kept:
+        recorded.tracing.finish(recorded.tracing.begin(), one)
+    recorded.tracing.finish(recorded.tracing.begin(), record(request_id="slow"), slow=True)
+    names = [told(span)["sluice.request_id"] for span in recorded.spans() if span.kind == SERVER]
+    assert sorted(names) == sorted([*(one.request_id for one in kept), "slow"])
+
+
+def test_what_is_left_out_is_not_even_looked_at(record: Make) -> None:
+    recorded = recording(sample_ratio=0.0)
+    asked: list[int] = []
+
+    def facts() -> TraceFacts:
+        asked.append(1)
+        return TraceFacts()
+
+    recorded.tracing.finish(recorded.tracing.begin(), record(), facts)
+    assert not asked
+
+
+@pytest.mark.parametrize(("follow", "kept"), [(False, 0), (True, 1)])
+def test_a_callers_wish_is_followed_only_where_the_operator_says_so(
+    record: Make, follow: bool, kept: int
+) -> None:
+    recorded = recording(sample_ratio=0.0, follow_callers=follow)
+    recorded.tracing.finish(recorded.tracing.begin(f"00-{TRACE}-{SPAN}-01"), record())
+    assert len({span.trace_id for span in recorded.spans()}) == kept
 
 
 def test_an_unsampled_parent_does_not_silence_the_root_span(recorded: Recorded, record: Make) -> None:
     recorded.tracing.finish(recorded.tracing.begin(f"00-{TRACE}-{SPAN}-00"), record())
-    root = recorded.root()
-    assert root.parent is not None
-    assert f"{root.parent.span_id:016x}" == SPAN
+    assert recorded.root().parent_span_id.hex() == SPAN
 
 
 def test_a_request_that_never_finishes_leaves_no_span(recorded: Recorded) -> None:
@@ -156,63 +418,172 @@ def test_a_request_that_never_finishes_leaves_no_span(recorded: Recorded) -> Non
     assert recorded.spans() == []
 
 
-class Collector(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.server.received.append((self.path, ExportTraceServiceRequest.FromString(body)))  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
+# The wire
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+
+Texts = st.text(max_size=200)
+Values = (
+    Texts
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.lists(Texts, max_size=4).map(tuple)
+)
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=150), Values, max_size=8),
+    Texts,
+    st.none() | st.integers(1, 2**64 - 1),
+    st.none() | Texts,
+)
+def test_the_official_messages_read_what_is_written(
+    values: dict[str, Value], name: str, parent_id: int | None, error: str | None
+) -> None:
+    more = attributes_of(ATTRIBUTE, values) + state("a=1") + (b"" if error is None else failed(error))
+    written = span(Parent.of(bytes(range(16)), parent_id), 7, name, 1, 5, 9, more)
+    batch = ExportTraceServiceRequest.FromString(request({"service.name": "s"}, "sluice", "1", [written] * 2))
+    (resource,) = batch.resource_spans
+    assert resource.resource.attributes[0].value.string_value == "s"
+    (scope,) = resource.scope_spans
+    assert (scope.scope.name, scope.scope.version, len(scope.spans)) == ("sluice", "1", 2)
+    read = scope.spans[0]
+    assert read.name == name.encode("utf-8", "replace").decode()
+    assert (read.trace_id, read.span_id) == (bytes(range(16)), (7).to_bytes(8, "big"))
+    assert read.parent_span_id == (b"" if parent_id is None else parent_id.to_bytes(8, "big"))
+    assert (read.start_time_unix_nano, read.end_time_unix_nano, read.trace_state) == (5, 9, "a=1")
+    assert (read.status.code, read.status.message) == (
+        (0, "") if error is None else (2, error.encode("utf-8", "replace").decode())
+    )
+    assert told(read) == {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
+
+
+# The collector
 
 
 @pytest.fixture
-def collector() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    server.received = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def collector() -> Iterator[Collected]:
+    with collecting() as collected:
+        yield collected
 
 
-def test_a_real_collector_gets_exactly_one_root_span_a_request(
-    collector: ThreadingHTTPServer, record: Make
+def test_a_collector_over_http_gets_each_root_span_once_and_the_headers(
+    collector: Collected, record: Make
 ) -> None:
-    tracing = Tracing(f"http://127.0.0.1:{collector.server_port}", "1.2.3")
-    begun = [tracing.begin() for _ in range(200)]
+    address = CollectorAddress(collector.url, headers=(("x-key", "abc"),))
+    tracing = Tracing(sender_to(connect(address)))
+    begun = [tracing.begin() for _ in range(300)]
     for number, root in enumerate(begun):
         tracing.finish(root, record(status=503 if number % 3 == 0 else 200))
+    assert tracing.shutdown(10)
+    assert collector.paths == {"/v1/traces"}
+    assert {headers["x-key"] for headers in collector.headers} == {"abc"}
+    assert sorted(span.trace_id.hex() for span in collector.roots) == sorted(root.trace_id for root in begun)
+    assert (tracing.figures.sent, tracing.figures.waiting) == (300, 0)
+
+
+def test_a_collector_over_grpc_gets_each_root_span_once_and_the_headers(record: Make) -> None:
+    got: list[ExportTraceServiceRequest] = []
+    metadata: list[dict[str, str]] = []
+
+    def export(batch: ExportTraceServiceRequest, context: grpc.ServicerContext) -> bytes:
+        got.append(batch)
+        metadata.append({key: str(value) for key, value in context.invocation_metadata()})
+        return b""
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        export, request_deserializer=ExportTraceServiceRequest.FromString
+    )
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        address = CollectorAddress(f"http://127.0.0.1:{port}", "grpc", (("X-Key", "abc"),))
+        tracing = Tracing(sender_to(connect(address)))
+        begun = [tracing.begin() for _ in range(200)]
+        for root in begun:
+            tracing.finish(root, record())
+        assert tracing.shutdown(10)
+    finally:
+        server.stop(0).wait()
+    collected = Collected()
+    collected.requests = got
+    assert sorted(span.trace_id.hex() for span in collected.roots) == sorted(root.trace_id for root in begun)
+    assert {one["x-key"] for one in metadata} == {"abc"}
+
+
+def test_a_batch_that_a_full_collector_turns_away_is_sent_again(collector: Collected, record: Make) -> None:
+    collector.statuses = [503, 429]
+    tracing = Tracing(sender_to(connect(CollectorAddress(collector.url))))
+    root = tracing.begin()
+    tracing.finish(root, record())
+    deadline = time.monotonic() + 60
+    while not tracing.figures.sent and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [span.trace_id.hex() for span in collector.roots] == [root.trace_id]
     assert tracing.shutdown()
-    received = collector.received  # type: ignore[attr-defined]
-    assert {path for path, _ in received} == {"/v1/traces"}
-    roots = [
-        span.trace_id.hex()
-        for _, request in received
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-        if not span.parent_span_id
-    ]
-    assert sorted(roots) == sorted(root.trace_id for root in begun)
 
 
-def test_an_unreachable_collector_costs_requests_nothing_and_shutdown_is_bounded(record: Make) -> None:
-    # 192.0.2.0/24 is reserved for documentation: nobody answers there.
-    tracing = Tracing("http://192.0.2.1:4318", "1")
-    began = time.perf_counter()
-    for _ in range(1500):  # more spans than the queue holds
+def test_a_batch_that_the_collector_cannot_use_is_given_up_and_counted(record: Make) -> None:
+    told_why: list[str | None] = []
+    transport = Kept(Refused("status 400"))
+    sender = TraceSender(
+        transport, resource={}, version="1", timeout_s=1.0, scrub=str, on_change=told_why.append
+    )
+    tracing = Tracing(sender)
+    tracing.finish(tracing.begin(), record())
+    deadline = time.monotonic() + 60
+    while not tracing.figures.failed and time.monotonic() < deadline:
+        time.sleep(0.02)
+    tracing.finish(tracing.begin(), record())
+    while not tracing.figures.sent and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tracing.figures.failed, tracing.figures.sent) == (1, 1)
+    assert told_why == ["status 400", None]
+    assert tracing.shutdown() and transport.closed
+
+
+def test_an_unreachable_collector_costs_requests_nothing_and_the_loss_is_counted(record: Make) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # never listens: connections are refused
+        address = CollectorAddress(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        tracing = Tracing(sender_to(connect(address)))
+        for _ in range(MAX_WAITING + 500):
+            tracing.finish(tracing.begin(), record())
+        figures = tracing.figures
+        assert figures.waiting <= MAX_WAITING + 128
+        assert figures.dropped >= 500 - 128
+        began = time.perf_counter()
+        assert not tracing.shutdown()
+        assert time.perf_counter() - began < 3.0
+
+
+def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(record: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        address = CollectorAddress(f"http://127.0.0.1:{hole.getsockname()[1]}")
+        tracing = Tracing(sender_to(connect(address)))
         tracing.finish(tracing.begin(), record())
-    assert time.perf_counter() - began < 5.0
+        hole.settimeout(10)
+        hanging, _ = hole.accept()  # the batch is under way now
+        began = time.perf_counter()
+        assert not tracing.shutdown(timeout_s=0.3)
+        assert time.perf_counter() - began < 3.0
+        hanging.close()
+
+
+def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) -> None:
+    tracing = Tracing(sender_to(Kept(*[TryAgain("away")] * 50)))
+    tracing.finish(tracing.begin(), record())
+    deadline = time.monotonic() + 60
+    while tracing.figures.waiting and not tracing._sender._failing and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.02)
     began = time.perf_counter()
-    tracing.shutdown(timeout_s=0.2)
-    assert time.perf_counter() - began < 1.0
+    tracing.shutdown(timeout_s=30)
+    assert time.perf_counter() - began < 5.0
 
 
 def test_the_collectors_address_is_completed_and_checked() -> None:
@@ -220,12 +591,5 @@ def test_the_collectors_address_is_completed_and_checked() -> None:
     assert traces_url("https://c/otlp/v1/traces") == "https://c/otlp/v1/traces"
     with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
         traces_url("c:4317")
-    with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
-        Tracing("", "1")
-
-
-def test_an_id_that_was_told_already_is_kept_unless_the_caller_brought_a_trace() -> None:
-    tracing = Tracing(None, "1")
-    told, brought = "a" * 32, "b" * 32
-    assert tracing.begin(None, trace_id=told).trace_id == told
-    assert tracing.begin(f"00-{brought}-{'c' * 16}-01", trace_id=told).trace_id == brought
+    with pytest.raises(ValueError, match=r"tracing\.protocol: 'thrift'; allowed: http/protobuf, grpc"):
+        connect(CollectorAddress("http://c:4318", "thrift"))

@@ -92,7 +92,7 @@ class Bench:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 

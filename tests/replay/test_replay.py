@@ -102,7 +102,7 @@ async def test_every_way_to_fail_is_counted_by_its_code(
     ]
     gateway.behave = lambda number, body: ways[number]
     rows = [(number / 100, 30, 5) for number in range(len(ways))]
-    done = await replay_trace(options(azure(*rows), contract=contract, timeout_s=0.7))
+    done = await replay_trace(options(azure(*rows), contract=contract, timeout_s=2.0))
     assert done.report.errors == {
         "queue_full": 1, "rate_limited": 1, "http_502": 1, "backend_unavailable": 1, "client_cut_off": 1,
         "client_bad_stream": 1, "client_timeout": 1,
@@ -125,12 +125,12 @@ async def test_fallbacks_backends_and_cached_tokens_are_told(
 async def test_the_cap_holds_at_the_gateway_and_its_wait_is_reported_apart(
     gateway: FakeGateway, azure: Azure, options: Options_
 ) -> None:
-    gateway.behave = always(Behaviour(first_after_s=0.1))
+    gateway.behave = always(Behaviour(first_after_s=0.4))
     done = await replay_trace(options(azure(*((0.0, 30, 2) for _ in range(6))), concurrency=2))
     assert gateway.most_running == 2
     assert done.report.ttft_ms.max is not None
-    assert done.report.ttft_ms.max < 190
-    assert done.report.client_delay_ms.max == pytest.approx(200, abs=80)
+    assert done.report.ttft_ms.max < 790, "its own wait of 400 ms, without the 800 before it was sent"
+    assert 790 <= done.report.client_delay_ms.max < 2_400
 
 
 async def test_a_mooncake_trace_repeats_the_text_of_equal_blocks(

@@ -12,7 +12,7 @@ import pytest
 import redis as blocking_redis
 
 from gateway.state.redis_client import connect
-from resilience.response_cache import REST_S, ResponseCache, digest_of, pack
+from resilience.response_cache import ResponseCache, digest_of, pack
 from resilience.response_cache_redis import RedisStore
 from resilience.response_cache_values import (
     MAX_SHELF,
@@ -76,7 +76,7 @@ async def test_entries_leave_redis_by_themselves(server: RedisServer) -> None:
     async with store_on(server, ttl_s=0.05) as store:
         await store.put([entry("a"), entry("b")])
         with blocking_redis.Redis.from_url(server.url) as client:
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while client.dbsize():
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
@@ -152,7 +152,7 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
         assert kinds == [Lookup.SIMILAR, Lookup.ERROR, Lookup.ERROR]
         assert len([event for event in events if isinstance(event, StoreBroke)]) == 1
         server.start()
-        deadline = time.monotonic() + 10 * REST_S
+        deadline = time.monotonic() + 60
         while (after := await find()) is None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)

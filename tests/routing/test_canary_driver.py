@@ -114,7 +114,7 @@ async def processes(count: int = 2) -> AsyncIterator[list[Process]]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - nothing tells of it but a look
             await asyncio.sleep(0.005)
 

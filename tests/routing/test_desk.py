@@ -70,7 +70,7 @@ async def running(*processes: Process) -> AsyncIterator[None]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - nothing tells of it but a look
             await asyncio.sleep(0.01)
 

@@ -39,7 +39,7 @@ class World:
             await store.close()
 
 
-async def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for what another task or process brings about."""
     deadline = time.monotonic() + timeout_s
     while not true():
@@ -47,7 +47,7 @@ async def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
         await asyncio.sleep(0.005)
 
 
-async def until_done(act: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def until_done(act: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not await act():
         assert time.monotonic() < deadline, "it did not come about"

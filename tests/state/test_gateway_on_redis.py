@@ -20,7 +20,7 @@ def ask(live: LiveGateway, key: str | None = None) -> httpx.Response:
 
 
 def wait_for_store(live: LiveGateway, up: float) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60
     while live.metric("sluice_state_store_up") != up:
         assert time.monotonic() < deadline, live.log.read_text()
         time.sleep(0.05)
@@ -37,14 +37,14 @@ def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(t
                 names = sorted(key.decode() for key in client.scan_iter())
             assert "sluice:{default}:stream:prompts.published" in names
             assert all(name.startswith("sluice:{default}:") for name in names)
-            listed = httpx.get(f"{live.url}/admin/prompts", headers=live.headers).json()
+            listed = httpx.get(f"{live.url}/admin/prompts", headers=live.headers, timeout=60).json()
             assert all(one["published_at"] for one in listed["prompts"])
 
             server.kill()
             wait_for_store(live, 0.0)
             assert ask(live).status_code == 200
             assert ask(live, "k").status_code == 503
-            ready = httpx.get(f"{live.url}/ready")
+            ready = httpx.get(f"{live.url}/ready", timeout=60)
             assert ready.status_code == 200 and ready.json()["checks"]["state_store"] is True
 
             server.start()

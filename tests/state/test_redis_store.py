@@ -129,14 +129,14 @@ async def test_a_server_that_accepts_and_says_nothing_is_away_within_its_timeout
         begun = time.monotonic()
         with pytest.raises(StateUnavailable):
             await store.append("s", b"1", author="ann")
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 15.0, "it says nothing for ever"
         await store.close()
 
 
 async def test_a_loop_that_is_cancelled_at_any_moment_ends(one_redis: RedisServer) -> None:
     for turns in range(40):
         store = redis_store(one_redis)
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             task = group.create_task(store.run())
             for _ in range(turns):
                 await asyncio.sleep(0)

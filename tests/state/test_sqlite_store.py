@@ -64,7 +64,7 @@ async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_
         begun = time.monotonic()
         with pytest.raises(StateUnavailable, match="locked"):
             await store.append("s", b"2", author="ann")
-        assert 0.2 < time.monotonic() - begun < 2.0
+        assert 0.2 < time.monotonic() - begun < 15.0
         assert [record.data for record in await store.read("s")] == [b"1"]
         assert store.healthy, "it is there; only its writers wait"
         locker.stdin.close()

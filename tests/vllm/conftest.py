@@ -1,16 +1,11 @@
-"""One vLLM in process for the tests that only ask it; those that break it start their own."""
+"""What the tests of vLLM share; those that break an engine start their own."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-
-from tests.conformance.harness import Specimen, in_one_task
-from tests.conformance.vllm_in_process import vllm_in_process
 
 needs_vllm = [
     pytest.mark.xdist_group("vllm"),
@@ -22,12 +17,11 @@ needs_vllm = [
 ]
 
 
-@pytest.fixture(scope="session")
-def adapters_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("vllm-adapters")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that use the shared engine go first: a host that stops ends every process of vLLM below this one."""
 
+    def last(item: pytest.Item) -> bool:
+        used = item.fixturenames if isinstance(item, pytest.Function) else ()
+        return item.path.parent == Path(__file__).parent and "vllm" not in used and "vllm_server" not in used
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm(adapters_folder: Path) -> AsyncIterator[Specimen]:
-    async with in_one_task(vllm_in_process(adapters_folder)) as running:
-        yield running
+    items.sort(key=last)

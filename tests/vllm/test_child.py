@@ -144,7 +144,7 @@ async def test_a_process_of_vllm_ends_when_the_gateway_is_killed(tmp_path: Path)
     try:
         assert owner.stdout is not None
         core = psutil.Process(int(owner.stdout.readline()))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not told and time.monotonic() < deadline:  # it is past its logging's set-up
             told += list(logs.receive())
             await asyncio.sleep(0.02)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from engine.client import EngineClient
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
+from tests.integration.live import ADMIN_KEY
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "demo")
@@ -28,28 +27,13 @@ MAX_TOKENS = 48
 # float32 with logits of about ten rounding is some 1e-5; a fault in the mathematics is far above 1e-3.
 TIE = 1e-3
 
-IN_VLLM = """
-import json, sys
-from vllm import LLM, SamplingParams, TokensPrompt
-
-def main():
-    model, questions, prompts, max_tokens = json.loads(sys.argv[1])
-    llm = LLM(model=model, dtype="float32", max_model_len=512, enforce_eager=True, disable_log_stats=True)
-    chats = [[{"role": "user", "content": question}] for question in questions]
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
-    outputs = llm.chat(chats, sampling, use_tqdm=False)
-    batch = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
-    outputs += llm.generate(batch, sampling, use_tqdm=False)
-    found = [[list(out.prompt_token_ids), list(out.outputs[0].token_ids)] for out in outputs]
-    print("FOUND" + json.dumps(found), flush=True)
-
-if __name__ == "__main__":
-    main()
-"""
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build exists for Linux on x86-64 alone"
-)
+pytestmark = [
+    pytest.mark.xdist_group("conformance-vllm-worker"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build exists for Linux on x86-64 alone"
+    ),
+]
 
 
 def random_prompts(vocabulary: int) -> list[list[int]]:
@@ -58,20 +42,24 @@ def random_prompts(vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(3, vocabulary) for _ in range(length)] for length in LENGTHS]
 
 
-def answers_of_vllm(folder: Path, prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
-    """Prompt and output ids: of each question, then of ``prompts``, which are one batch."""
-    script = folder / "in_vllm.py"
-    script.write_text(IN_VLLM)
-    done = subprocess.run(
-        [sys.executable, str(script), json.dumps([MODEL, QUESTIONS, prompts, MAX_TOKENS])],
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    line = next((line for line in done.stdout.splitlines() if "FOUND" in line), None)
-    assert line is not None, done.stderr[-3000:]
-    return [(prompt, output) for prompt, output in json.loads(line.split("FOUND", 1)[1])]
+async def answers_of_vllm(url: str, prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
+    """Prompt and output ids: of each question, then of ``prompts``; all of them are under way at once."""
+    asked = {"model": "base", "temperature": 0, "max_tokens": MAX_TOKENS, "return_token_ids": True}
+    chats = [{**asked, "messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    raw = [{**asked, "prompt": prompt} for prompt in prompts]
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with httpx.AsyncClient(base_url=f"{url}/v1", headers=headers, timeout=280) as client:
+        replies = await asyncio.gather(
+            *(client.post("/chat/completions", json=body) for body in chats),
+            *(client.post("/completions", json=body) for body in raw),
+        )
+    found = []
+    for reply in replies:
+        assert reply.status_code == 200, reply.text
+        [choice] = reply.json()["choices"]
+        prompt = reply.json().get("prompt_token_ids") or choice["prompt_token_ids"]
+        found.append((prompt, choice["token_ids"]))
+    return found
 
 
 async def answers_of_the_engine(prompts: list[list[int]], *, together: bool) -> list[list[int]]:
@@ -114,10 +102,10 @@ def assert_same_up_to_a_tie(prompt: list[int], mine: list[int], theirs: list[int
 
 
 async def test_twenty_prompts_give_the_same_tokens_in_vllm_and_in_the_embedded_engine_up_to_a_tie(
-    tmp_path: Path,
+    vllm_server: str,
 ) -> None:
     vocabulary = json.loads((Path(MODEL) / "config.json").read_text())["vocab_size"]
-    found = await asyncio.to_thread(answers_of_vllm, tmp_path, random_prompts(vocabulary))
+    found = await answers_of_vllm(vllm_server, random_prompts(vocabulary))
     assert len(found) == len(QUESTIONS) + len(LENGTHS) == 20
     prompts = [prompt for prompt, _ in found]
     for together in (True, False):

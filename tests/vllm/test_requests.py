@@ -63,6 +63,7 @@ async def test_without_a_salt_every_caller_shares(vllm: Specimen) -> None:
 async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen) -> None:
     """The batch takes 16; of those that wait, the late but urgent ones start before the early ones."""
     order: list[int] = []
+    full = asyncio.Event()
 
     async def ask(priority: int, number: int, tokens: int) -> None:
         seen = False
@@ -71,6 +72,8 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
             nonlocal seen
             if not seen:
                 order.append(priority)
+                if len(order) == 16:
+                    full.set()
             seen = True
 
         await vllm.backend.generate(
@@ -79,8 +82,8 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
 
     async with asyncio.TaskGroup() as group:
         for number in range(16):
-            group.create_task(ask(5, number, 60))
-        await asyncio.sleep(0.3)
+            group.create_task(ask(5, number, 150))
+        await full.wait()
         for number in range(4):
             group.create_task(ask(-1, 100 + number, 2))
         await asyncio.sleep(0.05)

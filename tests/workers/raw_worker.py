@@ -245,7 +245,7 @@ def in_use(backend: WorkersBackend) -> int:
     return sum(worker.client.in_use for worker in backend._workers.values())
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait until something holds."""
     for _ in range(int(timeout_s / 0.01)):
         if holds():

@@ -215,7 +215,7 @@ async def test_a_worker_killed_in_the_middle_of_a_stream_is_noticed_at_once() ->
             await until(lambda: backend.state is BackendState.READY)
             with pytest.raises(BackendFailure) as caught:
                 await backend.generate(work(), out)
-            assert time.monotonic() - killed_at < 1.0
+            assert time.monotonic() - killed_at < 10.0, "its silence alone would be borne for 20 s"
             loops.cancel()
         assert caught.value.kind is FailureKind.STREAM_BROKEN
     finally:

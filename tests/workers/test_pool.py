@@ -279,7 +279,6 @@ def test_every_key_of_a_section_is_documented_with_its_default() -> None:
         assert f"| `backends.<name>.{key}` | `{default}` |" in rows, key
 
 
-@pytest.mark.serial
 def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
     with gateway(tmp_path / "behind") as behind:
@@ -295,7 +294,7 @@ def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(t
             f"routing: {{file: {tmp_path}/routing.yaml}}\n"
         )
         with gateway(tmp_path, config=tmp_path / "sluice.yaml") as front, httpx.Client(timeout=60) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while front.metric("sluice_worker_in_service") < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
@@ -318,7 +317,7 @@ def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(t
                 next(stream.iter_lines())
             behind.wait_until_idle()
             behind.process.kill()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while client.get(f"{front.url}/ready").status_code == 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -120,6 +120,11 @@ class WorkersBackend:
         now = self._clock()
         return tuple([worker.status(now) for worker in self._workers.values()])
 
+    def counted(self) -> dict[str, tuple[int, int]]:
+        """Prompt and generated tokens since its start, by worker that tells them."""
+        told = {worker.url: worker.load.counted for worker in self._workers.values()}
+        return {url: tokens for url, tokens in told.items() if tokens is not None}
+
     @property
     def hedged(self) -> HedgeCounts | None:
         """What hedging came to; ``None`` when it is off."""
@@ -192,8 +197,8 @@ class WorkersBackend:
     ) -> Completion:
         """Ask ``worker``, and another one of those not ``tried`` when it is late."""
 
-        def on(one: Worker) -> Run:
-            return lambda push: self._on(one, path, body, work, wish, _Attempt(push))
+        def on(one: Worker, *, hedge: bool) -> Run:
+            return lambda push: self._on(one, path, body, work, wish, _Attempt(push), hedge=hedge)
 
         def second() -> Run | None:
             other = self._pick(wish, tried) if len(tried) < self._max_attempts else None
@@ -201,18 +206,40 @@ class WorkersBackend:
                 return None
             tried.add(other.url)
             self._log.info("asked a second worker", late=worker.url, worker=other.url)
-            return on(other)
+            return on(other, hedge=True)
 
         policy.asked()
         late_after_s = policy.late_after_s(self._clock())
         return await race(
-            on(worker), second, attempt.push, late_after_s=late_after_s, policy=policy, clock=self._clock
+            on(worker, hedge=False),
+            second,
+            attempt.push,
+            late_after_s=late_after_s,
+            policy=policy,
+            clock=self._clock,
         )
 
     async def _on(
-        self, worker: Worker, path: str, body: bytes, work: Work, wish: Wish, attempt: _Attempt
+        self,
+        worker: Worker,
+        path: str,
+        body: bytes,
+        work: Work,
+        wish: Wish,
+        attempt: _Attempt,
+        *,
+        hedge: bool = False,
     ) -> Completion:
         """Ask one worker, and keep its books."""
+        if work.calls is None:
+            return await self._booked(worker, path, body, work, wish, attempt)
+        with work.calls.call(worker.url, hedge=hedge) as call:
+            attempt.headers = call.headers
+            return await self._booked(worker, path, body, work, wish, attempt)
+
+    async def _booked(
+        self, worker: Worker, path: str, body: bytes, work: Work, wish: Wish, attempt: _Attempt
+    ) -> Completion:
         ticket = worker.load.sent(len(work.token_ids))
         self._choice.sent(worker.url, wish)
         try:
@@ -248,7 +275,7 @@ class WorkersBackend:
     async def _exchange(
         self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt
     ) -> Completion:
-        async with worker.client.post(path, body) as connection:
+        async with worker.client.post(path, body, attempt.headers) as connection:
             if connection.status != 200:
                 name = self._writer.adapter_name(work)
                 failure = failure_of(
@@ -318,13 +345,14 @@ class WorkersBackend:
 
 
 class _Attempt:
-    """Passes pieces on, and knows whether there was one."""
+    """Passes pieces on, and knows whether there was one; ``headers`` go with the request."""
 
-    __slots__ = ("_out", "delivered")
+    __slots__ = ("_out", "delivered", "headers")
 
     def __init__(self, out: DeltaSink) -> None:
         self._out = out
         self.delivered = False
+        self.headers = b""
 
     async def push(self, delta: Delta) -> None:
         self.delivered = True

@@ -134,7 +134,7 @@ class SentIndex:
 
 
 class Choice:
-    """Chooses among a fixed set of workers.
+    """Chooses among workers.
 
     Args:
         names: all workers, in service or not.
@@ -148,6 +148,7 @@ class Choice:
     ) -> None:
         self._ring = Ring(names)
         self._index = {name: SentIndex(index_blocks) for name in names}
+        self._index_blocks = index_blocks
         self._factor = factor
         self._affinity = affinity
         # Equals take turns: the one whose last turn is longest ago comes first.
@@ -155,6 +156,15 @@ class Choice:
         self._turn = 0
         # Adapters that each worker was sent, last used last: it likely holds them still.
         self._adapters: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in names}
+
+    def resize(self, names: Sequence[str]) -> None:
+        """The workers are these from now on; what is known of those that stay is kept."""
+        if self._index.keys() == set(names):
+            return
+        self._ring = Ring(names)
+        self._index = {name: self._index.get(name, SentIndex(self._index_blocks)) for name in names}
+        self._turns = {name: self._turns.get(name, self._turn) for name in names}
+        self._adapters = {name: self._adapters.get(name, OrderedDict()) for name in names}
 
     def choose(self, wish: Wish, workers: Sequence[WorkerView]) -> str | None:
         """The worker for a request; ``None`` when there is none.

@@ -83,15 +83,17 @@ class WorkerClient:
         """Connections open, idle ones included."""
         return len(self._open)
 
-    def post(self, path: str, body: bytes) -> AbstractAsyncContextManager[Connection]:
+    def post(self, path: str, body: bytes, headers: bytes = b"") -> AbstractAsyncContextManager[Connection]:
         """Send a request; the block begins with its connection once the head of the answer is there.
+
+        ``headers`` are further header lines, each with its end.
 
         A connection that turns out to have been closed while idle is replaced by a new one, once. Leaving
         the block before the answer's end closes the connection: that is how a worker is told to stop.
 
         Entry raises TransportError, of any kind.
         """
-        return _Posted(self, self._request(b"POST", self._prefix + path, body))
+        return _Posted(self, self._request(b"POST", self._prefix + path, body, headers))
 
     async def _post(self, request: bytes) -> Connection:
         timeouts = self._timeouts
@@ -134,8 +136,8 @@ class WorkerClient:
             connection.close()
         self._idle.clear()
 
-    def _request(self, method: bytes, path: str, body: bytes) -> bytes:
-        head = b"%b %b HTTP/1.1\r\n%b" % (method, path.encode(), self._common)
+    def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> bytes:
+        head = b"%b %b HTTP/1.1\r\n%b%b" % (method, path.encode(), self._common, headers)
         if not body:
             return head + b"\r\n"
         return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)

@@ -88,6 +88,14 @@ class WorkerLoad:
         self._scrapes += 1
         self._unseen_tokens = 0
 
+    @property
+    def counted(self) -> tuple[int, int] | None:
+        """Prompt and generated tokens since the worker's start, as it last told; ``None``: it does not."""
+        told = self._figures
+        if told is None or told.prompt_tokens is None or told.generation_tokens is None:
+            return None
+        return told.prompt_tokens, told.generation_tokens
+
     def requests(self, now: float) -> float:
         """Requests on the worker as far as can be told: ours, and what others have there."""
         return len(self._sent) + self._others * self._doubt(now)

@@ -10,7 +10,9 @@ WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 CACHE_CONFIG = "vllm:cache_config_info"
 LORA = "vllm:lora_requests_info"
-_WANTED = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, LORA)
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+_WANTED = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, LORA, PROMPT_TOKENS, GENERATION_TOKENS)
 
 _LINE = re.compile(rf"^({'|'.join(map(re.escape, _WANTED))})(?:\{{(.*)\}})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -27,6 +29,7 @@ class WorkerFigures:
         total_blocks: KV blocks; 0 when it does not tell.
         block_size: tokens of one; 0 when it does not tell.
         adapters: LoRA adapters that run or wait there.
+        prompt_tokens, generation_tokens: since its start; ``None`` when it does not tell.
     """
 
     running: int = 0
@@ -35,12 +38,15 @@ class WorkerFigures:
     total_blocks: int = 0
     block_size: int = 0
     adapters: frozenset[str] = field(default_factory=frozenset)
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
 
 
 def read_figures(text: str) -> WorkerFigures | None:
     """The figures; ``None`` when there are none of these names."""
     running = waiting = total_blocks = block_size = 0
     usages: list[float] = []
+    tokens: dict[str, int] = {}
     adapters: frozenset[str] = frozenset()
     told_at = float("-inf")
     found = False
@@ -54,6 +60,8 @@ def read_figures(text: str) -> WorkerFigures | None:
             waiting, found = waiting + int(number), True
         elif name == KV_USAGE:
             usages.append(min(max(number, 0.0), 1.0))
+        elif name in (PROMPT_TOKENS, GENERATION_TOKENS):
+            tokens[name] = tokens.get(name, 0) + int(number)
         else:
             told = dict(_LABEL.findall(labels))
             if name == CACHE_CONFIG:
@@ -67,7 +75,16 @@ def read_figures(text: str) -> WorkerFigures | None:
     if not found:
         return None
     kv_usage = sum(usages) / len(usages) if usages else 0.0
-    return WorkerFigures(running, waiting, kv_usage, total_blocks, block_size, adapters)
+    return WorkerFigures(
+        running,
+        waiting,
+        kv_usage,
+        total_blocks,
+        block_size,
+        adapters,
+        tokens.get(PROMPT_TOKENS),
+        tokens.get(GENERATION_TOKENS),
+    )
 
 
 def _number(value: str) -> float | None:

@@ -1,0 +1,167 @@
+"""What self-hosting costs beside buying tokens, and from how many tokens a day on it pays.
+
+Arithmetic on stated inputs alone; the defaults are the worked example of seed 003 (Qwen2.5-72B in FP8 on two
+H100 against GPT-4o), whose figures they reproduce.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+HOURS_A_DAY = 24
+SECONDS_A_DAY = 86_400
+DAYS_A_MONTH = 365.25 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A replica of the model on one's own GPUs.
+
+    Args:
+        gpus: of one replica.
+        gpu_usd_per_hour: of one GPU; seed 003 has about 7 US dollars for two.
+        tokens_per_second: input and output that a replica serves while it keeps to its SLO; seed 003: 4,000.
+        utilization: share of that which a day's load reaches, nights and peaks included, above 0 to 1.
+        usd_per_month: what comes on top whatever the load: people, storage, network.
+        spare_replicas: that run beside, for rolling updates and a lost node.
+    """
+
+    gpus: int = 2
+    gpu_usd_per_hour: float = 3.5
+    tokens_per_second: float = 4_000.0
+    utilization: float = 1.0
+    usd_per_month: float = 0.0
+    spare_replicas: int = 0
+
+    @property
+    def replica_usd_per_day(self) -> float:
+        """What one replica costs a day, used or not."""
+        return self.gpus * self.gpu_usd_per_hour * HOURS_A_DAY
+
+    @property
+    def replica_tokens_per_day(self) -> float:
+        """Tokens that one replica serves in a day of such a load."""
+        return self.tokens_per_second * self.utilization * SECONDS_A_DAY
+
+    def replicas(self, tokens_per_day: float) -> int:
+        """How many that load needs, spare ones included; at least one."""
+        return max(1, math.ceil(tokens_per_day / self.replica_tokens_per_day)) + self.spare_replicas
+
+    def usd_per_day(self, tokens_per_day: float) -> float:
+        """What that load costs a day."""
+        return self.replicas(tokens_per_day) * self.replica_usd_per_day + self.usd_per_month / DAYS_A_MONTH
+
+
+@dataclass(frozen=True, slots=True)
+class Buy:
+    """Tokens of somebody else's model, US dollars a million.
+
+    Args:
+        input_share: of all tokens, 0 to 1. Seed 003's "about 1,500 a day" for 345 million is that of 75 %.
+        cached_share: of the input that is billed at ``cached_usd``.
+    """
+
+    input_usd: float = 2.5
+    output_usd: float = 10.0
+    cached_usd: float | None = None
+    input_share: float = 0.75
+    cached_share: float = 0.0
+
+    @property
+    def usd_per_million(self) -> float:
+        """What a million tokens of this mixture cost."""
+        cached_usd = self.input_usd if self.cached_usd is None else self.cached_usd
+        of_input = (1 - self.cached_share) * self.input_usd + self.cached_share * cached_usd
+        return self.input_share * of_input + (1 - self.input_share) * self.output_usd
+
+    def usd_per_day(self, tokens_per_day: float) -> float:
+        """What that load costs a day."""
+        return tokens_per_day / 1e6 * self.usd_per_million
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both for one load.
+
+    Args:
+        break_even_tokens_per_day: the load from which building is the cheaper, one replica and its spares
+            being enough for it; ``None`` when buying is cheaper at any load.
+    """
+
+    tokens_per_day: float
+    replicas: int
+    build_usd_per_day: float
+    buy_usd_per_day: float
+    break_even_tokens_per_day: float | None
+
+    @property
+    def ratio(self) -> float:
+        """How many times the cost of building buying costs."""
+        return self.buy_usd_per_day / self.build_usd_per_day
+
+
+def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> Comparison:
+    """Compare at that load; ``None`` is a full day of one replica.
+
+    Raises:
+        ValueError: a figure is out of its range; the message names it, what was given and what is allowed.
+    """
+    _check(build, buy, tokens_per_day)
+    load = build.replica_tokens_per_day if tokens_per_day is None else tokens_per_day
+    return Comparison(
+        tokens_per_day=load,
+        replicas=build.replicas(load),
+        build_usd_per_day=build.usd_per_day(load),
+        buy_usd_per_day=buy.usd_per_day(load),
+        break_even_tokens_per_day=break_even(build, buy),
+    )
+
+
+def break_even(build: Build, buy: Buy) -> float | None:
+    """Tokens a day from which building costs no more.
+
+    A replica more is a step up in cost, so that a load just above a full number of replicas may cost more to
+    build again. ``None`` when even a full replica costs more than its tokens bought.
+    """
+    full_tokens = build.replica_tokens_per_day
+    margin = buy.usd_per_day(full_tokens) - build.replica_usd_per_day
+    if margin <= 0:
+        return None
+    fixed = build.spare_replicas * build.replica_usd_per_day + build.usd_per_month / DAYS_A_MONTH
+    replicas = max(1, math.ceil(fixed / margin))
+    tokens = (fixed + replicas * build.replica_usd_per_day) / buy.usd_per_million * 1e6
+    # With one replica fewer it did not pay yet, however full.
+    return max(tokens, (replicas - 1) * full_tokens)
+
+
+def _check(build: Build, buy: Buy, tokens_per_day: float | None) -> None:
+    positive = {
+        "gpus": build.gpus,
+        "gpu_usd_per_hour": build.gpu_usd_per_hour,
+        "tokens_per_second": build.tokens_per_second,
+        "utilization": build.utilization,
+    }
+    if tokens_per_day is not None:
+        positive["tokens_per_day"] = tokens_per_day
+    not_negative = {
+        "usd_per_month": build.usd_per_month,
+        "spare_replicas": build.spare_replicas,
+        "input_usd": buy.input_usd,
+        "output_usd": buy.output_usd,
+        "cached_usd": buy.cached_usd or 0.0,
+    }
+    shares = {
+        "utilization": build.utilization,
+        "input_share": buy.input_share,
+        "cached_share": buy.cached_share,
+    }
+    for name, value in positive.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name}: given {value}; allowed: above 0")
+    for name, value in not_negative.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name}: given {value}; allowed: 0 or more")
+    for name, value in shares.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: given {value}; allowed: 0 to 1")

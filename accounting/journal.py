@@ -1,0 +1,371 @@
+"""The write-ahead journal: usage rows are on the disk before the answers' tails are on their way.
+
+The event loop gathers rows into groups; a thread writes a group and syncs it once, and meanwhile the next
+one gathers. So the disk's time is shared by all rows that come within it, and the loop never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from accounting.errors import LedgerUnavailable
+from accounting.events import JournalEvent, JournalFailed, JournalRefusal, JournalRefused, JournalSynced
+from accounting.journal_files import Segment, create, orphans
+from accounting.journal_records import HEADER, NotEncodable, frame
+from accounting.values import UsageRow
+
+# A file stays open until the database has all its rows: 1 GiB of rows that wait are 64 files. 16 MiB are
+# about 20,000 rows.
+SEGMENT_BYTES: Final = 16 << 20
+# A file in use that is longer is closed at the next occasion, so that it can be taken away: after a kill no
+# more than a few of these are read again in vain.
+ROTATE_BYTES: Final = 1 << 20
+# Longest that an answer waits for a disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
+WAIT_S: Final = 1.0
+# Rest after a disk has failed: each try costs a system call or two, and says again that it failed.
+REST_S: Final = 1.0
+# Longest that closing waits for the last group.
+CLOSE_S: Final = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A row on its way to the database.
+
+    Args:
+        row: what is kept.
+        at: when it came, seconds on the clock.
+        held: whether memory has it; otherwise it is read back from the journal.
+        segment: the file that has it, once that is synced.
+        written: whether the database has it.
+    """
+
+    row: UsageRow
+    at: float
+    held: bool = True
+    segment: Segment | None = None
+    written: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Rows that share a sync."""
+
+    entries: list[Entry] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    kept: bool = False
+
+
+class Journal:
+    """One process' files in a folder that processes of one machine share. Not for several threads.
+
+    It breaks no request: a full or failing disk is told (:class:`~accounting.events.JournalRefused`,
+    :class:`~accounting.events.JournalFailed`), tried again after a rest, and until then rows are only in
+    memory. ``kept`` of :meth:`durable` says so.
+
+    Args:
+        folder: on a local disk; made when it is not there.
+        max_bytes: most bytes of all files of this process together.
+        new_name: names files; names sort by time.
+        not_kept: told of each row that memory does not hold and no file has after all.
+        emit: takes each event; must not block.
+        clock: seconds, monotonic.
+        unix_time: seconds, for events.
+        wait_s: longest that an answer waits.
+        segment_bytes: a file's size, about.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        new_name: Callable[[], str],
+        not_kept: Callable[[Entry], None],
+        emit: Callable[[JournalEvent], None],
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        wait_s: float = WAIT_S,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._new_name = new_name
+        self._not_kept = not_kept
+        self._emit = emit
+        self._clock = clock
+        self._unix_time = unix_time
+        self._wait_s = wait_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._gathering = _Group()
+        self._syncing: _Group | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._stopped = asyncio.Event()
+        self._retry_at: float | None = None
+        self._full = False
+        self._segments: set[Segment] = set()
+        self._unread: deque[Segment] = deque()
+        self._bytes = 0
+        # The thread's own: the file that is written to.
+        self._active: Segment | None = None
+
+    # State
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of this process' files."""
+        return self._bytes
+
+    @property
+    def working(self) -> bool:
+        """Whether rows are kept: there is room, and the disk has not just failed."""
+        return not self._full and not self._resting()
+
+    def open(self) -> None:
+        """Make the folder and start the thread. Raises LedgerUnavailable for a folder that cannot be had."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"ledger.journal_folder: {self._folder} cannot be made ({type(error).__name__}); "
+                "allowed: a folder that the gateway may write to"
+            ) from error
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="ledger-journal", daemon=True)
+        self._thread.start()
+
+    # Rows
+
+    def append(self, entry: Entry) -> bool:
+        """Take a row to be synced with the next group; never waits, never raises.
+
+        ``False``: it is not kept here, because the journal is full, failing or closed, or the row is none
+        that could be written.
+        """
+        if self._loop is None or self._stopped.is_set():
+            return False
+        if self._resting():
+            return self._refuse(JournalRefusal.FAILING)
+        try:
+            data = frame(entry.row)
+        except NotEncodable:
+            return self._refuse(JournalRefusal.UNENCODABLE)
+        ahead = len(self._syncing.data) if self._syncing is not None else 0
+        group = self._gathering
+        if self._bytes + ahead + len(group.data) + len(data) > self._max_bytes:
+            self._full = True
+            return self._refuse(JournalRefusal.FULL)
+        self._full = False
+        group.entries.append(entry)
+        group.data += data
+        if self._syncing is None and len(group.entries) == 1:
+            # Not at once: what else is ready in this round of the loop shares the sync.
+            self._loop.call_soon(self._hand_over)
+        return True
+
+    async def durable(self) -> bool:
+        """Wait until all rows taken so far are on the disk, at most ``wait_s``; whether they are."""
+        group = self._gathering if self._gathering.entries else self._syncing
+        if group is None:
+            return self.working
+        await group.done.wait()
+        return group.kept and self.working
+
+    def written(self, entry: Entry) -> None:
+        """The database has this row."""
+        entry.written = True
+        segment = entry.segment
+        if segment is not None and entry.held:
+            segment.waiting -= 1
+            self._reclaim(segment)
+
+    def rotate(self, *, read_back: bool) -> None:
+        """Close the file in use when it is long, so that it can go; or, to ``read_back``, when memory does
+        not have all that is in it.
+        """
+        if any(
+            not one.closed and (one.size > ROTATE_BYTES or (read_back and one.spilled))
+            for one in self._segments
+        ):
+            self._work.put(self._close_active)
+
+    @property
+    def spilled(self) -> bool:
+        """Whether some rows are in files alone."""
+        return any(one.spilled for one in self._segments)
+
+    def unread(self) -> Segment | None:
+        """A closed file of ours whose rows must be read back; each is told of once."""
+        return self._unread.popleft() if self._unread else None
+
+    def done(self, segment: Segment, *, damaged: bool = False) -> None:
+        """The database has all rows of a file that was read back; it goes, or is set aside."""
+        self._forget(segment)
+        self._work.put(lambda: self._tried(segment.set_aside if damaged else segment.remove))
+
+    def abandon(self, segment: Segment) -> None:
+        """Let a file go unread: who comes next adopts it."""
+        self._forget(segment)
+        segment.release()
+
+    def orphans(self) -> list[Segment]:
+        """Files of processes that are gone, ours from now on. Blocks; raises OSError."""
+        return list(orphans(self._folder))
+
+    async def close(self) -> None:
+        """Sync what waits, for :data:`CLOSE_S` at most; take away what the database has, leave the rest."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._gathering.entries or self._syncing is not None:
+                    await (self._syncing or self._gathering).done.wait()
+                    await asyncio.sleep(0.001)  # one that came too late is done before it is synced
+        self._stopped.set()
+        segments = tuple(self._segments)
+        self._segments.clear()
+        for segment in segments:
+            unread = segment.waiting or segment.spilled
+            self._work.put(_bound(self._tried, segment.release if unread else segment.remove))
+        self._work.put(None)
+        # The thread may be held by a disk that does not answer; as a daemon it keeps nobody from leaving.
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        self._bytes = 0
+
+    # The loop's side
+
+    def _hand_over(self) -> None:
+        group = self._gathering
+        if self._loop is None or self._syncing is not None or not group.entries:
+            return
+        self._gathering, self._syncing = _Group(), group
+        self._late = self._loop.call_later(self._wait_s, self._too_late, group)
+        self._work.put(lambda: self._store(group))
+
+    def _too_late(self, group: _Group) -> None:
+        """Nobody waits any longer, for this group and those behind it; it may still be synced."""
+        self._fail("Timeout", len(group.entries))
+        group.done.set()
+        self._gathering.done.set()
+
+    def _stored(self, group: _Group, segment: Segment | None, error: OSError | None, took_s: float) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._syncing = None
+        if segment is not None:
+            self._retry_at = None
+            group.kept = True
+            self._keep(group.entries, segment, len(group.data))
+            self._emit(JournalSynced(len(group.entries), len(group.data), took_s, self._unix_time()))
+        else:
+            self._fail(type(error).__name__, len(group.entries))
+            for entry in group.entries:
+                if not entry.held:
+                    self._not_kept(entry)
+        group.done.set()
+        self._hand_over()
+
+    def _keep(self, entries: Iterable[Entry], segment: Segment, size: int) -> None:
+        if segment not in self._segments:
+            self._segments.add(segment)
+            self._bytes += segment.size
+        else:
+            self._bytes += size
+        for entry in entries:
+            if entry.written:
+                continue
+            entry.segment = segment
+            if entry.held:
+                segment.waiting += 1
+            else:
+                segment.spilled = True
+
+    def _closed(self, segment: Segment) -> None:
+        segment.closed = True
+        if segment in self._segments:
+            self._reclaim(segment)
+        elif segment.size <= len(HEADER):  # nothing in it was ever synced
+            self._work.put(lambda: self._tried(segment.remove))
+
+    def _reclaim(self, segment: Segment) -> None:
+        """Take a closed file away that nobody needs; have one read back that is needed."""
+        if not segment.closed or segment.waiting or segment not in self._segments:
+            return  # in use, or needed, or given back by close()
+        if segment.spilled:
+            self._unread.append(segment)
+        else:
+            self.done(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        if segment in self._segments:
+            self._segments.discard(segment)
+            self._bytes -= segment.size
+            self._full = False
+
+    def _refuse(self, reason: JournalRefusal) -> bool:
+        self._emit(JournalRefused(reason, self._unix_time()))
+        return False
+
+    def _fail(self, error_type: str, rows: int) -> None:
+        self._retry_at = self._clock() + REST_S
+        self._emit(JournalFailed(error_type, rows, self._unix_time()))
+
+    def _resting(self) -> bool:
+        return self._retry_at is not None and self._clock() < self._retry_at
+
+    # The thread's side
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _store(self, group: _Group) -> None:
+        began = self._clock()
+        try:
+            active = self._active
+            if active is not None and active.size + len(group.data) > self._segment_bytes:
+                self._close_active()
+                active = None
+            if active is None:
+                active = self._active = create(self._folder, self._new_name)
+            active.write(bytes(group.data))
+        except OSError as error:
+            # What came before in this file is synced; behind a failed write there may be anything.
+            self._close_active()
+            self._tell(self._stored, group, None, error, 0.0)
+        else:
+            self._tell(self._stored, group, active, None, self._clock() - began)
+
+    def _close_active(self) -> None:
+        active, self._active = self._active, None
+        if active is not None:
+            self._tell(self._closed, active)
+
+    def _tried(self, doing: Callable[[], None]) -> None:
+        try:
+            doing()
+        except OSError as error:
+            # The file stays, and is read again by who comes next: nothing is billed twice by that.
+            self._tell(self._fail, type(error).__name__, 0)
+
+    def _tell(self, what: Callable[..., None], *values: Any) -> None:
+        # A loop that has ended has nobody left who waits.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(what, *values)
+
+
+def _bound(call: Callable[[Callable[[], None]], None], what: Callable[[], None]) -> Callable[[], None]:
+    return lambda: call(what)

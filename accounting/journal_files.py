@@ -1,0 +1,147 @@
+"""The journal's files: each is one process' own for as long as that lives, and anybody's afterwards.
+
+Whoever has a file open for writing holds its lock, and the system lets go of the lock when the process ends,
+however it ends. So a file that can be locked is an orphan, to be adopted by the first who comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from accounting.journal_records import HEADER
+
+SUFFIX: Final = ".journal"
+DAMAGED: Final = ".damaged"
+# A file that has no lock yet has this suffix, so that nobody takes it for an orphan.
+_NEW: Final = ".new"
+# A file that is so old and has no lock was being made when its process was killed; making one takes 10 ms.
+UNBORN_S: Final = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """One file, open and locked.
+
+    Args:
+        path: where it is.
+        fd: its descriptor.
+        size: bytes in it.
+        waiting: rows in it that the database does not have yet and memory holds.
+        spilled: whether some of its rows are nowhere else, so that they must be read back.
+        closed: whether nothing is written to it any more.
+    """
+
+    path: Path
+    fd: int
+    size: int
+    waiting: int = 0
+    spilled: bool = False
+    closed: bool = False
+
+    def write(self, data: bytes) -> None:
+        """Append, and return once the disk has it. Raises OSError; the file is not to be used then."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
+        _sync(self.fd)
+        self.size += len(data)
+
+    def content(self) -> bytes:
+        """All of it. Raises OSError."""
+        with self.path.open("rb") as file:
+            return file.read()
+
+    def remove(self) -> None:
+        """Take the file away and let it go. Raises OSError."""
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.release()
+
+    def set_aside(self) -> None:
+        """Keep the file for an operator's eyes, under a name that nobody reads. Raises OSError."""
+        try:
+            self.path.rename(self.path.with_name(self.path.name + DAMAGED))
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the file, which ends its lock."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def create(folder: Path, new_name: Callable[[], str]) -> Segment:
+    """A new file with its header, locked before anybody can see it. Raises OSError."""
+    path = folder / f"{new_name()}{SUFFIX}"
+    hidden = path.with_name(path.name + _NEW)
+    fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    segment = Segment(path, fd, 0)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        segment.write(HEADER)
+        hidden.rename(path)
+        _sync_folder(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            hidden.unlink(missing_ok=True)
+        segment.release()
+        raise
+    return segment
+
+
+def orphans(folder: Path) -> Iterator[Segment]:
+    """The files whose process is gone, locked for us, oldest first. Raises OSError."""
+    for path in folder.glob(f"*{SUFFIX}{_NEW}"):
+        unborn = _adopt(path)
+        if unborn is not None and time.time() - os.fstat(unborn.fd).st_mtime > UNBORN_S:
+            unborn.remove()
+        elif unborn is not None:
+            unborn.release()
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.name):
+        segment = _adopt(path)
+        if segment is not None:
+            yield segment
+
+
+def _adopt(path: Path) -> Segment | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Somebody may have adopted and removed it between the two calls.
+        here = os.fstat(fd)
+        if here.st_nlink > 0 and os.path.samestat(here, path.stat()):
+            return Segment(path, fd, here.st_size, spilled=True, closed=True)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _sync(fd: int) -> None:
+    # macOS has no fdatasync.
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

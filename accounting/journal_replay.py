@@ -1,0 +1,96 @@
+"""From the journal to the database: rows that memory has no room for, or whose process is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from accounting.events import RowsReplayed
+from accounting.journal import Journal
+from accounting.journal_files import Segment
+from accounting.journal_records import read
+from accounting.values import UsageRow
+
+
+class Replay:
+    """Reads files back, and has them taken away once the database has their rows.
+
+    Being killed in between costs nothing: the file is read again, and rows that are there stay as they are.
+
+    Args:
+        journal: whose files they are, and that finds the others'.
+        write: makes rows durable, however long that takes; ``False``: closing came first.
+        batch_rows: most rows of one ``write``.
+        failed: told of what went wrong with files.
+        emit: takes each event; must not block.
+        clock: seconds, monotonic.
+        unix_time: seconds, for events.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        write: Callable[[Sequence[UsageRow]], Awaitable[bool]],
+        *,
+        batch_rows: int,
+        failed: Callable[[BaseException], None],
+        emit: Callable[[RowsReplayed], None],
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._write = write
+        self._batch_rows = batch_rows
+        self._failed = failed
+        self._emit = emit
+        self._clock = clock
+        self._unix_time = unix_time
+        self._since: float | None = None
+
+    @property
+    def since(self) -> float | None:
+        """Since when rows have waited to be read back, seconds on the clock; ``None``: none do."""
+        return self._since
+
+    def spilled(self, at: float) -> None:
+        """A row came that is in the journal alone."""
+        if self._since is None:
+            self._since = at
+
+    async def once(self, *, caught_up: bool) -> None:
+        """Read back what there is; of our own file in use only when memory's rows are ``caught_up``."""
+        try:
+            adopted = await asyncio.to_thread(self._journal.orphans)
+        except OSError as error:
+            self._failed(error)
+            adopted = []
+        if adopted:
+            self.spilled(self._clock())
+        for number, segment in enumerate(adopted):
+            if not await self._segment(segment, adopted=True):
+                for other in adopted[number + 1 :]:
+                    other.release()
+                return
+        self._journal.rotate(read_back=caught_up)
+        while (own := self._journal.unread()) is not None:
+            if not await self._segment(own, adopted=False):
+                return
+        if not self._journal.spilled:
+            self._since = None
+
+    async def _segment(self, segment: Segment, *, adopted: bool) -> bool:
+        """Whether to go on."""
+        try:
+            contents = read(await asyncio.to_thread(segment.content))
+        except OSError as error:
+            self._failed(error)
+            self._journal.abandon(segment)
+            return True
+        for start in range(0, len(contents.rows), self._batch_rows):
+            if not await self._write(contents.rows[start : start + self._batch_rows]):
+                self._journal.abandon(segment)
+                return False
+        self._journal.done(segment, damaged=contents.damaged)
+        bad_bytes = contents.torn_bytes if contents.damaged else 0
+        self._emit(RowsReplayed(len(contents.rows), adopted, bad_bytes, self._unix_time()))
+        return True

@@ -1,0 +1,173 @@
+"""What generations cost: a price book whose versions follow one another, in whole nano US dollars (10⁻⁹)."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from accounting.errors import PriceError
+from accounting.values import UsageRow
+
+TOKENS_PER_PRICE = 1_000_000
+# Answers of "which tariff" that are kept; each is some 200 bytes.
+MAX_FOUND = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, nano US dollars."""
+
+    input_nanousd: int
+    output_nanousd: int
+    cached_nanousd: int
+
+    def __post_init__(self) -> None:
+        for name in ("input_nanousd", "output_nanousd", "cached_nanousd"):
+            value = getattr(self, name)
+            if value < 0:
+                raise PriceError(f"{name} is {value}; allowed: 0 or more")
+
+    def cost_nanousd(self, input_tokens: int, output_tokens: int, cached_tokens: int) -> int:
+        """What these tokens cost, rounded up; ``cached_tokens`` are a part of the input."""
+        cached = min(cached_tokens, input_tokens)
+        total = (
+            (input_tokens - cached) * self.input_nanousd
+            + cached * self.cached_nanousd
+            + output_tokens * self.output_nanousd
+        )
+        return -(-total // TOKENS_PER_PRICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """A price and whom it is for; ``None`` is any."""
+
+    price: Price
+    backend: str | None = None
+    model: str | None = None
+    adapter: str | None = None
+
+    @property
+    def narrowness(self) -> tuple[bool, bool, bool]:
+        """How much it says: the adapter before the model before the backend."""
+        return (self.adapter is not None, self.model is not None, self.backend is not None)
+
+    def covers(self, backend: str | None, model: str | None, adapter: str | None) -> bool:
+        """Whether it is for such a generation."""
+        return (
+            self.backend in (None, backend)
+            and self.model in (None, model)
+            and self.adapter in (None, adapter)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BookVersion:
+    """The tariffs in force from ``valid_from`` (Unix seconds) until the next version's."""
+
+    version: str
+    valid_from: float
+    tariffs: tuple[Tariff, ...]
+
+    def tariff(self, backend: str | None, model: str | None, adapter: str | None) -> Tariff | None:
+        """The narrowest one for such a generation."""
+        fitting = (one for one in self.tariffs if one.covers(backend, model, adapter))
+        return max(fitting, key=lambda one: one.narrowness, default=None)
+
+
+class PriceBook:
+    """All versions, oldest first. A version that rows name is never changed: a new one follows it.
+
+    Raises:
+        PriceError: two versions have one name or one beginning, or two tariffs say the same.
+    """
+
+    def __init__(self, versions: Sequence[BookVersion] = ()) -> None:
+        self._versions = sorted(versions, key=lambda one: one.valid_from)
+        self._starts = [one.valid_from for one in self._versions]
+        if len({one.version for one in versions}) < len(versions) or len(set(self._starts)) < len(versions):
+            raise PriceError(
+                "versions: two have the same name or the same valid_from; allowed: different ones"
+            )
+        for version in self._versions:
+            said: set[tuple[str | None, str | None, str | None]] = set()
+            for one in version.tariffs:
+                whom = (one.backend, one.model, one.adapter)
+                if whom in said:
+                    raise PriceError(
+                        f"version {version.version!r}: {_words(one)} has two prices; allowed: one"
+                    )
+                said.add(whom)
+        # What was asked for before: backends, models and adapters that there are, at most MAX_FOUND.
+        self._found: dict[tuple[str, str | None, str | None, str | None], Tariff | None] = {}
+
+    @property
+    def versions(self) -> Sequence[BookVersion]:
+        """Oldest first."""
+        return tuple(self._versions)
+
+    def at(self, unix_s: float) -> BookVersion | None:
+        """The version in force then; ``None`` before the first."""
+        place = bisect.bisect_right(self._starts, unix_s)
+        return self._versions[place - 1] if place else None
+
+    def price(
+        self, unix_s: float, backend: str, model: str | None = None, adapter: str | None = None
+    ) -> Price | None:
+        """What such a generation costs; ``None``: nobody said."""
+        version = self.at(unix_s)
+        tariff = None if version is None else version.tariff(backend, model, adapter)
+        return None if tariff is None else tariff.price
+
+    def priced(self, row: UsageRow) -> UsageRow:
+        """The row with what it costs by the version in force when it started.
+
+        Rows without tokens cost nothing; a row that no tariff is for costs nothing and names no version, so
+        that it can be told from one that is free.
+        """
+        version = self.at(row.started_at)
+        if version is None or not (row.input_tokens or row.output_tokens):
+            return row
+        whom = (version.version, row.backend_name, row.model, row.adapter_id)
+        if whom not in self._found:
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            self._found[whom] = version.tariff(row.backend_name, row.model, row.adapter_id)
+        tariff = self._found[whom]
+        if tariff is None:
+            return row
+        cost = tariff.price.cost_nanousd(row.input_tokens, row.output_tokens, row.cached_tokens)
+        return replace(row, cost_nanousd=cost, price_version=version.version)
+
+
+def with_backends(book: PriceBook, backends: Mapping[str, Price], *, version: str) -> PriceBook:
+    """The book with what backends' own sections say they cost, so that there is one place to ask.
+
+    Args:
+        book: of the price file.
+        backends: price by backend.
+        version: names the version that these make where the file has none.
+
+    Raises:
+        PriceError: a backend has a price in both places.
+    """
+    if not backends:
+        return book
+    own = tuple(Tariff(price, backend=name) for name, price in sorted(backends.items()))
+    for one in book.versions:
+        for tariff in one.tariffs:
+            if tariff.backend in backends and tariff.model is None and tariff.adapter is None:
+                raise PriceError(
+                    f"backend {tariff.backend!r} has a price in version {one.version!r} of the price "
+                    f"file and in backends.{tariff.backend}.price; allowed: one of them"
+                )
+    versions = [replace(one, tariffs=(*one.tariffs, *own)) for one in book.versions]
+    if not versions or versions[0].valid_from > 0:
+        versions.insert(0, BookVersion(version, 0.0, own))
+    return PriceBook(versions)
+
+
+def _words(tariff: Tariff) -> str:
+    named = {"backend": tariff.backend, "model": tariff.model, "adapter": tariff.adapter}
+    return ", ".join(f"{name} {value!r}" for name, value in named.items() if value is not None) or "the rest"

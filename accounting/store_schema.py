@@ -1,0 +1,60 @@
+"""Brings the ledger's tables to the newest shape, once however many processes start together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+# The last step of accounting/migrations/versions; a test compares.
+HEAD: Final = "0003"
+# Held while the steps run: any number that no other program of this database takes.
+ADVISORY_LOCK: Final = 0x51_75_1C_E0
+
+
+async def bring_up(engine: AsyncEngine) -> None:
+    """Run the steps that this database has not seen, all in one transaction under a lock.
+
+    Others that start meanwhile wait in the database, then find nothing to do. Rows of a newer version are
+    left alone: a step only adds, so an older gateway beside it goes on writing.
+    """
+    async with engine.connect() as connection:
+        if await _version(connection) >= HEAD:
+            return
+    async with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            # The driver would begin only at the first row; the steps are tables.
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": ADVISORY_LOCK})
+        await connection.run_sync(_upgrade)
+        await connection.commit()
+
+
+async def _version(connection: AsyncConnection) -> str:
+    try:
+        found = (await connection.exec_driver_sql("SELECT version_num FROM ledger_version")).scalar()
+    except SQLAlchemyError as error:
+        await connection.rollback()
+        if not _is_missing_table(error):
+            raise
+        return ""
+    return str(found or "")
+
+
+def _is_missing_table(error: SQLAlchemyError) -> bool:
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlstate", None) == "42P01" or "no such table" in str(cause)
+
+
+def _upgrade(connection: Connection) -> None:
+    # Alembic is needed once in a ledger's life and costs 0.12 s to import.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "accounting:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,192 @@
+"""An engine that computes nothing and takes a GPU's time for it: what is measured in front of it is the rest.
+
+Each sequence in the batch gets a token a step; a step takes ``STEP_S`` whatever the batch holds, as decoding
+on a GPU nearly does. An answer follows from its prompt alone and goes on from its own token ids, so that one
+that was broken and resumed can be told from one that is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from admission.values import Load
+from budgeting.counting import ChatTokenizer
+from engine.errors import EngineDead
+from gateway.backends.begun import check_begun
+from gateway.backends.host import EngineFacts, EngineHost, MakeHost
+from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
+from gateway.config import Settings
+from gateway.contracts.values import FinishReason, Usage
+from observability.events import EngineFigures
+
+# Seed 002's table: 15 to 25 ms a token for vLLM on one GPU.
+STEP_S = 0.020
+# Of the pool that its figures tell; 16 tokens a block as the gateway's default.
+BLOCKS, BLOCK_SIZE = 4_096, 16
+# Words that answers are made of.
+WORDS = 64
+
+
+class PacedHost:
+    """One engine of this kind; see :class:`gateway.backends.host.EngineHost`.
+
+    Args:
+        words: token ids of one plain word each, and their texts.
+        model: the base model's public id.
+        max_running: sequences in a batch; further ones wait.
+        max_model_len: longest sequence, tokens.
+        on_step: told after each step.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[tuple[int, str]],
+        *,
+        model: str,
+        max_running: int,
+        max_model_len: int,
+        on_step: Callable[[int], None],
+    ) -> None:
+        self._words = words
+        self._model = model
+        self._max_running = max_running
+        self._max_model_len = max_model_len
+        self._on_step = on_step
+        self._places = asyncio.Semaphore(max_running)
+        self._lengths: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self.unfinished = 0
+        self.state = BackendState.STARTING
+        self.facts: EngineFacts | None = None
+        self.exit_code: int | None = None
+
+    @property
+    def load(self) -> Load:
+        """The engine's load now."""
+        running = len(self._lengths)
+        kv_usage = sum(self._lengths.values()) / (BLOCKS * BLOCK_SIZE)
+        return Load(
+            running, self.unfinished - running, min(1.0, kv_usage), BLOCKS, BLOCK_SIZE, self._max_running
+        )
+
+    def figures(self) -> EngineFigures | None:
+        """The load as figures."""
+        load = self.load
+        return EngineFigures(
+            self._model,
+            running=load.running,
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            block_size=BLOCK_SIZE,
+            total_blocks=BLOCKS,
+        )
+
+    def find_processes(self) -> Sequence[psutil.Process]:
+        """It has none."""
+        return ()
+
+    async def start(self) -> EngineFacts:
+        """Ready at once."""
+        self.facts = EngineFacts(self._max_model_len, BLOCK_SIZE, BLOCKS)
+        self.state = BackendState.READY
+        return self.facts
+
+    async def stop(self, timeout_s: float) -> None:
+        """Nothing is left of it."""
+        self.state = BackendState.STOPPED
+
+    def backend(self, name: str) -> Backend:
+        """The engine as a backend."""
+        return PacedBackend(name, self._model, self)
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Answer at the engine's pace."""
+        begun = check_begun(work, frozenset({Continue.TOKENS}), "paced")
+        there = () if begun is None or begun.token_ids is None else begun.token_ids
+        seed = hashlib.blake2b(repr(work.token_ids).encode(), digest_size=16).digest()
+        most = work.sampling.max_tokens or 1
+        self.unfinished += 1
+        try:
+            async with self._places:
+                number = next(self._numbers)
+                try:
+                    for place in range(len(there), len(there) + most):
+                        self._lengths[number] = len(work.token_ids) + place
+                        await asyncio.sleep(STEP_S)
+                        self._on_step(0)
+                        drawn = hashlib.blake2b(place.to_bytes(4, "big"), key=seed, digest_size=4).digest()
+                        token_id, text = self._words[int.from_bytes(drawn, "big") % len(self._words)]
+                        await out(Delta(text, 1, token_ids=(token_id,)))
+                finally:
+                    self._lengths.pop(number, None)
+        finally:
+            self.unfinished -= 1
+        return Completion(FinishReason.LENGTH, Usage(len(work.token_ids), most))
+
+
+class PacedBackend:
+    """The engine under a name."""
+
+    kind = "embedded"
+    features = frozenset(Feature) - {Feature.LORA}
+    continues = frozenset({Continue.TOKENS})
+
+    def __init__(self, name: str, model: str, host: PacedHost) -> None:
+        self.name = name
+        self.model = model
+        self._host = host
+
+    @property
+    def state(self) -> BackendState:
+        """Where the engine stands."""
+        return self._host.state
+
+    @property
+    def load(self) -> Load | None:
+        """The engine's load."""
+        return self._host.load
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate."""
+        return await self._host.generate(work, out)
+
+
+def paced_engine(settings: Settings) -> MakeHost:
+    """Makes such an engine of a gateway's settings."""
+    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    words = plain_words(tokenizer.token_bytes, settings.engine.tokenizer_folder.name)
+
+    def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+        return PacedHost(
+            words,
+            model=settings.engine.model_id,
+            max_running=settings.engine.max_num_seqs,
+            max_model_len=settings.engine.max_model_len,
+            on_step=on_step,
+        )
+
+    return make
+
+
+def plain_words(token_bytes: Callable[[int], bytes], model: str) -> Sequence[tuple[int, str]]:
+    """The first tokens that are a space and a lower-case word.
+
+    Raises:
+        ValueError: the tokenizer has too few of them.
+    """
+    words = []
+    for token_id in range(256, 20_000):
+        try:
+            data = token_bytes(token_id)
+        except (IndexError, KeyError, ValueError):
+            break
+        if data[:1] == b" " and data[1:].isalpha() and data[1:].islower():
+            words.append((token_id, data.decode("ascii")))
+        if len(words) == WORDS:
+            return words
+    raise ValueError(f"the tokenizer of {model} has {len(words)} plain words; needed: {WORDS}")

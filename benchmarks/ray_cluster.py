@@ -1,0 +1,267 @@
+"""A small Ray cluster on this machine with the application on it, and callers who check each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from benchmarks.paced_engine import paced_engine
+from gateway.config import load_settings
+from gateway.ray.place import Place
+from gateway.ray.replica import configured_engine
+
+ROOT = Path(__file__).resolve().parents[1]
+# Logical ones: Ray counts reservations, and what runs here reserves hardly any.
+CPUS = 16
+OBJECT_STORE_BYTES = 80 << 20
+START_TIMEOUT_S = 120.0
+# What Ray must not do on a small machine, and the pace at which Serve's controller hears of queues.
+RAY_ENV = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@dataclass(frozen=True)
+class Application:
+    """The application as it runs.
+
+    Args:
+        url: of Serve's proxy.
+        config: the gateway's configuration file.
+        folder: where its databases are.
+    """
+
+    url: str
+    config: Path
+    folder: Path
+
+    def replicas(self, deployment: str) -> list[psutil.Process]:
+        """The processes of a deployment's replicas, of this process's cluster alone."""
+        title = f"ray::ServeReplica:sluice:{deployment}"
+        return [one for one in psutil.Process().children(recursive=True) if _title(one).startswith(title)]
+
+    def strike(self, deployment: str, blow: signal.Signals = signal.SIGKILL, count: int = 1) -> None:
+        """Send a signal to so many replicas, by default to kill one."""
+        for victim in self.replicas(deployment)[:count]:
+            victim.send_signal(blow)
+
+    async def wait_for(self, deployment: str, replicas: int, timeout_s: float) -> None:
+        """Wait until Serve runs so many replicas and no other. Raises TimeoutError."""
+        await until(
+            # A replica just killed still counts as running with Serve; its process does not.
+            lambda: (
+                self.states(deployment) == {"RUNNING": replicas}
+                and len(self.replicas(deployment)) == replicas
+            ),
+            timeout_s,
+        )
+
+    def states(self, deployment: str) -> dict[str, int]:
+        """Serve's replicas by state."""
+        from ray import serve
+
+        told = serve.status().applications["sluice"].deployments[deployment].replica_states
+        return {str(getattr(state, "value", state)): count for state, count in told.items()}
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return (process.cmdline() or [""])[0]
+    except psutil.Error:
+        return ""  # it has just ended
+
+
+@contextlib.contextmanager
+def cluster(port: int) -> Iterator[str]:
+    """Ray and Serve's proxy on this machine, in this process's care; the proxy's address."""
+    before = {name: os.environ.get(name) for name in RAY_ENV}
+    os.environ.update(RAY_ENV)
+    # Ray keeps sockets there, whose paths must be short.
+    folder = tempfile.mkdtemp(prefix="slray", dir="/tmp")
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=folder,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def write_config(folder: Path, **sections: Mapping[str, Any]) -> Path:
+    """A configuration of the shipped kind with its databases in ``folder``, and with these sections' keys."""
+    config = yaml.safe_load((ROOT / "sluice.yaml").read_text()) or {}
+    base: dict[str, dict[str, Any]] = {
+        "auth": {"enabled": False},
+        "state": {"url": f"sqlite:///{folder}/state.db"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{folder}/ledger.db"},
+        "engine": {"device": "cpu", "num_threads": 1, "kv_cache_bytes": 64 << 20},
+        "ray": {"gateway_cpus": 0.1, "engine_cpus": 0.1, "signals_seconds": 0.25},
+    }
+    for given in (base, sections):
+        for name, keys in given.items():
+            config.setdefault(name, {}).update(keys)
+    path = folder / "ray.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def deploy(url: str, config: Path, *, paced: bool) -> Application:
+    """Deploy, and wait until the gateway is ready; with the paced engine or the configured one."""
+    from ray import serve
+
+    from gateway.ray.application import make_application
+
+    place = Place(str(config), str(ROOT), "sluice")
+    made = make_application(
+        load_settings(config, {}), place, make_engine=paced_engine if paced else configured_engine
+    )
+    serve.run(made, name="sluice", route_prefix="/")
+    wait_ready(url)
+    return Application(url, config, config.parent)
+
+
+def wait_ready(url: str) -> None:
+    """Wait for `/ready`. Raises TimeoutError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"the application at {url} is not ready")
+
+
+@dataclass
+class Tally:
+    """What callers met.
+
+    Args:
+        whole: answers that were whole.
+        tokens: of them.
+        faults: what was wrong with the others, in words.
+        ttft_s: times to the first token.
+    """
+
+    whole: int = 0
+    tokens: int = 0
+    faults: list[str] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+
+
+class Callers:
+    """Callers in a loop, who compare every answer with the first one to the same prompt.
+
+    Args:
+        url: of the gateway.
+        count: how many ask at the same time.
+        tokens: length of every answer.
+        prompts: how many prompts there are.
+    """
+
+    def __init__(self, url: str, *, count: int, tokens: int, prompts: int = 8) -> None:
+        self._url = url
+        self._count = count
+        self._tokens = tokens
+        self._prompts = prompts
+        self._answers: dict[str, str] = {}
+        self._over = False
+        self.tally = Tally()
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[Tally]:
+        """They call while the block runs, and finish their last answers behind it."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120.0, limits=limits) as client, asyncio.TaskGroup() as callers:
+            for number in range(self._count):
+                callers.create_task(self._call(client, number), name=f"caller {number}")
+            try:
+                yield self.tally
+            finally:
+                self._over = True
+
+    async def _call(self, client: httpx.AsyncClient, number: int) -> None:
+        turn = number
+        while not self._over:
+            turn += self._count
+            prompt = f"Question {turn % self._prompts}: what should I read next, and why?"
+            try:
+                text, ttft_s = await self._stream(client, prompt)
+            except (httpx.HTTPError, ValueError, KeyError) as error:
+                self.tally.faults.append(f"{type(error).__name__}: {error}"[:200])
+                continue
+            if text != self._answers.setdefault(prompt, text):
+                self.tally.faults.append("another answer than before")
+                continue
+            self.tally.whole += 1
+            self.tally.tokens += self._tokens
+            self.tally.ttft_s.append(ttft_s)
+
+    async def _stream(self, client: httpx.AsyncClient, prompt: str) -> tuple[str, float]:
+        """One answer and its time to the first token. Raises ValueError when it is not whole."""
+        body = {
+            "stream": True,
+            "messages": [{"role": "user", "content": prompt}],
+            "sampling": {"temperature": 0, "max_tokens": self._tokens},
+        }
+        pieces, ttft_s, began = [], 0.0, time.perf_counter()
+        async with client.stream("POST", f"{self._url}/v1/generate", json=body) as answer:
+            if answer.status_code != 200:
+                raise ValueError(f"{answer.status_code} {(await answer.aread()).decode()}")
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                event = json.loads(line[6:])
+                if event["type"] == "token":
+                    ttft_s = ttft_s or time.perf_counter() - began
+                    pieces.append(event["delta"])
+                elif event["type"] == "done":
+                    cut = event["usage"]["output_tokens"] != self._tokens and event["finish_reason"] != "stop"
+                    if event["fallback"] is not None or cut:
+                        raise ValueError(f"not whole: {event['usage']} {event['fallback']}")
+                    return "".join(pieces), ttft_s
+                else:
+                    raise ValueError(f"{event}")
+        raise ValueError("the stream ended before the answer")
+
+
+async def until(what: Callable[[], bool], timeout_s: float) -> None:
+    """Wait for something. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s")
+        await asyncio.sleep(0.1)

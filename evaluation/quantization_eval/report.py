@@ -1,0 +1,93 @@
+"""An evaluation as JSON and as a table. Neither holds prompts or answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.table import Table
+
+from evaluation.quantization_eval.run import Evaluation
+
+_COLOURS = {"passed": "green", "worse": "red", "unsure": "yellow", "shown": "dim"}
+
+
+def as_json(done: Evaluation) -> dict[str, Any]:
+    """The verdict, what it is about, and every finding."""
+    return {
+        "kind": "quantization_eval",
+        "passed": done.passed,
+        "base": done.base.name,
+        "candidate": done.candidate.name,
+        "prompts": {
+            "file": done.prompts.name,
+            "sha256": done.prompts.sha256,
+            "count": len(done.prompts.cases),
+        },
+        "confidence": done.gate.confidence,
+        "seed": done.seed,
+        "seconds": round(done.seconds, 1),
+        "groups": [
+            {
+                "group": one.group,
+                "prompts": one.prompts,
+                "passed": one.passed,
+                "judged": one.judged,
+                "same_answers": round(one.same, 4),
+                "metrics": [
+                    {
+                        "metric": finding.metric,
+                        "standing": finding.standing.value,
+                        "prompts": finding.prompts,
+                        "base": round(finding.active, 6),
+                        "candidate": round(finding.candidate, 6),
+                        "worse_by": round(finding.change.mean, 4),
+                        "low": round(finding.change.low, 4),
+                        "high": round(finding.change.high, 4),
+                        "allowed": finding.allowed,
+                        "at_least": finding.at_least,
+                        "named": list(finding.named),
+                    }
+                    for finding in one.findings
+                ],
+            }
+            for one in done.groups
+        ],
+    }
+
+
+def as_table(done: Evaluation) -> Table:
+    """For a terminal."""
+    table = Table(title=f"{done.candidate.name} against {done.base.name}: {len(done.prompts.cases)} prompts")
+    table.add_column("group")
+    table.add_column("metric")
+    for name in ("prompts", "base", "candidate", "worse by", "interval", "allowed"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for one in done.groups:
+        for finding in one.findings:
+            change = finding.change
+            limit = "" if finding.allowed is None else f"{finding.allowed:+.3f}"
+            least = "" if finding.at_least is None else f"at least {finding.at_least:g}"
+            table.add_row(
+                one.group,
+                finding.metric,
+                str(finding.prompts),
+                f"{finding.active:.3f}",
+                f"{finding.candidate:.3f}",
+                f"{change.mean:+.3f}",
+                f"{change.low:+.3f} … {change.high:+.3f}",
+                ", ".join(filter(None, (limit, least))) or "-",
+                f"[{_COLOURS[finding.standing.value]}]{finding.standing.value}[/]",
+            )
+            if finding.metric == "loss":
+                table.add_row(
+                    "",
+                    "perplexity",
+                    "",
+                    f"{math.exp(finding.active):.3f}",
+                    f"{math.exp(finding.candidate):.3f}",
+                )
+        table.add_row("", "same answers", str(one.prompts), "", f"{one.same:.1%}")
+        table.add_section()
+    return table

@@ -1,0 +1,93 @@
+"""Compare shadowed pairs straight from the ledger's database; `sluice shadow report` asks a gateway instead.
+
+Nothing is sent anywhere unless --mlflow is given; pairs hold no prompt, and texts only where
+shadow.keep_texts is on, redacted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from accounting.errors import LedgerUnavailable
+from accounting.shadow_pairs import ShadowPairStore
+from accounting.shadow_values import ShadowPair
+from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, log_report
+from gateway.cli.shadow import show
+from gateway.shadow.page import page
+from gateway.shadow.report import make_report
+
+DONE, NOT_RUN = 0, 2
+
+_EPILOG = """
+examples:
+  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db
+  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db --html shadow.html --json
+  python -m evaluation.shadow_compare --ledger postgresql+asyncpg://sluice@db/sluice \\
+      --mlflow http://mlflow:5000 --experiment sluice-shadow
+
+exit status: 0 done, 2 could not be read, written or logged
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    cli = argparse.ArgumentParser(
+        prog="evaluation.shadow_compare",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    cli.add_argument("--ledger", default="sqlite+aiosqlite:///sluice.db", help="as ledger.url (%(default)s)")
+    cli.add_argument("--limit", type=int, default=10_000, help="the newest pairs (default: %(default)s)")
+    cli.add_argument("--route", default=None, help="of one route alone")
+    cli.add_argument("--since", type=float, default=None, help="Unix seconds")
+    cli.add_argument("--json", action="store_true", help="print the report as JSON")
+    cli.add_argument("--html", type=Path, default=None, help="write a page with plots here too")
+    cli.add_argument("--mlflow", metavar="URI", default=None, help="log the report there as a run")
+    cli.add_argument("--experiment", default="sluice-shadow", help="MLflow's (default: %(default)s)")
+    return cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command line; the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        pairs = asyncio.run(_read(args.ledger, args.limit, args.route, args.since))
+        report = make_report(pairs)
+        if args.html is not None:
+            args.html.write_text(page(report), encoding="utf-8")
+        if args.mlflow is not None:
+            text = json.dumps(report, ensure_ascii=False, indent=1)
+            run = log_report(report, MlflowTracker(args.mlflow, args.experiment), as_text=text)
+            print(f"logged as run {run}", file=sys.stderr)
+    except (LedgerUnavailable, TrackingError, OSError) as error:
+        print(error, file=sys.stderr)
+        return NOT_RUN
+    show(report, as_json=args.json)
+    return DONE
+
+
+async def _read(url: str, limit: int, route: str | None, since: float | None) -> list[ShadowPair]:
+    # SQLite would make an empty database of a wrong name.
+    if (file := _sqlite_file(url)) is not None and not file.is_file():
+        raise LedgerUnavailable(f"--ledger: {file} is not there; allowed: the file of a gateway's ledger.url")
+    # Only reading forgets nothing, so the bounds of keeping do not matter here.
+    store = ShadowPairStore(url, keep_pairs=limit, keep_s=float("inf"))
+    try:
+        return await store.newest(limit, route=route, since=since)
+    finally:
+        await store.close()
+
+
+def _sqlite_file(url: str) -> Path | None:
+    scheme, _, place = url.partition(":///")
+    return Path(place.partition("?")[0]) if scheme.startswith("sqlite") and place else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

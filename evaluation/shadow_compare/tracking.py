@@ -1,0 +1,107 @@
+"""A report as a run of an experiment tracker; MLflow is the one there is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.shadow.page import page
+
+
+class TrackingError(Exception):
+    """The tracker cannot be used; the message says what to do about it."""
+
+
+class Tracks(Protocol):
+    """What is needed of a tracker: one whole run at once."""
+
+    def log(
+        self,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        metrics: Mapping[str, float],
+        files: Mapping[str, str],
+    ) -> str:
+        """Log a run and its files, by name; its id. Raises TrackingError."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlflowTracker:
+    """MLflow, from the extra ``mlflow``.
+
+    Args:
+        uri: of the tracking server, or a folder.
+        experiment: its name; made when it is not there.
+    """
+
+    uri: str
+    experiment: str
+
+    def log(
+        self,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        metrics: Mapping[str, float],
+        files: Mapping[str, str],
+    ) -> str:
+        """Log a run. Raises TrackingError."""
+        try:
+            mlflow = importlib.import_module("mlflow")
+        except ImportError:
+            raise TrackingError("--mlflow needs MLflow: pip install 'sluice-gateway[mlflow]'") from None
+        try:
+            mlflow.set_tracking_uri(self.uri)
+            mlflow.set_experiment(self.experiment)
+            with mlflow.start_run(run_name=name, tags=dict(tags)) as run:
+                mlflow.log_metrics(dict(metrics))
+                for file, text in files.items():
+                    mlflow.log_text(text, file)
+                return str(run.info.run_id)
+        except (mlflow.exceptions.MlflowException, OSError) as error:
+            raise TrackingError(f"{self.uri}: {str(error).splitlines()[0]}") from None
+
+
+def log_report(report: Mapping[str, Any], tracker: Tracks, *, as_text: str) -> str:
+    """Log a report: its figures over all pairs, and itself as JSON (``as_text``) and as a page.
+
+    Raises:
+        TrackingError: the tracker refuses.
+    """
+    versions = {side: ", ".join(report[side])[:5_000] for side in ("primary", "shadow")}
+    return tracker.log(
+        f"{versions['shadow']} beside {versions['primary']}"[:250],
+        tags={f"sluice.{side}": told for side, told in versions.items()},
+        metrics=figures(report),
+        files={"shadow.json": as_text, "shadow.html": page(report)},
+    )
+
+
+def figures(report: Mapping[str, Any]) -> dict[str, float]:
+    """The figures over all pairs, by names that a tracker takes."""
+    found = {"pairs": float(report["pairs"]), "compared": float(report["compared"])}
+    if not report["groups"]:
+        return found
+    whole = report["groups"][0]
+    for one in whole["checks"]:
+        for side in ("primary", "shadow", "difference"):
+            found |= _ends(f"check.{one['check']}.{side}", one[side])
+    for one in whole["numbers"]:
+        for side in ("primary", "shadow"):
+            found |= {f"{one['measure']}.{side}.{part}": value for part, value in one[side].items()}
+        found |= _ends(f"{one['measure']}.difference", one["difference"])
+    for name in ("answered", "same_finish_reason", "same_language", "length_ratio", "likeness", "meaning"):
+        if whole[name] is not None:
+            found |= _ends(name, whole[name])
+    for side, count in (whole["judged"] or {}).items():
+        found[f"judged.{side}"] = float(count)
+    return found
+
+
+def _ends(name: str, interval: Mapping[str, float | None]) -> dict[str, float]:
+    return {
+        f"{name}.{part}": value for part in ("mean", "low", "high") if (value := interval[part]) is not None
+    }

@@ -1,0 +1,69 @@
+"""The GPUs' figures for deep health, as the driver's own tool tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+
+# The tool takes some 50 ms on an idle machine and seconds while the driver is busy.
+TIMEOUT_S = 5.0
+FIELDS = "index,utilization.gpu,memory.used,memory.total"
+MIB_PER_GB = 1024
+
+
+async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | None]]:
+    """Each GPU's index, use in percent, and memory used and in all in GB (2^30 bytes).
+
+    Empty on a machine without NVIDIA's driver, and when its tool does not answer in :data:`TIMEOUT_S`.
+    """
+    path = shutil.which(tool)
+    if path is None:
+        return ()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            f"--query-gpu={FIELDS}",
+            "--format=csv,noheader,nounits",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return ()  # it cannot be run here; health is not about that
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            told, _ = await process.communicate()
+    except TimeoutError:
+        return ()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    return parse(told.decode(errors="replace"))
+
+
+def parse(told: str) -> Sequence[Mapping[str, float | None]]:
+    """The tool's lines as figures; what it cannot tell (``[N/A]``) is ``None``."""
+    rows = [line.split(",") for line in told.splitlines()]
+    found = []
+    for row in rows:
+        if len(row) != FIELDS.count(",") + 1:
+            continue
+        index, use, used, total = map(_number, row)
+        found.append(
+            {
+                "index": index,
+                "utilization_pct": use,
+                "memory_used_gb": None if used is None else round(used / MIB_PER_GB, 2),
+                "memory_total_gb": None if total is None else round(total / MIB_PER_GB, 2),
+            }
+        )
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,52 @@
+"""Which paths a port offers, when operators have one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_ADMIN = "/admin"
+# Whoever watches a port may ask it how the gateway is.
+_EVERYWHERE = frozenset({"/ping", "/ready", "/health/deep", "/metrics"})
+
+Shown = Callable[[str], bool]
+
+
+def everything(path: str) -> bool:
+    """One port for all."""
+    return True
+
+
+def for_callers(path: str) -> bool:
+    """Without the operators' paths: they are not there at all."""
+    return not path.startswith(_ADMIN)
+
+
+def for_operators(path: str) -> bool:
+    """The operators' paths, and those of monitors."""
+    return path.startswith(_ADMIN) or path in _EVERYWHERE
+
+
+def of_surface(routes: Sequence[Route | WebSocketRoute], shown: Shown) -> list[Route | WebSocketRoute]:
+    """The routes that a port offers."""
+    return [route for route in routes if shown(route.path)]
+
+
+class ByPort:
+    """Two applications on two ports of one server; they drain together.
+
+    What counts is the port that the connection was accepted on, which no caller can state.
+    """
+
+    def __init__(self, public: ASGIApp, admin: ASGIApp, *, admin_port: int) -> None:
+        self._public = public
+        self._admin = admin
+        self._port = admin_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        server = scope.get("server")
+        app = self._admin if server is not None and server[1] == self._port else self._public
+        await app(scope, receive, send)

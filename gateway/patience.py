@@ -1,0 +1,42 @@
+"""Liveness for platforms that know one path: not healthy before the gateway was ready once.
+
+SageMaker asks ``/ping`` alone, and sends traffic as soon as it answers 200. With ``server.ping: once_ready``
+it is told 503 while the model loads, so that an update does not move callers to an instance that has no
+engine yet. From then on it is plain liveness again: an engine that restarts must not cost the container its
+life (seed 000 §14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.errors import BackendUnavailable
+from gateway.ports import Health
+
+
+class OnceReady:
+    """A :class:`Health` whose ``ping`` refuses until ``ready`` was true for the first time."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._was_ready = False
+
+    def ping(self) -> Mapping[str, object]:
+        """Liveness, once it has been ready.
+
+        Raises:
+            BackendUnavailable: it has not been ready yet.
+        """
+        if not self._was_ready:
+            self._was_ready, _ = self._health.ready()
+        if not self._was_ready:
+            raise BackendUnavailable("not ready yet: server.ping is once_ready, see /ready")
+        return self._health.ping()
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """As it is."""
+        return self._health.ready()
+
+    async def deep(self) -> tuple[bool, Mapping[str, object]]:
+        """As it is."""
+        return await self._health.deep()

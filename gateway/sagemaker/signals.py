@@ -1,0 +1,99 @@
+"""What the endpoint scales on, from the gateway's own metrics to CloudWatch.
+
+SageMaker knows a container's CPU and its invocations; neither tells that a GPU is full (seed 000 §7: scale on
+queueing and active sequences). A process beside the gateway reads ``/metrics`` and publishes both.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+NAMESPACE = "Sluice"
+ACTIVE = "ActiveSequences"
+WAITING = "WaitingRequests"
+KV_USAGE = "KvCacheUsage"
+EVERY_S = 20.0
+"""Three samples in each of the minutes that target tracking looks at."""
+EVERY_ENV = "SLUICE_SAGEMAKER_PUBLISH_SECONDS"
+READ_TIMEOUT_S = 5.0
+MAX_METRICS_BYTES = 8 << 20
+
+_WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One instance's load: sequences running, requests waiting here or in the engine, share of KV used."""
+
+    active: float
+    waiting: float
+    kv_usage: float
+
+
+def signals_of(text: str) -> Signals:
+    """Read them from Prometheus' text format; families that are missing count as 0."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def values(*names: str) -> Iterable[float]:
+        return (sample.value for sample in samples if sample.name in names)
+
+    return Signals(
+        sum(values("vllm:num_requests_running")),
+        sum(values(*_WAITING_FAMILIES)),
+        max(values("vllm:kv_cache_usage_perc"), default=0.0),
+    )
+
+
+def metric_data(signals: Signals, *, endpoint: str, variant: str) -> dict[str, Any]:
+    """The arguments of CloudWatch's ``put_metric_data``."""
+    dimensions = [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": variant}]
+    figures: Mapping[str, tuple[float, str]] = {
+        ACTIVE: (signals.active, "Count"),
+        WAITING: (signals.waiting, "Count"),
+        KV_USAGE: (100 * signals.kv_usage, "Percent"),
+    }
+    return {
+        "Namespace": NAMESPACE,
+        "MetricData": [
+            {"MetricName": name, "Dimensions": dimensions, "Value": value, "Unit": unit}
+            for name, (value, unit) in figures.items()
+        ],
+    }
+
+
+def read_metrics(url: str) -> str:
+    """The gateway's ``/metrics``. Raises OSError when it does not answer in time."""
+    with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:
+        body: bytes = answer.read(MAX_METRICS_BYTES)
+    return body.decode()
+
+
+def publish(
+    read: Callable[[], str],
+    put: Callable[[Signals], None],
+    *,
+    pause: Callable[[float], bool],
+    every_s: float = EVERY_S,
+) -> None:
+    """Publish until ``pause`` (seconds in, whether to end out) says that it is over.
+
+    Nothing ends it but that: an endpoint that lost CloudWatch for a while must scale again afterwards.
+    """
+    log, failing = structlog.get_logger("sagemaker"), False
+    while not pause(every_s):
+        try:
+            put(signals_of(read()))
+        except Exception as error:  # botocore's errors have no root that could be named without boto3
+            if not failing:
+                log.warning("signals not published", error=type(error).__name__)
+            failing = True
+            continue
+        if failing:
+            log.info("signals published again")
+        failing = False

@@ -1,0 +1,338 @@
+"""Asks another backend what a caller has been answered already: quietly, and only where there is room.
+
+A shadow goes past everything that callers pass together: no retry (its budget is theirs), no fallback, no
+word to the circuit or to the learned limits. Of the backend it takes one sequence, and only while nobody
+waits for it and no more than a share of it is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from accounting.account import Accounts
+from accounting.values import UsageRow
+from adapters.errors import AdapterError
+from adapters.registry import AdapterRegistry
+from adapters.values import Adapter, Selection
+from admission.circuit import CircuitState
+from admission.controller import AdmissionController
+from admission.errors import Refused
+from budgeting.values import Message, Plan
+from gateway.attempts import Attempts
+from gateway.backends.port import Backend, BackendState, Completion, Delta, Feature, Work, features_asked
+from gateway.continuing import Spelling
+from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
+from gateway.errors import PublicError
+from gateway.job import Job
+from gateway.meter import Meter
+from gateway.routing.target import Target
+from gateway.shadow.personal import Redactor
+from gateway.shadow.sampling import Fate
+from gateway.stages import demand_of
+from resilience.classify import classify
+from resilience.failures import FailureKind
+from resilience.guard import Try
+from resilience.leg_limits import LegLimits, LegUsage
+
+# What the native contract may lose (docs/api.md), and a shadow too.
+HINTS = frozenset(
+    {
+        Feature.TEMPERATURE,
+        Feature.TEMPERATURE_ABOVE_1,
+        Feature.TOP_P,
+        Feature.TOP_K,
+        Feature.MIN_P,
+        Feature.SEED,
+    }
+)
+# Lower than any caller's.
+PRIORITY = -1
+# In admission's fairness; no key has an empty tenant.
+TENANT = ""
+# It is there because there is room: a wait means that somebody was quicker.
+MAX_WAIT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to ask, of whom."""
+
+    request: GenerateRequest
+    target: Target
+    plan: Plan
+    adapter: Adapter | None
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of it. Times are milliseconds from the moment of asking; ``failure`` is a failure's kind."""
+
+    generation_id: str
+    backend: str
+    version: str
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    ttft_ms: float | None
+    total_ms: float
+    failure: str | None = None
+
+
+class NotAsked(Exception):
+    """Nothing was sent; ``fate`` says why."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.fate = fate
+        super().__init__(fate.value)
+
+
+class Asks(Protocol):
+    """Who asks; what :class:`Asker` does."""
+
+    def idle(self, backend: str) -> bool:
+        """Whether there is room for a shadow now."""
+
+    async def ask(self, order: Order) -> Asked:
+        """Ask once. Raises NotAsked."""
+
+
+class Asker:
+    """Asks backends with what is left over.
+
+    Args:
+        backends: by name.
+        admission: whose gates are looked at and passed.
+        adapters: lends the adapter that the caller's answer came from.
+        limits: what shadows may spend, by backend.
+        accounts: each shadow has a row of its own kind, in no tenant's usage.
+        spelling: what token ids are text of.
+        encode: token ids of messages.
+        redact: takes out what must not be sent on.
+        clock: seconds, monotonic.
+        unix_time: seconds since 1970.
+        new_id: a fresh generation id.
+        timeout_s: longest that one may take.
+        idle_share: of a backend's sequences and memory; above it there is no room.
+    """
+
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend],
+        admission: AdmissionController,
+        adapters: AdapterRegistry,
+        limits: LegLimits,
+        accounts: Accounts,
+        spelling: Spelling,
+        encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]],
+        redact: Redactor,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        new_id: Callable[[], str],
+        timeout_s: float,
+        idle_share: float,
+    ) -> None:
+        self._backends = backends
+        self._admission = admission
+        self._adapters = adapters
+        self._limits = limits
+        self._accounts = accounts
+        self._spelling = spelling
+        self._encode = encode
+        self._redact = redact
+        self._clock = clock
+        self._unix_time = unix_time
+        self._new_id = new_id
+        self._timeout_s = timeout_s
+        self._idle_share = idle_share
+
+    def idle(self, backend: str) -> bool:
+        """Whether the backend is ready, nobody waits for it, and enough of it is free."""
+        if self._backends[backend].state is not BackendState.READY:
+            return False
+        gate, now = self._admission.gate(backend), self._clock()
+        load = self._backends[backend].load
+        return (
+            not gate.depth
+            and gate.circuit.state(now) is CircuitState.CLOSED
+            and gate.sequences < max(1.0, self._idle_share * gate.capacity(now))
+            and (load is None or load.kv_usage < self._idle_share)
+        )
+
+    async def ask(self, order: Order) -> Asked:
+        """Ask once.
+
+        Raises:
+            NotAsked: the backend cannot do what was asked, has no room, or may not cost more now; or the
+                redactor failed, so that nothing may be sent.
+        """
+        backend = self._backends[order.backend]
+        request = _quiet(order.request, self._new_id(), self._clock())
+        if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
+            raise NotAsked(Fate.UNABLE)
+        plan = await self._redacted(order.plan)
+        with_adapter = order.adapter is not None and Feature.LORA in backend.features
+        wish = order.adapter.adapter_id if order.adapter is not None and with_adapter else None
+        try:
+            with self._adapters.lease(Selection(wish, operator=True)) as lease:
+                job = Job(request, order.target, plan, lease, backend, _never_shorter)
+                return await self._generate(backend, job)
+        except AdapterError:
+            raise NotAsked(Fate.UNABLE) from None
+
+    async def _generate(self, backend: Backend, job: Job) -> Asked:
+        meter = Meter(_Nowhere(), self._clock, streamed=False)
+        demand = demand_of(job, backend, meter)
+        demand = replace(
+            demand,
+            tenant=TENANT,
+            priority=PRIORITY,
+            kind=("shadow", *_kind(demand.kind)),
+            # No queue: a place is there, or somebody was quicker. What callers may send is not decided here.
+            limits=replace(
+                demand.limits or self._admission.gate(backend.name).limits,
+                max_queue=0,
+                max_wait_s=MAX_WAIT_S,
+                max_input_tokens=max(1, demand.input_tokens),
+            ),
+        )
+        permit = self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
+        if permit is None:
+            raise NotAsked(Fate.SPEND)
+        adapter = job.lease.adapter
+        version = f"{backend.model}+{adapter.adapter_id}" if adapter else backend.model
+        row = _row(job, backend, version, self._unix_time())
+        try:
+            with permit:
+                async with self._admission.admit(demand) as slot:
+                    work, _ = await Attempts(backend, job, meter, slot, self._spelling).next(Try(1))
+                    with self._accounts.open(row) as account:
+                        asked = await self._call(backend, work, meter, version)
+                        account.settle(_closed(row, asked, meter))
+                    # The circuit and the learned limits are of callers' requests.
+                    slot.ignored()
+                usage = asked.usage
+                permit.settle(LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens))
+        except Refused:
+            raise NotAsked(Fate.REFUSED) from None
+        return asked
+
+    async def _call(self, backend: Backend, work: Work, meter: Meter, version: str) -> Asked:
+        """One call, whatever becomes of it; raises nothing but a cancellation."""
+        completion: Completion | None = None
+        failure: FailureKind | None = None
+        began = self._clock()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                completion = await backend.generate(work, meter.take)
+        except TimeoutError:
+            failure = FailureKind.TIMEOUT
+        except Exception as error:
+            failure = classify(error, delivered=False).kind
+        ended = self._clock()
+        if completion is None:
+            read = len(work.token_ids) if meter.begun else 0
+            completion = Completion(
+                FinishReason.ERROR, Usage(read, meter.tokens, meter.cached_tokens), meter.queue_wait_s
+            )
+        waited_s, first_at = completion.queue_wait_s, meter.first_at
+        return Asked(
+            generation_id=work.generation_id,
+            backend=backend.name,
+            version=version,
+            text=meter.text(),
+            finish_reason=completion.finish_reason,
+            usage=completion.usage,
+            ttft_ms=None if first_at is None else max(0.0, first_at - began - waited_s) * 1000,
+            total_ms=max(0.0, ended - began - waited_s) * 1000,
+            failure=None if failure is None else failure.value,
+        )
+
+    async def _redacted(self, plan: Plan) -> Plan:
+        """The plan without what must not be sent on; its tokens are made anew only when that changed it."""
+        try:
+            texts = await asyncio.to_thread(lambda: [self._redact(one.content) for one in plan.messages])
+        except Exception:
+            # Whatever the operator's function raises: what it has not passed is not sent.
+            raise NotAsked(Fate.REDACTION_FAILED) from None
+        messages = tuple(
+            replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
+        )
+        if messages == plan.messages:
+            return plan
+        return replace(plan, messages=messages, token_ids=await self._encode(messages), prefix_tokens=0)
+
+
+class _Nowhere:
+    """The sink of an answer that nobody gets."""
+
+    async def delta(self, delta: Delta) -> None:
+        """Gone."""
+
+    async def finish(self, answer: Answer) -> None:
+        """Gone."""
+
+    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+        """Gone."""
+
+
+def _quiet(request: GenerateRequest, generation_id: str, now: float) -> GenerateRequest:
+    return replace(
+        request,
+        generation_id=generation_id,
+        # Hints that a backend lacks are dropped in this contract.
+        contract=Contract.NATIVE,
+        sampling=replace(request.sampling, n=1, logprobs=None),
+        priority=PRIORITY,
+        arrived_at=now,
+        deadline=None,
+        stream=False,
+        allow_fallback=False,
+    )
+
+
+def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow:
+    request = job.request
+    return UsageRow(
+        generation_id=request.generation_id,
+        request_id=request.request_id,
+        tenant="",
+        key_id="",
+        contract=request.contract.value,
+        route=job.target.route.name,
+        started_at=unix_time,
+        intent=request.intent,
+        adapter_id=None if job.lease.adapter is None else job.lease.adapter.adapter_id,
+        prompt_version=job.target.prompt_version,
+        backend=backend.kind,
+        backend_name=backend.name,
+        backend_version=version,
+        trace_id=request.trace_id,
+        kind="shadow",
+    )
+
+
+def _closed(row: UsageRow, asked: Asked, meter: Meter) -> UsageRow:
+    return replace(
+        row,
+        finish_reason=asked.finish_reason.value,
+        error_code=asked.failure,
+        input_tokens=asked.usage.input_tokens,
+        output_tokens=asked.usage.output_tokens,
+        cached_tokens=asked.usage.cached_tokens,
+        queue_wait_ms=meter.queue_wait_s * 1000,
+        ttft_ms=asked.ttft_ms,
+        total_ms=asked.total_ms,
+    )
+
+
+def _kind(kind: object) -> tuple[object, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
+
+
+async def _never_shorter(plan: Plan) -> Plan | None:
+    return None

@@ -1,0 +1,138 @@
+"""Measures two answers to one request and puts them side by side. Runs in a thread, in short steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from accounting.shadow_values import ShadowPair, ShadowSide
+from budgeting.values import Role
+from gateway.contracts.values import Usage
+from gateway.shadow.asking import Asked
+from gateway.shadow.checks import Check, Exam
+from gateway.shadow.language import language_of
+from gateway.shadow.likeness import chrf, give_way, meaning_likeness
+from gateway.shadow.personal import Redactor
+from gateway.shadow.sampling import Copy
+from resilience.leg_limits import LegUsage, Price
+from resilience.similar import SimilarQuestions
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Both answers as they may be shown to a judge: redacted."""
+
+    question: str
+    evidence: tuple[str, ...]
+    primary: str
+    shadow: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparer:
+    """Makes pairs.
+
+    Args:
+        checks: by name.
+        redact: what must not be kept is taken out by it.
+        model: of meanings; ``None``: they are not compared.
+        prices: by backend.
+        keep_texts: whether the redacted answers are kept with the pair.
+        unix_time: seconds since 1970.
+    """
+
+    checks: Mapping[str, Check]
+    redact: Redactor
+    model: SimilarQuestions | None
+    prices: Mapping[str, Price]
+    keep_texts: bool
+    unix_time: Callable[[], float]
+
+    def compare(self, copy: Copy, asked: Asked) -> tuple[ShadowPair, Told]:
+        """The pair, and what a judge may see. Raises what the redactor raises."""
+        answer, request = copy.answer, copy.request
+        question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
+        told = Told(
+            self._redacted(question),
+            tuple(map(self._redacted, _sent(copy))) if asked.failure is None else (),
+            self._redacted(answer.output_text),
+            self._redacted(asked.text),
+        )
+        timings = answer.timings
+        primary = replace(
+            self._side(copy, question, answer.output_text, answer.usage, answer.backend_name),
+            version=answer.backend_version,
+            finish_reason=answer.finish_reason.value,
+            ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
+            total_ms=max(0.0, timings.total_ms - timings.queue_wait_ms),
+            text=told.primary if self.keep_texts else None,
+        )
+        shadow = replace(
+            self._side(copy, question, asked.text, asked.usage, asked.backend),
+            version=asked.version,
+            finish_reason=asked.finish_reason.value,
+            ttft_ms=asked.ttft_ms,
+            total_ms=asked.total_ms,
+            failure=asked.failure,
+            text=told.shadow if self.keep_texts else None,
+        )
+        both = asked.failure is None
+        pair = ShadowPair(
+            pair_id=asked.generation_id,
+            generation_id=request.generation_id,
+            at=self.unix_time(),
+            route=copy.target.route.name,
+            primary=primary,
+            shadow=shadow,
+            prompt_version=copy.target.prompt_version,
+            adapter_id=None if copy.adapter is None else copy.adapter.adapter_id,
+            intent=request.intent,
+            likeness=chrf(told.primary, told.shadow) if both else None,
+            meaning=meaning_likeness(self.model, told.primary, told.shadow) if both else None,
+        )
+        return pair, told
+
+    def _redacted(self, text: str) -> str:
+        give_way()
+        return self.redact(text)
+
+    def _side(self, copy: Copy, question: str, text: str, usage: Usage, backend: str) -> ShadowSide:
+        """What can be told of an answer by its text and its tokens."""
+        request = copy.request
+        exam = Exam(
+            text=text,
+            question=question,
+            said="\n".join(message.content for message in request.messages),
+            evidence=_sent(copy),
+            wanted=request.response_format,
+            locale=request.locale,
+        )
+        price = self.prices.get(backend)
+        used = LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+        return ShadowSide(
+            backend=backend,
+            version="",
+            finish_reason="",
+            chars=len(text),
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cost_nanousd=0 if price is None else price.cost_nanousd(used),
+            language=language_of(text),
+            checks={name: _asked(check, exam) for name, check in self.checks.items()},
+        )
+
+
+def _sent(copy: Copy) -> tuple[str, ...]:
+    """The evidence that the model saw."""
+    gone = frozenset(copy.plan.dropped_chunks)
+    return tuple(chunk.text for chunk in copy.request.chunks if chunk.chunk_id not in gone)
+
+
+def _asked(check: Check, exam: Exam) -> bool | None:
+    give_way()
+    try:
+        said = check(exam)
+    except Exception:
+        # An operator's function: that it cannot tell is all that it says.
+        return None
+    return None if said is None else bool(said)

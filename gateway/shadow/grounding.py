@@ -1,0 +1,65 @@
+"""Whether an answer names what its evidence does not.
+
+Names are found by their shape: titles in quotation marks, words with a capital inside a sentence, and numbers
+of two digits or more. Each must stand in the evidence or in what the caller wrote. So this tells of titles,
+people and prices that were made up; a wrong sentence made of right words passes.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_QUOTED = re.compile(r"『([^『』]{1,80})』|「([^「」]{1,80})」|[\"“]([^\"“”]{1,80})[\"”]")
+_WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
+_NUMBER = re.compile(r"\d[\d.,]*\d")
+_SENTENCE_END = re.compile(r"[.!?:;\n•。！？]\s*[\"“*(\-]*\s*$")
+# A capital that says nothing: I, months and the like.
+_PLAIN = frozenset(
+    {
+        "i", "i'm", "i'd", "i'll", "i've", "january", "february", "march", "april", "may", "june", "july",
+        "august", "september", "october", "november", "december", "monday", "tuesday", "wednesday",
+        "thursday", "friday", "saturday", "sunday", "english", "japanese", "manga",
+    }
+)  # fmt: skip
+MAX_CHARS = 8_000
+
+
+def ungrounded(answer: str, sources: str) -> tuple[int, int]:
+    """How many names the answer has, and how many of them ``sources`` does not have."""
+    answer = unicodedata.normalize("NFKC", answer[:MAX_CHARS])
+    held = unicodedata.normalize("NFKC", sources).lower()
+    words = set(_WORD.findall(held))
+    numbers = {_digits(one) for one in _NUMBER.findall(held)}
+    names = missing = 0
+    for found in _QUOTED.finditer(answer):
+        title = next(filter(None, found.groups()))
+        if not title.isascii():
+            names += 1
+            missing += title.lower() not in held
+    for found in _WORD.finditer(answer):
+        word = found[0]
+        if not word[0].isupper() or word.lower() in _PLAIN or len(word) < 3:
+            continue
+        if _begins_sentence(answer, found.start()) and word.lower() not in words:
+            continue  # any word has a capital there
+        names += 1
+        missing += _stem(word.lower()) not in words and word.lower() not in words
+    for found in _NUMBER.finditer(answer):
+        names += 1
+        missing += _digits(found[0]) not in numbers
+    return names, missing
+
+
+def _begins_sentence(text: str, place: int) -> bool:
+    before = text[max(0, place - 8) : place]
+    return not before.strip(' "“*(-') or _SENTENCE_END.search(before) is not None
+
+
+def _stem(word: str) -> str:
+    """Without the English genitive."""
+    return re.sub(r"['’]s$", "", word)
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"[.,](?=\d{3}\b)", "", number)

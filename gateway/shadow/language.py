@@ -1,0 +1,88 @@
+"""Which language a text is written in, as far as scripts and small words tell; no model.
+
+Kana, Hangul, Han and other scripts tell at once. Among languages in Latin letters the commonest small words
+decide; a text with too few of them, as a list of titles, has no language here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_SCRIPTS = (
+    ("ja", re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")),
+    ("ko", re.compile(r"[\uac00-\ud7af]")),
+    ("zh", re.compile(r"[\u4e00-\u9fff]")),
+    ("ru", re.compile(r"[\u0400-\u04ff]")),
+    ("el", re.compile(r"[\u0370-\u03ff]")),
+    ("ar", re.compile(r"[\u0600-\u06ff]")),
+    ("he", re.compile(r"[\u0590-\u05ff]")),
+    ("hi", re.compile(r"[\u0900-\u097f]")),
+    ("th", re.compile(r"[\u0e00-\u0e7f]")),
+)
+# Letters of one script among so many of any: one quoted title in kana makes no Japanese answer.
+_LEAST_SHARE = 0.3
+_KANA = re.compile(r"[\u3040-\u30ff]")
+_LETTER = re.compile(r"[^\W\d_]")
+_SMALL: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "en": frozenset(
+            {
+                "the", "and", "is", "are", "of", "to", "in", "it", "that", "you", "for", "with", "this", "on",
+                "as", "by", "was", "be", "have", "not", "an",
+            }
+        ),
+        "de": frozenset(
+            {
+                "der", "die", "das", "und", "ist", "nicht", "ein", "eine", "ich", "sie", "es", "mit", "von",
+                "auf", "für", "den", "dem", "zu", "wir",
+            }
+        ),
+        "fr": frozenset(
+            {
+                "le", "la", "les", "et", "est", "une", "des", "du", "pas", "que", "pour", "dans", "vous",
+                "je", "il", "elle", "ce", "qui", "avec",
+            }
+        ),
+        "es": frozenset(
+            {
+                "el", "los", "las", "y", "es", "una", "del", "que", "por", "para", "con", "no", "se", "su",
+                "como", "pero", "más", "está", "este",
+            }
+        ),
+        "it": frozenset(
+            {
+                "il", "gli", "e", "è", "una", "della", "di", "che", "per", "con", "non", "si", "come", "ma",
+                "più", "questo", "sono", "nel", "alla",
+            }
+        ),
+        "pt": frozenset(
+            {
+                "o", "os", "as", "e", "é", "uma", "do", "da", "que", "por", "para", "com", "não", "se",
+                "como", "mas", "mais", "este", "são", "no",
+            }
+        ),
+    }
+)  # fmt: skip
+_WORD = re.compile(r"[^\W\d_]+")
+# Small words that it takes, and how far ahead the best language must be: "no" and "que" are of several.
+_LEAST_WORDS = 2
+MAX_CHARS = 2_000
+
+
+def language_of(text: str) -> str | None:
+    """ISO 639-1, or ``None`` where nothing tells."""
+    text = text[:MAX_CHARS]
+    letters = len(_LETTER.findall(text))
+    if not letters:
+        return None
+    for code, script in _SCRIPTS:
+        if len(script.findall(text)) < _LEAST_SHARE * letters:
+            continue
+        if code != "ja" or _KANA.search(text):
+            return code
+    words = _WORD.findall(text.lower())
+    counts = sorted(((sum(word in small for word in words), code) for code, small in _SMALL.items()))
+    (second, _), (best, code) = counts[-2:]
+    return code if best >= _LEAST_WORDS and best > second else None

@@ -1,0 +1,246 @@
+"""Keys' limits in Redis: one account a key, changed by scripts, so that every decision is one step.
+
+The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: of each limit the steps
+``{number, amount}``, and of each request under way ``{holder, number, at, tokens}``. Times are Redis' own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from accounting.keys import KeyLimits
+from accounting.quotas import (
+    LIMITS,
+    LOOK_AGAIN_S,
+    MAX_HOLD_S,
+    Ask,
+    Excess,
+    Figures,
+    HoldId,
+    Settlement,
+    Verdict,
+    amounts,
+)
+from gateway.state.errors import StateUnavailable
+from gateway.state.limits import KEPT_S, LEASE_S
+from gateway.state.redis_client import REDIS_ERRORS, end_if_cancelled, prefix, reason_of
+
+_NOBODY = HoldId("", 0)
+
+_RULES = f"""
+local STEP = {{{", ".join(str(one.step_s) for one in LIMITS)}}}
+local PERIOD = {{{", ".join(str(one.period_s) for one in LIMITS)}}}
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local function leaves(i, number) return (number + 1) * STEP[i] + PERIOD[i] end
+local function load(key)
+  local raw = redis.call('GET', key)
+  return raw and cmsgpack.unpack(raw) or {{{{{{}}, {{}}, {{}}}}, {{}}}}
+end
+local function save(key, account)
+  redis.call('SET', key, cmsgpack.pack(account), 'EX', {KEPT_S})
+end
+"""
+
+_TAKE = (
+    _RULES
+    + f"""
+local holder, number, requests, tokens = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if tokens > 0 then
+  local lease = redis.call('ZSCORE', KEYS[2], holder)
+  if ARGV[8] == '0' and (not lease or tonumber(lease) < now) then return {{-1}} end
+  redis.call('ZADD', KEYS[2], string.format('%.3f', now + {LEASE_S}), holder)
+end
+local account = load(KEYS[1])
+local alive, held = {{}}, {{}}
+for _, one in ipairs(account[2]) do
+  if alive[one[1]] == nil then
+    local lease = redis.call('ZSCORE', KEYS[2], one[1])
+    alive[one[1]] = lease and tonumber(lease) >= now or false
+  end
+  if alive[one[1]] and one[3] + {MAX_HOLD_S} > now then held[#held + 1] = one end
+end
+account[2] = held
+local used, settled, last = {{0, 0, 0}}, {{0, 0, 0}}, {{-1, -1, -1}}
+local function counts(i, number, amount)
+  if amount == 0 or leaves(i, number) <= now then return false end
+  used[i] = used[i] + amount
+  if number > last[i] then last[i] = number end
+  return true
+end
+for i = 1, 3 do
+  local steps = {{}}
+  for _, step in ipairs(account[1][i]) do
+    if counts(i, step[1], step[2]) then steps[#steps + 1] = step end
+  end
+  account[1][i], settled[i] = steps, used[i]
+  if i > 1 then
+    for _, one in ipairs(held) do counts(i, math.floor(one[3] / STEP[i]), one[4]) end
+  end
+end
+-- Whether a limit forbids it; of several the one that does for longest.
+local worst, longest = 0, -1
+for i = 1, 3 do
+  local limit = tonumber(ARGV[4 + i])
+  local asked = i == 1 and requests or tokens
+  if limit >= 0 and asked > 0 and used[i] + asked > limit then
+    local wait = math.huge
+    if asked <= limit then
+      local over = settled[i] + asked - limit
+      wait = {LOOK_AGAIN_S}
+      for _, step in ipairs(account[1][i]) do
+        if over <= 0 then break end
+        over = over - step[2]
+        wait = leaves(i, step[1]) - now
+      end
+    end
+    if wait > longest then worst, longest = i, wait end
+  end
+end
+if worst == 0 and (requests > 0 or tokens > 0) then
+  local at = math.floor(now)
+  if requests > 0 and tonumber(ARGV[5]) >= 0 then
+    local own, step = account[1][1], math.floor(at / STEP[1])
+    if #own > 0 and own[#own][1] == step then own[#own][2] = own[#own][2] + requests
+    else own[#own + 1] = {{step, requests}} end
+    used[1], last[1] = used[1] + requests, step
+  end
+  if tokens > 0 then
+    held[#held + 1] = {{holder, number, at, tokens}}
+    for i = 2, 3 do
+      used[i], last[i] = used[i] + tokens, math.max(last[i], math.floor(at / STEP[i]))
+    end
+  end
+  save(KEYS[1], account)
+end
+local told = {{worst, math.floor(now), longest == math.huge and -1 or math.ceil(longest * 1000)}}
+for i = 1, 3 do
+  told[#told + 1] = math.max(0, tonumber(ARGV[4 + i]) - used[i])
+  told[#told + 1] = last[i] < 0 and 0 or math.ceil((leaves(i, last[i]) - now) * 1000)
+end
+return told
+"""
+)
+
+# Keys and arguments come in groups, one a settlement.
+_SETTLE = (
+    _RULES
+    + """
+for n, key in ipairs(KEYS) do
+  local from = (n - 1) * 7
+  local holder, number, at = ARGV[from + 1], tonumber(ARGV[from + 2]), tonumber(ARGV[from + 3])
+  local used = tonumber(ARGV[from + 4])
+  local account, held, found = load(key), {}, nil
+  for _, one in ipairs(account[2]) do
+    if one[1] == holder and one[2] == number then found = one else held[#held + 1] = one end
+  end
+  account[2] = held
+  if found or ARGV[from + 5] == '1' then
+    at = found and found[3] or at >= 0 and at or math.floor(now)
+    for i = 2, 3 do
+      local step = math.floor(at / STEP[i])
+      if used > 0 and ARGV[from + 4 + i] == '1' and leaves(i, step) > now then
+        local own, place = account[1][i], 1
+        while own[place] and own[place][1] < step do place = place + 1 end
+        if own[place] and own[place][1] == step then own[place][2] = own[place][2] + used
+        else table.insert(own, place, {step, used}) end
+      end
+    end
+    save(key, account)
+  end
+end
+return #KEYS
+"""
+)
+
+# Also forgets the holders that are gone for long.
+_RENEW = f"""
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.3f', now - {LEASE_S}))
+local lease = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not lease or tonumber(lease) < now then return 0 end
+redis.call('ZADD', KEYS[1], string.format('%.3f', now + {LEASE_S}), ARGV[1])
+return 1
+"""
+
+
+class RedisLimitStore:
+    """Implements :class:`gateway.state.limits.LimitStore`.
+
+    Args:
+        client: as ``redis_client.connect`` makes it; this store closes it.
+        namespace: as the streams'.
+    """
+
+    def __init__(self, client: Redis, *, namespace: str) -> None:
+        self._client = client
+        keys = prefix(namespace)
+        self._account, self._holders = f"{keys}limit:", f"{keys}limit-holders"
+        self._take: Callable[..., object] = client.register_script(_TAKE)
+        self._settle: Callable[..., object] = client.register_script(_SETTLE)
+        self._renew: Callable[..., object] = client.register_script(_RENEW)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
+        """Decide on a request."""
+        own = amounts(limits)
+        hold = ask.hold or _NOBODY
+        told = await self._ask(
+            "take",
+            self._take(
+                keys=(self._account + key_id, self._holders),
+                args=(
+                    hold.holder, hold.number, ask.requests, ask.tokens if ask.hold else 0,
+                    *(-1 if limit is None else limit for limit in own), int(fresh),
+                ),
+            ),
+        )  # fmt: skip
+        if told[0] < 0:
+            return None
+        figures = tuple(
+            None if limit is None else Figures(limit, told[3 + 2 * i], told[4 + 2 * i] / 1000)
+            for i, limit in enumerate(own)
+        )
+        return Verdict(_excess(told, own, ask), figures, told[1])
+
+    async def settle(self, told: Sequence[Settlement]) -> None:
+        """Replace what is held by what was used."""
+        arguments: list[str | int] = []
+        for one in told:
+            hold = one.hold or _NOBODY
+            limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
+            at = -1 if one.at is None else one.at
+            arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
+        await self._ask(
+            "settle", self._settle(keys=[self._account + one.key_id for one in told], args=arguments)
+        )
+
+    async def renew(self, holder: str) -> bool:
+        """Keep the lease."""
+        return bool(await self._ask("renew", self._renew(keys=(self._holders,), args=(holder,))))
+
+    async def _ask(self, operation: str, command: object) -> Any:
+        # redis-py types its commands for both of its clients at once.
+        try:
+            answer = await cast(Awaitable[Any], command)
+        except REDIS_ERRORS as error:
+            raise StateUnavailable(operation, reason_of(error)) from error
+        end_if_cancelled()
+        return answer
+
+
+def _excess(told: Sequence[int], limits: Sequence[int | None], ask: Ask) -> Excess | None:
+    worst, _, wait_ms = told[:3]
+    if not worst:
+        return None
+    kind, limit = LIMITS[worst - 1], limits[worst - 1] or 0
+    asked = ask.tokens if kind.of_tokens else ask.requests
+    return Excess(kind.name, limit, asked, None if wait_ms < 0 else math.ceil(wait_ms) / 1000)

@@ -1,0 +1,173 @@
+"""The steps of one request towards its answer, for its trace: attempts, legs, waits, calls to workers.
+
+Written where the steps are made and read at the end, by the trace alone: no stage decides by it. A step is
+a ``with`` block, so that it is ended whatever breaks it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from admission.errors import Refused
+from observability.trace_facts import CallFact, StepFact
+from observability.tracing import RootSpan
+from resilience.errors import DeadlinePassed
+from resilience.failures import BackendFailure
+
+# Steps that are kept of one request, and calls of one step. A course has some ten of the one and a pool at
+# most 16 of the other; what comes beyond is not told.
+MAX_STEPS = 64
+MAX_CALLS = 32
+
+
+class _Timed:
+    """Something with a beginning, an end and perhaps a failure."""
+
+    __slots__ = ("began_at", "ended_at", "failure", "number", "trail")
+
+    def __init__(self, trail: Trail) -> None:
+        self.trail = trail
+        self.number = trail.next_number()
+        self.began_at = trail.clock()
+        self.ended_at: float | None = None
+        self.failure: str | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended_at = self.trail.clock()
+        if error is not None:
+            self.failure = failure_name(error)
+
+    def _times(self, arrived_at: float, now: float) -> tuple[float, float]:
+        ended_at = now if self.ended_at is None else self.ended_at
+        return (self.began_at - arrived_at) * 1000, (ended_at - self.began_at) * 1000
+
+
+class CallSpan(_Timed):
+    """One call to a server."""
+
+    __slots__ = ("hedge", "target")
+
+    def __init__(self, trail: Trail, target: str, hedge: bool) -> None:
+        super().__init__(trail)
+        self.target = target
+        self.hedge = hedge
+
+    def __enter__(self) -> CallSpan:
+        return self
+
+    @property
+    def headers(self) -> bytes:
+        """The trace context for the server, as header lines; its parent is this call."""
+        root = self.trail.root
+        return b"" if root is None else root.headers(self.number)
+
+    def fact(self, arrived_at: float, now: float) -> CallFact:
+        """As the trace has it."""
+        return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
+
+
+class Step(_Timed):
+    """One step; ``call`` opens a call within it."""
+
+    __slots__ = ("attempt", "backend", "calls", "mode", "name")
+
+    def __init__(self, trail: Trail, name: str, backend: str | None, attempt: int | None) -> None:
+        super().__init__(trail)
+        self.name = name
+        self.backend = backend
+        self.attempt = attempt
+        self.mode: str | None = None
+        self.calls: list[CallSpan] = []
+
+    def __enter__(self) -> Step:
+        return self
+
+    def call(self, target: str, *, hedge: bool = False) -> CallSpan:
+        """A call to ``target``, beginning now."""
+        call = CallSpan(self.trail, target, hedge)
+        if len(self.calls) < MAX_CALLS:
+            self.calls.append(call)
+        return call
+
+    def fact(self, arrived_at: float, now: float, waited_ms: float | None) -> StepFact:
+        """As the trace has it."""
+        began_ms, took_ms = self._times(arrived_at, now)
+        return StepFact(
+            self.name,
+            self.number,
+            began_ms,
+            took_ms,
+            self.backend,
+            self.failure,
+            self.attempt,
+            self.mode,
+            waited_ms,
+            tuple([call.fact(arrived_at, now) for call in self.calls]),
+        )
+
+
+class Trail:
+    """All steps of one request.
+
+    Attributes:
+        root: the request's place in its trace; ``None`` until it is known.
+        shortened: whether admission lowered ``max_tokens``.
+    """
+
+    __slots__ = ("_number", "_steps", "clock", "root", "shortened")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.root: RootSpan | None = None
+        self.shortened = False
+        self._number = 0
+        self._steps: list[Step] = []
+
+    def next_number(self) -> int:
+        """A number that nothing else of this trail has."""
+        self._number += 1
+        return self._number
+
+    def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> Step:
+        """A step, beginning now."""
+        step = Step(self, name, backend, attempt)
+        if len(self._steps) < MAX_STEPS:
+            self._steps.append(step)
+        return step
+
+    def turned_away(self, backend: str, reason: str) -> None:
+        """Admission, or a bound of the leg, kept the request from ``backend``."""
+        step = self.step("refused", backend)
+        step.failure, step.ended_at = reason, step.began_at
+
+    def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
+        """The steps so far, as the trace has them."""
+        now = self.clock()
+        facts = []
+        ended_at: dict[str, float] = {}
+        for step in self._steps:
+            waited_ms = None
+            if step.name == "attempt" and step.backend is not None:
+                before = ended_at.get(step.backend)
+                if before is not None:
+                    waited_ms = max(0.0, (step.began_at - before) * 1000)
+                ended_at[step.backend] = now if step.ended_at is None else step.ended_at
+            facts.append(step.fact(arrived_at, now, waited_ms))
+        return tuple(facts)
+
+
+def failure_name(error: BaseException) -> str:
+    """A stable word for what ended a step."""
+    if isinstance(error, BackendFailure):
+        return error.kind.value
+    if isinstance(error, Refused):
+        return error.reason.value
+    if isinstance(error, DeadlinePassed):
+        return "deadline_exceeded"
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    return type(error).__name__

@@ -1,0 +1,71 @@
+"""Exceptions as logs show them: types and places, without their words.
+
+A message may hold what a caller sent: a parser shows what it could not parse, a driver the values of its
+statement, a client the URL. So only the words of the operating system's errors are shown, and those scrubbed.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
+
+from observability.redact import scrub
+
+# The frames nearest to the failure, of each exception; and exceptions of a chain or group.
+MAX_FRAMES = 20
+MAX_EXCEPTIONS = 8
+
+
+def shown(error: BaseException) -> str:
+    """The traceback of ``error`` and of what it came from, the first cause first."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain and len(chain) < MAX_EXCEPTIONS:
+        chain.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return "\n".join(_one(each, 0) for each in reversed(chain))
+
+
+def _one(error: BaseException, depth: int) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    lines.append(_name(error))
+    if isinstance(error, BaseExceptionGroup) and depth < MAX_EXCEPTIONS:
+        for inner in error.exceptions[:MAX_EXCEPTIONS]:
+            lines += [f"    {line}" for line in _one(inner, depth + 1).splitlines()]
+    return "\n".join(lines)
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{name}: {scrub(error.strerror)}"
+    return name
+
+
+def format_errors(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: ``exc_info`` becomes ``exception``, and asyncio's own lines lose the details.
+
+    asyncio shows a failed task with its exception's words behind the first line.
+    """
+    info = event.pop("exc_info", None)
+    error = _error_of(info)
+    if error is not None:
+        event["exception"] = shown(error)
+    words = event.get("event")
+    if event.get("logger") == "asyncio" and isinstance(words, str):
+        event["event"] = words.partition("\n")[0]
+    return event
+
+
+def _error_of(info: object) -> BaseException | None:
+    if isinstance(info, BaseException):
+        return info
+    if isinstance(info, tuple):
+        return info[1] if len(info) == 3 and isinstance(info[1], BaseException) else None
+    if info:
+        return sys.exc_info()[1]
+    return None

@@ -1,0 +1,47 @@
+"""Which traces are kept: a share at the head, by the trace's id, and at the tail all that went wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from observability.events import RequestRecord
+from observability.trace_facts import EdgeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFigures:
+    """What became of traces since the start.
+
+    Args:
+        sent: taken by the collector.
+        dropped: the queue was full.
+        failed: the collector did not take them in time.
+        left_out: sampling did not keep them.
+        waiting: in the queue now.
+    """
+
+    sent: int = 0
+    dropped: int = 0
+    failed: int = 0
+    left_out: int = 0
+    waiting: int = 0
+
+
+NO_TRACES = TraceFigures()
+
+
+def head_keeps(trace_id: str, ratio: float) -> bool:
+    """Whether a trace belongs to the kept share, as OpenTelemetry's ``TraceIdRatioBased`` decides it.
+
+    By the id's lower 64 bits: random also in ids that carry a time in front.
+    """
+    return ratio >= 1.0 or int(trace_id[16:], 16) < ratio * 18_446_744_073_709_551_616
+
+
+def tail_keeps(record: RequestRecord | EdgeRecord) -> bool:
+    """Whether what became of a request is worth a trace: an error, a fallback, a seam."""
+    if record.error_code is not None or record.status >= 400:
+        return True
+    return isinstance(record, RequestRecord) and (
+        record.fallback_kind is not None or record.seams is not None
+    )

@@ -1,0 +1,61 @@
+"""Tokens by tenant and by adapter, for a look while it happens; the exact sums are the ledger's."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from observability.events import RequestRecord
+from observability.labels import Bounded
+from observability.tally import Tally
+
+KINDS = ("input", "output", "cached")
+OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
+# What `RequestRecord.status` is when the caller left before the end.
+LEFT = 499
+
+
+def outcome(record: RequestRecord) -> int:
+    """What became of a request, as an index of :data:`OUTCOMES`."""
+    if record.failed:
+        return 3
+    if record.status == LEFT:
+        return 4
+    if record.status >= 400:
+        return 2
+    return 0 if record.fallback_kind is None else 1
+
+
+class UsageMetrics:
+    """Counts what finished requests used.
+
+    The first :data:`observability.labels.MAX_VALUES` tenants and adapters of a process have series of their
+    own; all later ones are ``other`` together.
+
+    Args:
+        registry: where the metrics are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        tenants, adapters = Bounded(), Bounded()
+        self._requests = Tally(
+            "sluice_tenant_requests", "Requests by tenant and by what became of them.",
+            "tenant", "outcome", OUTCOMES, tenants, registry,
+        )  # fmt: skip
+        self._by_tenant = Tally(
+            "sluice_tenant_tokens", "Tokens of answers by tenant; cached ones are input ones too.",
+            "tenant", "kind", KINDS, tenants, registry,
+        )  # fmt: skip
+        self._by_adapter = Tally(
+            "sluice_adapter_tokens", "Tokens of answers by adapter; `none` is the base model.",
+            "adapter", "kind", KINDS, adapters, registry,
+        )  # fmt: skip
+
+    def request(self, record: RequestRecord) -> None:
+        """Count one finished request."""
+        self._requests.of(record.tenant)[outcome(record)] += 1
+        tokens = (record.input_tokens, record.output_tokens, record.cached_tokens)
+        if not any(tokens):
+            return
+        for row in (self._by_tenant.of(record.tenant), self._by_adapter.of(record.adapter_id)):
+            for index, count in enumerate(tokens):
+                row[index] += count

@@ -1,0 +1,445 @@
+"""The journal: on the disk before the answer is out, read back after any death, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.account import Accounts
+from accounting.errors import LedgerUnavailable, NotRecorded
+from accounting.events import (
+    JournalFailed,
+    JournalRefusal,
+    JournalRefused,
+    JournalSynced,
+    LossReason,
+    RowsLost,
+    RowsReplayed,
+)
+from accounting.journal import REST_S
+from accounting.journal_files import DAMAGED, SUFFIX, create, orphans
+from accounting.journal_records import HEADER, NotEncodable, frame, read
+from accounting.ledger import Durability, Ledger
+from accounting.values import UsageRow
+from tests.accounting.test_ledger import Told, locked, row, running, stored_ids, until, url_of
+
+FULL = row(
+    "gen_1", kind="shadow", org="o", user_id="u", intent="x", revision=3, ttft_ms=1.5, session_id="søster 漫",
+    cost_nanousd=2**62, price_version="1",
+)  # fmt: skip
+
+
+class Clock:
+    """The real one, moved on by hand."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def names() -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: f"{next(numbers):06d}"
+
+
+def journaled(
+    folder: Path,
+    told: Told,
+    *,
+    durability: Durability = Durability.GROUP,
+    outbox_rows: int = 10_000,
+    journal_bytes: int = 1 << 30,
+    clock: Callable[[], float] = time.monotonic,
+    name: str = "a",
+) -> Ledger:
+    made = names()
+    return Ledger(
+        url_of(folder / "l.db"),
+        emit=told.append,
+        clock=clock,
+        unix_time=time.time,
+        outbox_rows=outbox_rows,
+        first_retry_s=0.01,
+        durability=durability,
+        journal_folder=folder / "journal",
+        journal_bytes=journal_bytes,
+        new_name=lambda: f"{made()}-{name}",
+        adopt_s=0.05,
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "journal").glob(f"*{SUFFIX}"))
+
+
+def kept(folder: Path) -> list[str]:
+    """The generations in all files."""
+    return [one.generation_id for path in files(folder) for one in read(path.read_bytes()).rows]
+
+
+def left_behind(folder: Path, *rows: UsageRow, name: str = "0", tail: bytes = b"") -> None:
+    """What a process that was killed leaves."""
+    (folder / "journal").mkdir(exist_ok=True)
+    segment = create(folder / "journal", lambda: name)
+    segment.write(b"".join(map(frame, rows)) + tail)
+    segment.release()
+
+
+# Bytes
+
+
+def test_a_row_comes_back_from_its_bytes_as_it_was() -> None:
+    assert read(HEADER + frame(FULL)).rows == (FULL,)
+
+
+@given(cut=st.integers(0, 5_000))
+def test_a_file_cut_off_anywhere_gives_its_whole_rows_and_is_not_called_damaged(cut: int) -> None:
+    rows = tuple(row(f"gen_{number}", intent="x" * number) for number in range(6))
+    whole = HEADER + b"".join(map(frame, rows))
+    found = read(whole[:cut])
+    assert found.rows == rows[: len(found.rows)] and not found.damaged
+    assert sum(len(frame(one)) for one in found.rows) + found.torn_bytes + len(HEADER) >= min(cut, len(whole))
+    assert len(found.rows) == 6 or cut < len(whole)
+
+
+@given(at=st.integers(0, 1_500), value=st.integers(1, 255))
+def test_a_changed_byte_never_makes_another_row(at: int, value: int) -> None:
+    rows = tuple(row(f"gen_{number}", output_tokens=number) for number in range(3))
+    data = bytearray(HEADER + b"".join(map(frame, rows)))
+    data[at % len(data)] ^= value
+    found = read(bytes(data))
+    assert found.rows == rows[: len(found.rows)]
+    assert len(found.rows) < 3 and (found.damaged or found.torn_bytes)
+
+
+def test_zeros_behind_the_rows_are_what_a_power_cut_leaves_and_no_damage() -> None:
+    found = read(HEADER + frame(FULL) + bytes(4096))
+    assert (found.rows, found.torn_bytes, found.damaged) == ((FULL,), 4096, False)
+
+
+def test_a_row_of_an_older_version_has_the_defaults_of_this_one() -> None:
+    import msgspec
+
+    old = msgspec.json.decode(msgspec.json.encode(row("gen_1")))
+    for name in ("kind", "org", "user_id", "model", "cost_nanousd", "billable_input_tokens"):
+        del old[name]
+    payload = msgspec.msgpack.encode({**old, "dropped_since": 1})
+    import struct
+    import zlib
+
+    data = HEADER + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
+    assert read(data).rows == (row("gen_1"),)
+
+
+@pytest.mark.parametrize("bad", [{"output_tokens": 2**70}, {"intent": "\ud800"}, {"intent": "x" * (2 << 20)}])
+def test_a_row_that_no_file_takes_says_so(bad: dict[str, object]) -> None:
+    with pytest.raises(NotEncodable):
+        frame(row("gen_1", **bad))
+
+
+# Before the answer
+
+
+async def test_a_row_is_on_the_disk_when_its_answer_may_go_out(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Told())) as ledger:
+        for number in range(5):
+            ledger.append(row(f"gen_{number}"))
+            assert await ledger.durable()
+            assert kept(tmp_path) == [f"gen_{one}" for one in range(number + 1)]
+
+
+async def test_rows_that_come_together_share_a_sync(tmp_path: Path) -> None:
+    told = Told()
+    async with running(journaled(tmp_path, told)) as ledger:
+
+        async def answer(number: int) -> None:
+            ledger.append(row(f"gen_{number}"))
+            assert await ledger.durable()
+            assert f"gen_{number}" in kept(tmp_path)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(100):
+                tasks.create_task(answer(number))
+    synced = [event.rows for event in told if isinstance(event, JournalSynced)]
+    assert sum(synced) == 100 and len(synced) <= 10
+
+
+async def test_a_wait_that_is_cancelled_takes_nobody_elses_with_it(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Told())) as ledger, asyncio.TaskGroup() as tasks:
+        ledger.append(row("gen_1"))
+        left = tasks.create_task(ledger.durable())
+        stays = tasks.create_task(ledger.durable())
+        await asyncio.sleep(0)
+        left.cancel()
+        assert await stays
+        assert left.cancelled()
+
+
+async def test_relaxed_waits_for_nothing_but_journals_all_the_same(tmp_path: Path) -> None:
+    told = Told()
+    async with running(journaled(tmp_path, told, durability=Durability.RELAXED)) as ledger:
+        ledger.append(row("gen_1"))
+        assert await ledger.durable() and kept(tmp_path) == []
+        await until(lambda: any(isinstance(event, JournalSynced) for event in told))
+
+
+async def test_memory_makes_no_journal(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Told(), durability=Durability.MEMORY)) as ledger:
+        ledger.append(row("gen_1"))
+        assert await ledger.durable() and ledger.accepts
+    assert not (tmp_path / "journal").exists()
+    assert stored_ids(tmp_path / "l.db") == ["gen_1"]
+
+
+async def test_a_folder_that_cannot_be_made_stops_the_start_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file")
+    with pytest.raises(LedgerUnavailable, match=r"ledger.journal_folder: .*journal cannot be made"):
+        await journaled(tmp_path, Told()).open()
+
+
+async def test_a_journal_whose_rows_are_written_leaves_no_file(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Told())) as ledger:
+        ledger.append(row("gen_1"))
+        await ledger.durable()
+    assert stored_ids(tmp_path / "l.db") == ["gen_1"]
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+# After a death
+
+
+async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, os, sys, time\n"
+        "from pathlib import Path\n"
+        "from tests.accounting.test_journal import journaled\n"
+        "from tests.accounting.test_ledger import Told, row\n"
+        "async def main():\n"
+        f"    ledger = journaled(Path({str(tmp_path)!r}), Told(), name='killed')\n"
+        "    await ledger.open()\n"
+        "    for number in range(50):\n"
+        "        ledger.append(row(f'gen_{number}'))\n"
+        "    assert await ledger.durable()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    root = Path(__file__).parents[2]
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], cwd=root, timeout=60)
+    assert done.returncode == -9
+    assert stored_ids(tmp_path / "l.db") == [] and len(kept(tmp_path)) == 50
+    told = Told()
+    async with running(journaled(tmp_path, told)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+    assert sorted(stored_ids(tmp_path / "l.db")) == sorted(f"gen_{number}" for number in range(50))
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+async def test_a_living_process_takes_over_from_one_that_dies_beside_it(tmp_path: Path) -> None:
+    told = Told()
+    async with running(journaled(tmp_path, told)):
+        await asyncio.sleep(0)
+        left_behind(tmp_path, row("gen_1"), name="000009-other")
+        await until(lambda: any(isinstance(event, RowsReplayed) and event.adopted for event in told))
+        assert stored_ids(tmp_path / "l.db") == ["gen_1"]
+
+
+async def test_a_file_whose_process_lives_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    living = create(tmp_path / "journal", lambda: "living")
+    living.write(frame(row("gen_1")))
+    assert list(orphans(tmp_path / "journal")) == []
+    living.release()
+    [orphan] = orphans(tmp_path / "journal")
+    assert list(orphans(tmp_path / "journal")) == []  # it is ours now
+    orphan.remove()
+    assert list(orphans(tmp_path / "journal")) == []
+
+
+async def test_rows_that_were_written_before_the_death_are_not_billed_again(tmp_path: Path) -> None:
+    async with running(journaled(tmp_path, Told())) as ledger:
+        ledger.append(row("gen_1", output_tokens=5))
+    left_behind(tmp_path, row("gen_1", output_tokens=5), row("gen_2"))
+    told = Told()
+    async with running(journaled(tmp_path, told)) as ledger:
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+        assert sorted(one.generation_id for one in await ledger.rows()) == ["gen_1", "gen_2"]
+
+
+async def test_half_a_row_at_the_end_costs_only_itself(tmp_path: Path) -> None:
+    left_behind(tmp_path, row("gen_1"), tail=frame(row("gen_2"))[:-1])
+    told = Told()
+    async with running(journaled(tmp_path, told)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+    [replayed] = [event for event in told if isinstance(event, RowsReplayed)]
+    assert (replayed.count, replayed.damaged_bytes) == (1, 0)
+    assert stored_ids(tmp_path / "l.db") == ["gen_1"] and not files(tmp_path)
+
+
+async def test_a_damaged_file_gives_what_can_be_read_and_is_set_aside(tmp_path: Path) -> None:
+    bad = bytearray(frame(row("gen_2")))
+    bad[20] ^= 1
+    left_behind(tmp_path, row("gen_1"), tail=bytes(bad) + frame(row("gen_3")))
+    told = Told()
+    async with running(journaled(tmp_path, told)):
+        await until(lambda: any(isinstance(event, RowsReplayed) for event in told))
+    [replayed] = [event for event in told if isinstance(event, RowsReplayed)]
+    assert (replayed.count, replayed.damaged_bytes) == (1, len(bad) + len(frame(row("gen_3"))))
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == [f"0{SUFFIX}{DAMAGED}"]
+
+
+# While the database is away
+
+
+async def test_rows_beyond_memory_wait_in_the_journal_and_none_is_lost(tmp_path: Path) -> None:
+    told = Told()
+    async with running(journaled(tmp_path, told, outbox_rows=3)) as ledger:
+        await until(lambda: (tmp_path / "l.db").exists())
+        with locked(tmp_path / "l.db"):
+            for number in range(60):
+                assert ledger.append(row(f"gen_{number}"))
+                await ledger.durable()
+            assert ledger.depth == 3 and ledger.lag_s > 0
+        await until(lambda: len(stored_ids(tmp_path / "l.db")) == 60, at_most_s=15)
+        await until(lambda: ledger.lag_s == 0, at_most_s=15)
+    assert told.lost() == 0
+    assert list((tmp_path / "journal").iterdir()) == []
+
+
+async def test_what_closing_cannot_write_stays_for_the_next_start(tmp_path: Path) -> None:
+    told = Told()
+    ledger = journaled(tmp_path, told)
+    await ledger.open()
+    with locked(tmp_path / "l.db"):
+        for number in range(30):
+            ledger.append(row(f"gen_{number}"))
+        await ledger.durable()
+        await ledger.close(0.1)
+    assert told.lost() == 0 and len(kept(tmp_path)) == 30
+    async with running(journaled(tmp_path, Told(), name="b")):
+        await until(lambda: len(stored_ids(tmp_path / "l.db")) == 30)
+
+
+# When the disk fails
+
+
+async def test_a_full_journal_is_told_and_the_row_reaches_the_database_all_the_same(tmp_path: Path) -> None:
+    told = Told()
+    async with running(
+        journaled(tmp_path, told, journal_bytes=len(HEADER) + len(frame(row("gen_1"))))
+    ) as ledger:
+        assert ledger.append(row("gen_1")) and await ledger.durable()
+        assert ledger.append(row("gen_2")) and await ledger.durable()
+    assert [event.reason for event in told if isinstance(event, JournalRefused)] == [JournalRefusal.FULL]
+    assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2"]
+
+
+@pytest.mark.parametrize("durability", [Durability.GROUP, Durability.STRICT])
+async def test_a_disk_that_fails_stops_answers_only_when_that_is_wanted(
+    tmp_path: Path, durability: Durability
+) -> None:
+    told, clock = Told(), Clock()
+    async with running(journaled(tmp_path, told, durability=durability, clock=clock)) as ledger:
+        goes_on = durability is Durability.GROUP
+        shutil.rmtree(tmp_path / "journal")
+        (tmp_path / "journal").write_text("in the way")
+        ledger.append(row("gen_1"))
+        assert await ledger.durable() is goes_on
+        assert any(isinstance(event, JournalFailed) for event in told)
+        assert ledger.accepts is goes_on and not ledger.journal_working
+        # Until its next try nobody waits for it.
+        ledger.append(row("gen_2"))
+        assert await ledger.durable() is goes_on
+        if not goes_on:
+            with pytest.raises(NotRecorded), Accounts(ledger).open(row("gen_3")):
+                raise AssertionError("the work was begun")
+        (tmp_path / "journal").unlink()
+        (tmp_path / "journal").mkdir()
+        clock.ahead_s = REST_S
+        assert ledger.accepts
+        ledger.append(row("gen_4"))
+        assert await ledger.durable() and ledger.journal_working
+        assert kept(tmp_path) == ["gen_4"]
+    assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_4"]
+    assert told.lost() == 0
+
+
+async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Path) -> None:
+    told = Told()
+    async with running(journaled(tmp_path, told, outbox_rows=1), close_s=0.1) as ledger:
+        shutil.rmtree(tmp_path / "journal")
+        (tmp_path / "journal").write_text("in the way")
+        await until(lambda: (tmp_path / "l.db").exists())
+        with locked(tmp_path / "l.db"):
+            assert ledger.append(row("gen_1"))
+            assert ledger.append(row("gen_2"))  # taken by the journal, which fails
+            await ledger.durable()
+            assert not ledger.append(row("gen_3"))
+    lost = [event for event in told if isinstance(event, RowsLost)]
+    assert [(event.reason, event.generation_ids) for event in lost] == [
+        (LossReason.OUTBOX_FULL, ("gen_2",)),
+        (LossReason.OUTBOX_FULL, ("gen_3",)),
+    ]
+
+
+@settings(deadline=None, max_examples=20)
+@given(steps=st.lists(st.sampled_from(["append", "wait", "die", "away", "back"]), max_size=25))
+def test_whatever_happens_every_row_that_was_waited_for_is_in_the_database_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    folder, told = tmp_path_factory.mktemp("ledger"), Told()
+
+    async def live() -> set[str]:
+        appended, waited, lives = itertools.count(), set[str](), itertools.count()
+
+        def begin() -> Ledger:
+            return journaled(folder, told, outbox_rows=2, name=f"life{next(lives)}")
+
+        ledger, lock = begin(), None
+        await ledger.open()
+        taken: list[str] = []
+        for step in steps:
+            if step == "append":
+                taken.append(f"gen_{next(appended)}")
+                ledger.append(row(taken[-1]))
+            elif step == "wait":
+                assert await ledger.durable()
+                waited.update(taken)
+            elif step == "die":
+                # All that a death leaves of a process is its files, without their locks.
+                if ledger._journal is not None:
+                    for segment in ledger._journal._segments:
+                        segment.release()
+                    ledger._journal._segments.clear()
+                ledger._outbox.clear()
+                await ledger.close(0.05)
+                ledger, taken = begin(), []
+                await ledger.open()
+            elif step == "away" and lock is None:
+                lock = locked(folder / "l.db")
+                lock.__enter__()
+            elif step == "back" and lock is not None:
+                lock.__exit__(None, None, None)
+                lock = None
+        if lock is not None:
+            lock.__exit__(None, None, None)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ledger.run())
+            await until(lambda: waited <= set(stored_ids(folder / "l.db")), at_most_s=10)
+            await ledger.close()
+        return waited
+
+    waited = asyncio.run(live())
+    stored = stored_ids(folder / "l.db")
+    assert waited <= set(stored) and len(stored) == len(set(stored))

@@ -1,0 +1,191 @@
+"""The price book: which price is whose, when, and that it is exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.account import Accounts
+from accounting.errors import PriceError
+from accounting.prices import BookVersion, Price, PriceBook, Tariff, with_backends
+from gateway.config import ConfigError, Settings
+from gateway.config_prices import read_price_file
+from gateway.wiring_ledger import leg_prices, make_prices
+from tests.accounting.test_account import ListOutbox
+from tests.accounting.test_ledger import row
+
+USD = 10**9
+CHEAP, DEAR, OWN = (Price(n * USD, 2 * n * USD, 0) for n in (1, 5, 9))
+SPENT = row(
+    "gen_1", backend_name="local", input_tokens=1_000_000, output_tokens=1_000_000, cached_tokens=400_000
+)
+
+
+def book(*tariffs: Tariff) -> PriceBook:
+    return PriceBook([BookVersion("v1", 0.0, tariffs)])
+
+
+def test_the_adapter_goes_before_the_model_before_the_backend_before_the_rest() -> None:
+    prices = [Price(n, n, n) for n in range(4)]
+    made = book(
+        Tariff(prices[0]),
+        Tariff(prices[1], backend="local"),
+        Tariff(prices[2], model="llama"),
+        Tariff(prices[3], adapter="manga"),
+    )
+    asked = [
+        ("other", None, None),
+        ("local", None, None),
+        ("local", "llama", None),
+        ("local", "llama", "manga"),
+    ]
+    assert [made.price(1.0, *one) for one in asked] == prices
+
+
+def test_a_row_is_priced_by_the_version_in_force_when_it_started() -> None:
+    made = PriceBook(
+        [BookVersion("new", 200.0, (Tariff(DEAR),)), BookVersion("old", 100.0, (Tariff(CHEAP),))]
+    )
+    found = [made.priced(replace(SPENT, started_at=at)) for at in (99.9, 100.0, 199.9, 200.0)]
+    assert [(one.price_version, one.cost_nanousd) for one in found] == [
+        (None, 0), ("old", 2_600_000_000), ("old", 2_600_000_000), ("new", 13_000_000_000),
+    ]  # fmt: skip
+
+
+def test_cached_tokens_cost_what_cached_tokens_cost() -> None:
+    made = book(Tariff(Price(3 * USD, 15 * USD, USD // 2)))
+    assert made.priced(SPENT).cost_nanousd == int((0.6 * 3 + 15 + 0.4 * 0.5) * USD)
+
+
+def test_what_nobody_named_a_price_for_names_no_version_and_what_is_free_does() -> None:
+    made = book(Tariff(Price(0, 0, 0), backend="local"))
+    assert made.priced(SPENT).price_version == "v1"
+    assert made.priced(replace(SPENT, backend_name="other")).price_version is None
+    assert made.priced(row("gen_2", backend_name="degraded")).price_version is None
+
+
+@given(tokens=st.tuples(*[st.integers(0, 10**7)] * 3), price=st.tuples(*[st.integers(0, 10**17)] * 3))
+def test_a_cost_is_the_exact_one_rounded_up(
+    tokens: tuple[int, int, int], price: tuple[int, int, int]
+) -> None:
+    given_in, out, cached = tokens
+    cost = Price(*price).cost_nanousd(given_in, out, cached)
+    used = min(cached, given_in)
+    exact = (given_in - used) * price[0] + out * price[1] + used * price[2]
+    assert 0 <= cost * 10**6 - exact < 10**6
+
+
+def test_an_account_prices_what_it_settles_however_it_ends() -> None:
+    outbox = ListOutbox()
+    accounts = Accounts(outbox, book(Tariff(CHEAP)).priced)
+    with accounts.open(SPENT) as account:
+        account.settle(replace(SPENT, finish_reason="stop"))
+    with pytest.raises(KeyError), accounts.open(SPENT):
+        raise KeyError
+    assert [(one.finish_reason, one.cost_nanousd, one.price_version) for one in outbox.rows] == [
+        ("stop", 2_600_000_000, "v1"), ("error", 2_600_000_000, "v1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        [BookVersion("a", 1.0, ()), BookVersion("a", 2.0, ())],
+        [BookVersion("a", 1.0, ()), BookVersion("b", 1.0, ())],
+        [BookVersion("a", 1.0, (Tariff(CHEAP, backend="x"), Tariff(DEAR, backend="x")))],
+    ],
+)
+def test_a_book_that_says_two_things_is_refused(versions: list[BookVersion]) -> None:
+    with pytest.raises(PriceError, match="allowed"):
+        PriceBook(versions)
+
+
+# One source of truth
+
+
+def test_backends_own_prices_join_every_version_and_name_one_where_there_is_none() -> None:
+    made = with_backends(
+        PriceBook([BookVersion("v1", 100.0, (Tariff(CHEAP, adapter="manga"),))]),
+        {"local": OWN},
+        version="own",
+    )
+    assert [one.version for one in made.versions] == ["own", "v1"]
+    assert made.price(1.0, "local") == made.price(100.0, "local") == OWN
+    assert made.price(100.0, "local", None, "manga") == CHEAP
+
+
+def test_a_backend_priced_in_both_places_is_refused_with_both() -> None:
+    with pytest.raises(PriceError, match=r"version 'v1' of the price file and in backends.local.price"):
+        with_backends(book(Tariff(CHEAP, backend="local")), {"local": OWN}, version="own")
+
+
+PRICED = {"kind": "engine", "price": {"input_usd_per_million": 1, "output_usd_per_million": 2}}
+FILE = """
+versions:
+  - version: "2026-11"
+    valid_from: 2026-11-01T00:00:00Z
+    prices:
+      - {backend: local, input_nanousd: 20, output_nanousd: 80, cached_nanousd: 2}
+      - {backend: local, adapter: manga, input_nanousd: 30, output_nanousd: 90}
+"""
+NOVEMBER = 1_793_491_200.0
+
+
+def test_a_price_file_speaks_of_one_token_in_whole_nano_dollars(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(FILE)
+    made = read_price_file(tmp_path / "prices.yaml")
+    assert made.price(NOVEMBER - 1, "local") is None
+    assert made.price(NOVEMBER, "local") == Price(20 * 10**6, 80 * 10**6, 2 * 10**6)
+    assert made.price(NOVEMBER, "local", None, "manga") == Price(30 * 10**6, 90 * 10**6, 30 * 10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FILE.replace("input_nanousd: 20", "input_nanousd: 0.5"), "versions.0.prices.0.input_nanousd is 0.5"),
+        (FILE.replace("input_nanousd: 20", "input_nanousd: -1"), "is -1"),
+        (FILE.replace("T00:00:00Z", "T00:00:00"), "versions.0.valid_from"),
+        (FILE.replace("adapter: manga", "adaptor: manga"), "versions.0.prices.1.adaptor"),
+        (FILE.replace("adapter: manga, ", ""), "has two prices"),
+        ("[", "not valid YAML"),
+        ("", "the file is None"),
+    ],
+)
+def test_a_wrong_price_file_stops_the_start_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "prices.yaml").write_text(text)
+    with pytest.raises(ConfigError) as told:
+        make_prices(Settings.model_validate({"ledger": {"prices": str(tmp_path / "prices.yaml")}}))
+    assert words in str(told.value)
+
+
+def test_a_leg_costs_by_the_book_what_rows_cost_by_it(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(FILE)
+    settings = Settings.model_validate(
+        {
+            "ledger": {"prices": str(tmp_path / "prices.yaml")},
+            "fallback": {"limits": {"local": {"max_spend_usd_per_minute": 1}}},
+        }
+    )
+    price = leg_prices(settings, make_prices(settings), unix_time=lambda: NOVEMBER)
+    assert price("local").output_nanousd == 80 * 10**6
+    before = leg_prices(settings, make_prices(settings), unix_time=lambda: NOVEMBER - 1)
+    with pytest.raises(ConfigError, match="needs a price"):
+        before("local")
+
+
+def test_a_changed_price_of_a_section_is_another_version() -> None:
+    settings = Settings.model_validate({"backends": {"local": PRICED}})
+    dearer = Settings.model_validate(
+        {
+            "backends": {
+                "local": {**PRICED, "price": {"input_usd_per_million": 2, "output_usd_per_million": 2}}
+            }
+        }
+    )
+    [one], [other] = make_prices(settings).versions, make_prices(dearer).versions
+    assert one.version.startswith("config-") and one.version != other.version
+    assert make_prices(settings).versions[0].version == one.version

@@ -1,0 +1,108 @@
+"""The engines' own counters beside the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accounting.reconcile import Reconciliation
+from accounting.reports import Span
+from accounting.values import HOUR_S, EngineCount
+from gateway.engine_counts import EngineCounts, HourlyCounts
+from gateway.usage_desk import UsageDesk
+from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
+
+NOON = 472_236 * HOUR_S
+POOL = ("worker", "http://w1")
+
+
+def count(
+    hour: int, prompt: int, generated: int, *, observer: str = "a", covered_s: float = 3600.0
+) -> EngineCount:
+    return EngineCount(hour, *POOL, observer, prompt, generated, covered_s)
+
+
+def test_counters_become_differences_by_hour() -> None:
+    counts = HourlyCounts("a")
+    for minute, told in ((0, (100, 10)), (30, (150, 15)), (59, (160, 20)), (61, (200, 30))):
+        counts.saw({POOL: told}, NOON + 60 * minute)
+    assert counts.lines() == [
+        count(472_236, 60, 10, covered_s=59 * 60),
+        count(472_237, 40, 10, covered_s=120),
+    ]
+
+
+def test_a_counter_that_went_back_is_a_new_engines_and_counts_from_nothing() -> None:
+    counts = HourlyCounts("a")
+    for second, told in enumerate(((100, 10), (130, 13), (5, 1), (9, 2))):
+        counts.saw({POOL: told}, NOON + second)
+    assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(39, 5)]
+
+
+def test_an_engine_of_ones_own_is_counted_from_its_begin() -> None:
+    counts = HourlyCounts("a", [POOL])
+    counts.saw({POOL: (7, 3)}, NOON)
+    assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(7, 3)]
+
+
+def test_hours_that_are_over_are_kept_until_they_are_written() -> None:
+    counts = HourlyCounts("a", [POOL])
+    counts.saw({POOL: (7, 3)}, NOON)
+    counts.saw({POOL: (8, 3)}, NOON + HOUR_S)
+    assert len(counts.lines()) == 2
+    counts.written(NOON + HOUR_S)
+    assert [one.hour for one in counts.lines()] == [472_237]
+
+
+async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Path) -> None:
+    async with running(ledger_for(url_of(tmp_path / "l.db"), Told())) as ledger:
+        answered = row("g1", started_at=NOON, backend_name="worker", input_tokens=60, output_tokens=10)
+        ledger.append(answered.delivered())
+        cancelled = row("g2", started_at=NOON, backend_name="worker", input_tokens=20, output_tokens=1)
+        ledger.append(cancelled)
+        ledger.append(row("g3", kind="shadow", started_at=NOON, backend_name="worker", input_tokens=5))
+        ledger.append(row("g4", started_at=NOON))  # degraded: no backend
+        await until(lambda: ledger.depth == 0)
+        # Written over and over with what is known by then.
+        await ledger.keep_counts([count(472_236, 50, 5)])
+        await ledger.keep_counts([count(472_236, 95, 11)])
+        [line] = (await UsageDesk(ledger.select).reconcile(Span(NOON, NOON + 1)))["rows"]  # type: ignore[misc]
+    assert line == {
+        "hour": "2023-11-15T12:00+00:00",
+        "backend": "worker",
+        "covered": 1.0,
+        "requests": 3,
+        "engine": {"prompt_tokens": 95, "generation_tokens": 11},
+        "ledger": {"prompt_tokens": 85, "generation_tokens": 11},
+        "difference": {"prompt_tokens": 10, "generation_tokens": 0},
+        "not_billed": {"shadow": 5, "undelivered": 21},
+        "verdict": "engine counts more: probes, warm-ups, summaries, tokens generated again, requests over its end",
+    }
+
+
+def _told(*counts: EngineCount) -> tuple[object, object]:
+    names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
+    [line] = Reconciliation(Span()).lines(
+        [], [{name: getattr(one, name) for name in names} for one in counts]
+    )
+    return line["engine"], line["covered"]
+
+
+def test_two_gateways_before_one_engine_count_it_once_and_one_after_the_other_both() -> None:
+    both = _told(count(1, 100, 9), count(1, 90, 8, observer="b", covered_s=3000))
+    assert both == ({"prompt_tokens": 100, "generation_tokens": 9}, 1.0)
+    after = _told(count(1, 100, 9, covered_s=1800), count(1, 90, 8, observer="b", covered_s=1700))
+    assert after == ({"prompt_tokens": 190, "generation_tokens": 17}, round(3500 / 3600, 4))
+
+
+async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
+    ledger = ledger_for(url_of(tmp_path / "l.db"), Told())
+    counts = HourlyCounts("a", [POOL])
+    watch = EngineCounts(
+        counts, read=lambda: {POOL: (7, 3)}, write=ledger.keep_counts, unix_time=lambda: NOON
+    )
+    await watch.write()
+    assert counts.lines()
+    async with running(ledger):
+        await watch.write()
+        found = await ledger.select(Reconciliation(Span()).engines_query())
+    assert [(one["prompt_tokens"], one["generation_tokens"]) for one in found] == [(7, 3)]

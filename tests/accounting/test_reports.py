@@ -1,0 +1,213 @@
+"""Sums and pages of the ledger, on every database that it runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
+from accounting.ledger import Ledger
+from accounting.reports import DIMENSIONS, Page, Report, Span
+from accounting.store import GenerationStore
+from accounting.store_schema import HEAD
+from accounting.tables import metadata
+from accounting.values import UsageRow
+from benchmarks.ledger_postgres import NoPostgres, postgres
+from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
+
+DAY = 86_400.0
+MIDNIGHT = 1_700_006_400.0  # 2023-11-15
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A PostgreSQL of this module's own."""
+    try:
+        with postgres() as running_server:
+            yield running_server.url
+    except NoPostgres as error:
+        pytest.fail(f"the tests need PostgreSQL's programs: {error}")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty ledger."""
+    if request.param == "sqlite":
+        return url_of(tmp_path / "l.db")
+    place: str = request.getfixturevalue("server")
+    async with running(ledger_for(place, Told())):
+        await run_sql(place, "TRUNCATE generations")
+    return place
+
+
+@pytest.fixture
+async def bare(url: str) -> str:
+    """A database without our tables."""
+    if url.startswith("postgresql"):
+        await run_sql(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    return url
+
+
+async def run_sql(url: str, *statements: str) -> list[tuple[object, ...]]:
+    engine = create_async_engine(url)
+    found: list[tuple[object, ...]] = []
+    async with engine.begin() as connection:
+        for statement in statements:
+            result = await connection.execute(text(statement))
+            found = [tuple(line) for line in result] if result.returns_rows else []
+    await engine.dispose()
+    return found
+
+
+@asynccontextmanager
+async def holding(url: str, *rows: UsageRow) -> AsyncIterator[Ledger]:
+    async with running(ledger_for(url, Told())) as ledger:
+        for one in rows:
+            ledger.append(one)
+        await until(lambda: ledger.depth == 0)
+        yield ledger
+
+
+async def lines(ledger: Ledger, *by: str, **more: object) -> list[dict[str, object]]:
+    report = Report(by, **more)  # type: ignore[arg-type]
+    return [report.line(line) for line in await ledger.select(report.query())]
+
+
+def used(generation_id: str, tenant: str, **more: object) -> UsageRow:
+    tokens = {"input_tokens": 10, "output_tokens": 4, "cached_tokens": 6, "started_at": MIDNIGHT}
+    made = row(generation_id, tenant=tenant, cost_nanousd=2**40, **{**tokens, **more})
+    return made.delivered()
+
+
+async def test_sums_are_by_what_was_asked_and_margin_is_what_was_billed_but_not_computed(url: str) -> None:
+    rows = [
+        used("g1", "acme", adapter_id="manga", backend_name="local"),
+        used("g2", "acme", started_at=MIDNIGHT - 0.001, backend_name="local"),
+        used("g3", "acme", started_at=MIDNIGHT + DAY - 0.001, adapter_id="manga", backend_name="local"),
+        used("g4", "zen", backend_name="bedrock"),
+    ]
+    sums = {
+        "input_tokens": 10,
+        "output_tokens": 4,
+        "cached_tokens": 6,
+        "billed_tokens": 14,
+        "computed_tokens": 8,
+    }
+    one = {"requests": 1, **sums, "cost_nanousd": 2**40, "margin_tokens": 6}
+    two = {name: 2 * value for name, value in one.items()}
+    async with holding(url, *rows) as ledger:
+        assert await lines(ledger, "tenant", "adapter", "backend", "day") == [
+            {"tenant": "acme", "adapter": None, "backend": "local", "day": "2023-11-14", **one},
+            {"tenant": "acme", "adapter": "manga", "backend": "local", "day": "2023-11-15", **two},
+            {"tenant": "zen", "adapter": None, "backend": "bedrock", "day": "2023-11-15", **one},
+        ] or url.startswith("postgresql")  # which sorts nothing last
+        assert await lines(ledger, "day") == [
+            {"day": "2023-11-14", **one},
+            {"day": "2023-11-15", **{name: 3 * value for name, value in one.items()}},
+        ]
+
+
+async def test_since_is_in_and_until_is_out(url: str) -> None:
+    rows = [used(f"g{at}", "acme", started_at=MIDNIGHT + at) for at in (0.0, 5.0, 10.0)]
+    async with holding(url, *rows) as ledger:
+        found = await lines(ledger, "tenant", span=Span(MIDNIGHT, MIDNIGHT + 10))
+        assert [line["requests"] for line in found] == [2]
+
+
+async def test_shadow_traffic_is_in_no_tenants_usage_but_in_its_own(url: str) -> None:
+    rows = [used("g1", "acme"), row("g2", kind="shadow", started_at=MIDNIGHT, input_tokens=99)]
+    async with holding(url, *rows) as ledger:
+        assert [line["input_tokens"] for line in await lines(ledger, "tenant")] == [10]
+        [shadow] = await lines(ledger, "tenant", kind="shadow")
+        assert (shadow["input_tokens"], shadow["billed_tokens"]) == (99, 0)
+
+
+async def test_every_key_that_is_offered_works(url: str) -> None:
+    async with holding(url, used("g1", "acme", org="o", user_id="u", model="m")) as ledger:
+        [line] = await lines(ledger, *DIMENSIONS)
+        assert line["hour"] == "2023-11-15T00:00+00:00"
+        assert (line["org"], line["user"], line["model"], line["key"]) == ("o", "u", "m", "k1")
+
+
+async def test_pages_give_every_row_once_in_order_even_of_one_moment(url: str) -> None:
+    rows = [used(f"g{number}", "acme", started_at=MIDNIGHT + number // 4) for number in range(10)]
+    async with holding(url, *reversed(rows)) as ledger:
+        found, after = [], None
+        while page := await ledger.select(Page(Span(), 3, after).query()):
+            found += [line["generation_id"] for line in page]
+            after = (page[-1]["started_at"], page[-1]["generation_id"])
+        assert found == [one.generation_id for one in rows]
+
+
+# Migrations
+
+OLD = """CREATE TABLE generations (generation_id TEXT NOT NULL PRIMARY KEY, request_id TEXT NOT NULL,
+tenant TEXT NOT NULL, key_id TEXT NOT NULL, contract TEXT NOT NULL, route TEXT NOT NULL,
+started_at DOUBLE PRECISION NOT NULL, intent TEXT, session_id TEXT, adapter_id TEXT, prompt_version TEXT,
+revision BIGINT, backend TEXT, backend_name TEXT, backend_version TEXT, trace_id TEXT,
+finish_reason TEXT NOT NULL, error_code TEXT, fallback TEXT, fallback_reason TEXT,
+input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
+queue_wait_ms DOUBLE PRECISION NOT NULL, ttft_ms DOUBLE PRECISION, total_ms DOUBLE PRECISION NOT NULL)"""
+OLD_ROW = (
+    "INSERT INTO generations VALUES ('old', 'r', 'acme', 'k', 'native', 'main', 1700006399.9, NULL, NULL, NULL,"
+    " NULL, 3, 'embedded', 'local', 'demo', 't', 'stop', NULL, NULL, NULL, 10, 4, 6, 0.5, 1.5, 2.5)"
+)
+
+
+async def test_a_table_from_before_the_migrations_keeps_its_rows_and_bills_them_as_counted(bare: str) -> None:
+    indices = (
+        "CREATE INDEX ix_generations_started_at ON generations (started_at)",
+        "CREATE INDEX ix_generations_tenant_started_at ON generations (tenant, started_at)",
+    )
+    await run_sql(bare, OLD, *indices, OLD_ROW)
+    async with holding(bare, used("new", "acme")) as ledger:
+        found = {one.generation_id: one for one in await ledger.rows()}
+    assert found.keys() == {"old", "new"}
+    old = found["old"]
+    assert (old.kind, old.hour, old.revision, old.ttft_ms) == ("request", 472_223, 3, 1.5)
+    assert (old.billable_input_tokens, old.billable_output_tokens, old.billable_cached_tokens) == (10, 4, 6)
+    assert await run_sql(bare, "SELECT hour FROM generations WHERE generation_id = 'old'") == [(472_223,)]
+
+
+async def test_many_that_start_together_make_the_tables_once(bare: str) -> None:
+    stores = [GenerationStore(bare) for _ in range(6)]
+    for store in stores:
+        store.connect()
+
+    async def prepare(store: GenerationStore) -> None:
+        while True:
+            try:
+                await store.prepare()
+            except Exception:  # SQLite's lock: the ledger tries again too
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        for store in stores:
+            tasks.create_task(prepare(store))
+    for store in stores:
+        await store.close(2.0)
+    assert await run_sql(bare, "SELECT version_num FROM ledger_version") == [(HEAD,)]
+
+
+async def test_the_migrations_make_the_tables_that_the_code_knows(bare: str) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    async with holding(bare):
+        pass
+    engine = create_async_engine(bare)
+    async with engine.connect() as connection:
+        options = {"version_table": "ledger_version"}
+        differences = await connection.run_sync(
+            lambda sync: compare_metadata(MigrationContext.configure(sync, opts=options), metadata)
+        )
+    await engine.dispose()
+    assert differences == []

@@ -1,0 +1,116 @@
+"""The monitors' answers, with backends that fail, hang or tell nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from admission.values import Load
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.fleet import Fleet
+from gateway.health import HealthProbe
+from gateway.http.testing import FakeText
+from gateway.reception import Reception
+from gateway.vitals import Vitals
+from gateway.wiring_metrics import health_collector
+from observability.events import EngineFigures
+from resilience.failures import BackendFailure, FailureKind
+
+HANGS = Script(delay_s=3600.0)
+
+
+async def no_gpus() -> Sequence[Mapping[str, float | None]]:
+    return ()
+
+
+def load(running: int = 0, waiting: int = 0, kv_usage: float = 0.0) -> Load:
+    return Load(running=running, waiting=waiting, kv_usage=kv_usage)
+
+
+def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
+    settings: dict[str, Any] = {
+        "fleet": Fleet({backend.name: backend for backend in backends}),
+        "reception": Reception(),
+        "vitals": Vitals(lambda: 0.0),
+        "text": FakeText,
+        "model_loaded": lambda: True,
+        "engine": None,
+        "engine_figures": lambda: None,
+        "state_store_ok": lambda: True,
+        "clock": lambda: 0.0,
+        "started_at": 0.0,
+        "gpus": no_gpus,
+        "probe_timeout_s": 0.05,
+    }
+    return HealthProbe(**(settings | changes))
+
+
+async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of_one() -> None:
+    one, two = ScriptedBackend("one", scripts=(HANGS,)), ScriptedBackend("two", scripts=(HANGS,))
+    healthy, told = await probe(one, two, ScriptedBackend("three")).deep()
+    results: Any = told["backends"]
+    assert not healthy and told["status"] == "unhealthy"
+    assert {name: result.get("error") for name, result in results.items()} == {
+        "one": "timeout", "two": "timeout", "three": None,
+    }  # fmt: skip
+    assert results["three"]["output_tokens"] == 3
+    assert one.active == two.active == 0, "nothing is left of what was given up"
+    [first], [second] = one.calls, two.calls
+    assert first.generation_id != second.generation_id, "two backends may stand on one engine"
+
+
+async def test_a_backend_that_fails_is_told_by_its_kind() -> None:
+    broken = ScriptedBackend(scripts=(Script(failure=BackendFailure(FailureKind.NAN_OUTPUT, "x")),))
+    healthy, told = await probe(broken).deep()
+    assert not healthy
+    assert told["backends"] == {"local": {"state": "ready", "status": "unhealthy", "error": "nan_output"}}
+
+
+async def test_the_engine_in_process_is_told_once_however_many_backends_stand_on_it() -> None:
+    shared = load(running=3, waiting=2, kv_usage=0.5)
+    figures = EngineFigures("demo", running=3, waiting=2, kv_usage=0.5)
+    backends = [ScriptedBackend(name, load=shared) for name in ("one", "two")]
+    _, told = await probe(*backends, engine_figures=lambda: figures).deep()
+    assert (told["running"], told["waiting"], told["kv_utilization"]) == (3, 2, 0.5)
+
+
+async def test_without_an_engine_the_remote_loads_are_added_up() -> None:
+    one, two = (
+        ScriptedBackend("one", load=load(3, 1, 0.5)),
+        ScriptedBackend("two", load=load(2, 0, 0.7)),
+    )
+    _, told = await probe(one, two, ScriptedBackend("silent")).deep()
+    assert (told["running"], told["waiting"], told["kv_utilization"]) == (5, 1, 0.7)
+    _, told = await probe(ScriptedBackend("silent")).deep()
+    assert (told["running"], told["waiting"], told["kv_utilization"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "failing, changes",
+    [
+        ("model_loaded", {"model_loaded": lambda: False}),
+        ("workers_ready", {"fleet": Fleet({"a": ScriptedBackend("a", state=BackendState.STARTING)})}),
+        ("memory_available", {"fleet": Fleet({"a": ScriptedBackend("a", load=load(kv_usage=0.99))})}),
+        ("state_store", {"state_store_ok": lambda: False}),
+    ],
+)
+def test_each_check_alone_makes_it_not_ready_and_the_metrics_say_the_same(
+    failing: str, changes: dict[str, Any]
+) -> None:
+    health = probe(ScriptedBackend(), **changes)
+    ready, body = health.ready()
+    checks: Any = body["checks"]
+    assert not ready and [name for name, holds in checks.items() if not holds] == [failing]
+    whole, each = health_collector(health).collect()
+    assert whole.samples[0].value == 0.0
+    assert {s.labels["check"]: s.value for s in each.samples} == {
+        name: float(v) for name, v in checks.items()
+    }
+
+
+def test_a_full_pool_beside_one_with_room_leaves_it_ready() -> None:
+    full, free = (ScriptedBackend("full", load=load(kv_usage=1.0)), ScriptedBackend("free", load=load()))
+    assert probe(full, free).ready()[0]

@@ -1,0 +1,285 @@
+"""Limits shared through a store: within a bound of time, open when it is away, exact again when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from accounting.keys import KeyLimits
+from accounting.quota_events import (
+    LimitStoreMissed,
+    QuotaDecided,
+    QuotaEvent,
+    QuotaSettled,
+    SettlementsLost,
+)
+from accounting.quotas import Ask, Quotas, Settlement, Tally, Verdict
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.errors import QuotaExceeded, RateLimited
+from gateway.quotas import Held, KeyLimiter
+from gateway.shared_limits import MAX_OUTBOX, SharedLimits
+from gateway.state.errors import StateUnavailable
+
+LIMITED = Caller("acme", CallerRole.CALLER, "key_1", limits=KeyLimits(2, 100, 500))
+UNLIMITED = Caller("acme", CallerRole.CALLER, "key_2")
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeStore:
+    """One tally for all; ``down`` refuses, ``hangs`` never answers."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.tallies: dict[str, Tally] = {}
+        self.gone: set[str] = set()
+        self.asked = 0
+        self.settled: list[Settlement] = []
+        self.down = False
+        self.hangs = False
+        self.closed = False
+
+    async def _answers(self) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.down:
+            raise StateUnavailable("take", "down")
+
+    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
+        tally = self.tallies.setdefault(key_id, Tally(limits))
+        if self.hangs:
+            # It has decided; the answer never comes.
+            tally.take(ask, self.clock())
+        await self._answers()
+        if ask.hold is not None and not fresh and ask.hold.holder in self.gone:
+            return None
+        return tally.take(ask, self.clock(), alive=lambda holder: holder not in self.gone)
+
+    async def settle(self, told: Sequence[Settlement]) -> None:
+        await self._answers()
+        for one in told:
+            self.settled.append(one)
+            self.tallies.setdefault(one.key_id, Tally(one.limits)).settle(one, self.clock())
+
+    async def renew(self, holder: str) -> bool:
+        await self._answers()
+        return holder not in self.gone
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Process:
+    """A gateway process' limits over the store."""
+
+    def __init__(self, store: FakeStore) -> None:
+        numbers = itertools.count(1)
+        self.events: list[QuotaEvent] = []
+        self.shared = SharedLimits(
+            store,
+            clock=store.clock,
+            unix_time=store.clock,
+            emit=self.events.append,
+            new_holder=lambda: f"{id(self)}.{next(numbers)}",
+            timeout_s=0.05,
+            cool_off_s=0.02,
+            settle_every_s=0.001,
+        )
+        self.limiter = KeyLimiter(Quotas(clock=store.clock), self.shared, emit=self.events.append)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as loops:
+            task = loops.create_task(self.shared.run())
+            yield
+            task.cancel()
+        await self.shared.close()
+
+    async def enter(self) -> bool:
+        try:
+            await self.limiter.enter(LIMITED)
+        except RateLimited:
+            return False
+        return True
+
+    async def hold(self, tokens: int, caller: Caller = LIMITED) -> Held | None:
+        request = GenerateRequest("r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0)
+        return await self.limiter.reserve(request, tokens, 0)
+
+    async def told(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in await self.limiter.headers(LIMITED)}
+
+    def decided(self) -> Counter[bool]:
+        return Counter(event.shared for event in self.events if isinstance(event, QuotaDecided))
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore(Clock())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - nothing tells of it but a look
+            await asyncio.sleep(0.005)
+
+
+async def test_a_key_without_limits_asks_nobody(store: FakeStore) -> None:
+    one = Process(store)
+    async with one.running():
+        await one.limiter.enter(UNLIMITED)
+        assert await one.hold(10, UNLIMITED) is None
+        assert await one.limiter.headers(UNLIMITED) == []
+    assert store.asked == 0 and not one.events
+
+
+async def test_processes_share_what_a_key_may_use(store: FakeStore) -> None:
+    one, other = Process(store), Process(store)
+    async with one.running(), other.running():
+        assert [await one.enter(), await other.enter(), await one.enter()] == [True, True, False]
+        held = await one.hold(80)
+        with pytest.raises(RateLimited):
+            await other.hold(30)
+        assert held is not None
+        held.settle(20)
+        held.settle(99)
+        assert (await one.told())["x-ratelimit-remaining-tokens"] == "80", "told before the store has heard"
+        await until(lambda: len(store.settled) == 1)
+        again = await other.hold(80)
+        assert again is not None
+        assert (await other.told())["x-ratelimit-remaining-tokens"] == "0"
+        again.settle(0)
+        assert await one.limiter.used(LIMITED.key_id, LIMITED.limits) == {
+            "requests_per_minute": 2,
+            "tokens_per_minute": 20,
+            "tokens_per_day": 20,
+        }
+    assert QuotaSettled(80, 20) in one.events and store.closed
+    assert one.decided() == {True: 3} and other.decided() == {True: 3}
+
+
+async def test_a_caller_that_hammers_costs_the_store_nothing_until_its_time_has_come(
+    store: FakeStore,
+) -> None:
+    one = Process(store)
+    assert [await one.enter() for _ in range(3)] == [True, True, False]
+    asked = store.asked
+    with pytest.raises(RateLimited) as refused:
+        await one.limiter.enter(LIMITED)
+    assert refused.value.retry_after_ms == 61_000
+    store.clock.now += 30.0
+    assert (await one.told())["x-ratelimit-reset-requests"] == "31"
+    asked = store.asked
+    with pytest.raises(RateLimited) as refused:
+        await one.limiter.enter(LIMITED)
+    assert refused.value.retry_after_ms == 31_000 and store.asked == asked
+    store.clock.now += 31.0
+    assert await one.enter() and store.asked == asked + 1
+
+
+@pytest.mark.parametrize("how", ["down", "hangs"])
+async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
+    store: FakeStore, how: str
+) -> None:
+    one = Process(store)
+    async with one.running():
+        assert await one.enter()
+        setattr(store, how, True)
+        assert await one.enter(), "open, within the bound of time"
+        assert not await one.enter(), "what the store decided before counts here too"
+        held = await one.hold(90)
+        with pytest.raises(RateLimited):
+            await one.hold(20)
+        assert (await one.told())["x-ratelimit-remaining-requests"] == "0"
+        assert held is not None
+        held.settle(15)
+        missed = [event for event in one.events if isinstance(event, LimitStoreMissed)]
+        assert missed and {event.reason for event in missed} == {
+            "timeout" if how == "hangs" else "unavailable"
+        }
+        assert one.decided()[False] >= 3 and one.shared.away
+
+        setattr(store, how, False)
+        await until(lambda: not one.shared.away and one.shared.standing() == (False, 0))
+        assert sum(told.used for told in store.settled) == 15, "told when it is back"
+        store.clock.now += 1.0
+        with pytest.raises(RateLimited):
+            await one.hold(86)
+        last = await one.hold(85)
+        assert last is not None
+        last.settle(0)
+
+
+async def test_a_store_that_hangs_is_tried_by_one_request_at_a_time(store: FakeStore) -> None:
+    one = Process(store)
+    store.hangs = True
+    await one.enter()
+    asked = store.asked
+    for _ in range(20):
+        await one.enter()
+    assert store.asked == asked
+    store.clock.now += 1.0
+    await asyncio.gather(*(one.enter() for _ in range(20)))
+    assert store.asked == asked + 1
+
+
+async def test_a_request_that_is_cancelled_while_it_asks_holds_nothing(store: FakeStore) -> None:
+    one = Process(store)
+    async with one.running():
+        store.hangs = True
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(one.hold(100))
+            await until(lambda: store.asked == 1)
+            asking.cancel()
+        store.hangs = False
+        await until(lambda: one.shared.standing() == (False, 0))
+        held = await one.hold(100)
+        assert held is not None
+        held.settle(0)
+
+
+async def test_a_process_that_lost_its_lease_holds_under_a_new_name(store: FakeStore) -> None:
+    one = Process(store)
+    async with one.running():
+        first = await one.hold(60)
+        [holder] = {hold.holder for hold in store.tallies["key_1"]._held}
+        store.gone.add(holder)
+        second = await one.hold(60)
+        assert first is not None and second is not None
+        first.settle(10)
+        second.settle(20)
+        await until(lambda: len(store.settled) == 2)
+        assert (await one.told())["x-ratelimit-remaining-tokens"] == "70"
+        third = await one.hold(70)
+        assert third is not None
+        third.settle(0)
+
+
+async def test_the_day_is_quota_exceeded_and_the_minute_rate_limited(store: FakeStore) -> None:
+    one = Process(store)
+    with pytest.raises(QuotaExceeded):
+        await one.hold(501, replace(LIMITED, key_id="key_3", limits=KeyLimits(tokens_per_day=500)))
+    with pytest.raises(RateLimited):
+        await one.hold(101)
+
+
+async def test_settlements_that_wait_are_bounded_and_those_lost_are_told(store: FakeStore) -> None:
+    one = Process(store)
+    store.down = True
+    for number in range(MAX_OUTBOX + 3):
+        one.shared.settle("k", LIMITED.limits, None, None, 0, number + 1)
+    assert one.shared.standing()[1] == MAX_OUTBOX
+    assert [event for event in one.events if isinstance(event, SettlementsLost)] == [SettlementsLost(1)] * 3

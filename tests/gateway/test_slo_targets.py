@@ -1,0 +1,27 @@
+"""The service levels follow the routing in force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from gateway.routing.check import Known
+from gateway.routing.revision import make_revision
+from gateway.wiring_metrics import Targets
+from observability.slo_metrics import SloTargets
+
+ROOT = Path(__file__).parents[2]
+KNOWN = Known(["local"], ["chat-manga-2.1"], None)
+
+
+def test_targets_are_those_of_the_revision_in_force_and_are_made_once_a_revision() -> None:
+    shipped = yaml.safe_load((ROOT / "routing.yaml").read_text())
+    route = shipped["routes"]["self_hosted_generation"]
+    revisions = [make_revision(1, shipped, KNOWN)]
+    targets = Targets(lambda: revisions[-1])
+    assert targets() == {"self_hosted_generation": SloTargets(ttft_ms=200, total_ms=1400)}
+    assert targets() is targets()
+    route["slo"] = {"ttft_ms": 300, "total_ms": 2000}
+    revisions.append(make_revision(2, shipped, KNOWN))
+    assert targets() == {"self_hosted_generation": SloTargets(ttft_ms=300, total_ms=2000)}

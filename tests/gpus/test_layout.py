@@ -1,0 +1,107 @@
+"""Which GPUs are served, and what front and workers are configured to."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError, Settings
+from gateway.gpus.crew import make_crew, worker_environ
+from gateway.gpus.layout import BACKEND, Seat, front_of, gpus_of, worker_of, worker_routes
+from gateway.routing.file import RoutingConfig
+
+
+def tool(folder: Path, script: str) -> str:
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_all_is_what_the_driver_counts(tmp_path: Path) -> None:
+    assert gpus_of("all", tool=tool(tmp_path, "printf '0\\n1\\n2\\n3\\n'")) == ["0", "1", "2", "3"]
+
+
+def test_an_engine_over_several_gpus_gets_several() -> None:
+    assert gpus_of("0,1,4,5", each=2) == ["0,1", "4,5"]
+
+
+@pytest.mark.parametrize("spec", ["", "two", "0,x", "0,-1", "0,,1"])
+def test_what_is_no_index_is_refused_with_what_is_allowed(spec: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: all, or indices"):
+        gpus_of(spec)
+
+
+@pytest.mark.parametrize(("spec", "each", "told"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
+def test_gpus_that_do_not_come_out_are_refused(spec: str, each: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        gpus_of(spec, each=each)
+
+
+def test_a_machine_without_a_driver_says_how_to_name_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name them"):
+        gpus_of("all", tool="there-is-no-such-tool")
+    with pytest.raises(ConfigError, match="did not tell"):
+        gpus_of("all", tool=tool(tmp_path, "exit 9"))
+    with pytest.raises(ConfigError, match="knows of no GPU"):
+        gpus_of("all", tool=tool(tmp_path, "exit 0"))
+
+
+SEATS = [Seat("0", 9001), Seat("1", 9002)]
+
+
+def test_in_front_a_backend_on_the_engine_becomes_a_pool_and_the_others_stay() -> None:
+    settings = Settings.model_validate(
+        {
+            "backends": {
+                "local": {"kind": "engine"},
+                "far": {"kind": "bedrock", "model_id": "m", "region": "us-east-1"},
+            }
+        }
+    )
+    front = front_of(settings, SEATS)
+    assert front.engine.kind == "none"
+    pool = front.backends["local"]
+    assert pool.kind == "openai"
+    assert pool.base_urls == ["http://127.0.0.1:9001/v1", "http://127.0.0.1:9002/v1"]
+    assert (pool.model, pool.max_running) == (settings.engine.model_id, settings.engine.max_num_seqs)
+    assert front.backends["far"] == settings.backends["far"]
+    assert front.ledger == settings.ledger
+
+
+def test_without_an_engine_there_is_nothing_to_spread() -> None:
+    with pytest.raises(ConfigError, match="needs an engine"):
+        front_of(Settings.model_validate({"engine": {"kind": "none"}, "backends": {}}), SEATS)
+
+
+def test_a_workers_configuration_is_valid_on_loopback_and_keeps_no_accounts(tmp_path: Path) -> None:
+    worker = Settings.model_validate(worker_of(Settings(), SEATS[1], tmp_path / "routing.yaml"))
+    assert (worker.server.host, worker.server.port) == ("127.0.0.1", 9002)
+    assert worker.auth.enabled
+    assert worker.engine == Settings().engine
+    assert worker.ledger.folder is None
+    routes = RoutingConfig.model_validate(worker_routes()).routes
+    assert [(route.backends[0].name, route.fallback) for route in routes.values()] == [(BACKEND, [])]
+
+
+def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> None:
+    environ = {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "0,1,2",
+        "SLUICE_SERVER__PORT": "80",
+        "MAX_MODEL_LEN": "9",
+        "SLUICE_ADMIN_KEY": "the operator's",
+    }
+    found = worker_environ(environ, SEATS[1], "made")
+    assert found == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SLUICE_ADMIN_KEY": "made"}
+
+
+def test_the_workers_files_and_key_are_gone_afterwards() -> None:
+    with make_crew(Settings(), ["0", "1"], "info") as crew:
+        files = [Path(worker._command[worker._command.index("--config") + 1]) for worker in crew.workers]
+        assert all(file.is_file() for file in files)
+        assert len({worker.seat.port for worker in crew.workers}) == 2
+        assert "SLUICE_WORKER_KEY" not in "".join(file.read_text(encoding="utf-8") for file in files)
+    assert not any(file.exists() for file in files)

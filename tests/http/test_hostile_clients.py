@@ -1,0 +1,328 @@
+"""Connections that cost something and give nothing, and requests that two servers would read differently."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.http.protocol import GatewayProtocol
+from gateway.http.security import MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
+from gateway.http.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, eventually, fake_services, serving
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+AUTH = f"host: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n".encode()
+SMUGGLED = b"POST /v1/generate HTTP/1.1\r\n" + AUTH + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+class Impatient(GatewayProtocol):
+    head_s = 0.2
+    linger_s = 1.5
+    stall_s = 0.3
+
+
+class Forgetful(GatewayProtocol):
+    """Waits less long for a connection to say something."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.timeout_keep_alive = 0.2  # type: ignore[assignment]
+        super().connection_made(transport)
+
+
+class Crowded(GatewayProtocol):
+    max_connections = 2
+
+
+def connected(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def heard(sock: socket.socket) -> bytes:
+    """All until the server closes."""
+    pieces = []
+    try:
+        while piece := sock.recv(65_536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+def said(url: str, raw: bytes) -> bytes:
+    """What is answered until the connection ends."""
+    with connected(url) as sock:
+        sock.sendall(raw)
+        return heard(sock)
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.fixture(scope="module")
+def journey() -> FakeJourney:
+    return FakeJourney()
+
+
+@pytest.fixture(scope="module")
+def url(journey: FakeJourney) -> Iterator[str]:
+    with serving(fake_services(journey), http=Impatient) as found:
+        yield found
+
+
+@contextmanager
+def nothing_more(journey: FakeJourney, requests: int) -> Iterator[None]:
+    before = len(journey.requests)
+    yield
+    assert len(journey.requests) - before == requests
+
+
+def post(headers: bytes, body: bytes = BODY) -> bytes:
+    return b"POST /v1/generate HTTP/1.1\r\n" + AUTH + headers + b"\r\n" + body
+
+
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+
+
+def test_a_length_and_chunks_are_one_request_each(url: str, journey: FakeJourney) -> None:
+    with nothing_more(journey, 2):
+        assert statuses(said(url, post(LENGTH + b"connection: close\r\n"))) == [200]
+        assert statuses(said(url, post(b"transfer-encoding: chunked\r\nconnection: close\r\n", CHUNKED))) == [
+            200
+        ]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        post(LENGTH + b"transfer-encoding: chunked\r\n", CHUNKED + SMUGGLED),
+        post(b"transfer-encoding: chunked\r\n" + LENGTH, CHUNKED + SMUGGLED),
+        post(b"content-length: 5\r\n" + LENGTH, BODY + SMUGGLED),
+        post(LENGTH + LENGTH, BODY + SMUGGLED),
+        post(b"content-length: +%d\r\n" % len(BODY), BODY + SMUGGLED),
+        post(b"content-length: %d, %d\r\n" % (len(BODY), len(BODY)), BODY + SMUGGLED),
+        post(b"content-length: -1\r\n", BODY + SMUGGLED),
+        post(b"content-length: 0x10\r\n", BODY + SMUGGLED),
+        post(b"content-length : %d\r\n" % len(BODY), BODY + SMUGGLED),
+        post(b"content-length: 99999999999999999999999\r\n", BODY + SMUGGLED),
+        post(b"transfer-encoding: chunked, identity\r\n", CHUNKED + SMUGGLED),
+        post(b"transfer-encoding: xchunked\r\n", CHUNKED + SMUGGLED),
+        post(b"transfer-encoding : chunked\r\n", CHUNKED + SMUGGLED),
+        post(b"transfer-encoding: chunked\r\n", b"ZZ\r\n" + BODY + b"\r\n0\r\n\r\n" + SMUGGLED),
+        post(b"transfer-encoding: chunked\r\n", b"-1\r\n" + BODY + b"\r\n0\r\n\r\n" + SMUGGLED),
+        post(b"x: a\x00b\r\n" + LENGTH, BODY + SMUGGLED),
+        post(b"x: a\rb: c\r\n" + LENGTH, BODY + SMUGGLED),
+        post(b"x: a\r\n folded\r\n" + b"\x0b" + LENGTH, BODY + SMUGGLED),
+        b"POST /v1/generate HTTP/1.1 \r\n" + AUTH + LENGTH + b"x\r\n\r\n" + BODY + SMUGGLED,
+        b"POST  /v1/generate HTTP/9.9\r\n" + AUTH + LENGTH + b"\r\n" + BODY + SMUGGLED,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + SMUGGLED,
+    ],
+    ids=lambda raw: raw.split(b"\r\n")[3][:40].decode("latin-1") if raw.count(b"\r\n") > 3 else "rubbish",
+)
+def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connection(
+    url: str, journey: FakeJourney, raw: bytes
+) -> None:
+    with nothing_more(journey, 0):
+        answer = said(url, raw)
+    assert statuses(answer) in ([400], [413]), answer[:200]
+    error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+    assert error["code"] in ("invalid_request", "body_too_large") and error["request_id"]
+    for name, value in SECURITY_HEADERS:
+        assert name + b": " + value in answer
+
+
+def test_a_request_behind_another_on_one_connection_has_its_own_answer(
+    url: str, journey: FakeJourney
+) -> None:
+    with nothing_more(journey, 2), connected(url) as sock:
+        sock.sendall(SMUGGLED + post(LENGTH + b"connection: close\r\n"))
+        assert statuses(heard(sock)) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"".join(b"x-%d: 1\r\n" % number for number in range(MAX_HEADERS + 1)),
+        b"x: " + b"a" * MAX_HEAD_BYTES + b"\r\n",
+        b"".join(b"x-%d: %b\r\n" % (number, b"a" * 1_000) for number in range(40)),
+    ],
+    ids=["too many", "one too long", "too long together"],
+)
+def test_headers_beyond_their_bounds_are_431(url: str, journey: FakeJourney, head: bytes) -> None:
+    with nothing_more(journey, 0):
+        answer = said(url, post(head + LENGTH))
+    assert statuses(answer) == [431]
+    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "headers_too_large"
+
+
+def test_a_header_or_a_request_line_that_never_ends_is_not_kept(url: str) -> None:
+    for start in (b"GET /ping HTTP/1.1\r\nx: ", b"GET /"):
+        with connected(url) as sock:
+            sent = sock.send(start)
+            try:
+                while sent < 4 * MAX_HEAD_BYTES:
+                    sent += sock.send(b"a" * 8_192)
+                    time.sleep(0.001)
+            except OSError:
+                pass
+            answer = heard(sock)
+            assert sent < 4 * MAX_HEAD_BYTES or statuses(answer) == [431]
+
+
+@pytest.mark.parametrize(
+    ("start", "trickle"),
+    [
+        (b"P", b""),
+        (b"GET /", b"a"),
+        (b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\n", b"x: y\r\n"),
+        (b"\r\n", b"\r\n"),
+    ],
+)
+def test_headers_that_do_not_come_are_408_however_slowly_they_trickle(
+    url: str, start: bytes, trickle: bytes
+) -> None:
+    with connected(url) as sock:
+        begun = time.monotonic()
+        sock.sendall(start)
+        sock.settimeout(0.05)
+        answer = b""
+        while time.monotonic() - begun < 8 and not answer:
+            try:
+                answer = sock.recv(4_096)
+            except TimeoutError:
+                sock.sendall(trickle)
+        assert statuses(answer) == [408] and time.monotonic() - begun >= Impatient.head_s / 2
+
+
+def test_who_says_nothing_is_hung_up_on() -> None:
+    with serving(fake_services(), http=Forgetful) as url, connected(url) as sock:
+        assert heard(sock) == b""
+
+
+def test_the_rest_of_a_body_that_nobody_waits_for_is_taken_for_a_while_only(url: str) -> None:
+    """The key is wrong, so the answer comes first; then the body trickles."""
+    raw = (
+        b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\ncontent-length: 1000\r\n\r\n"
+    )
+    with connected(url) as sock:
+        sock.sendall(raw + b"a")
+        assert statuses(sock.recv(4_096)) == [401]
+        begun = time.monotonic()
+        ended = False
+        while time.monotonic() - begun < 8 and not ended:
+            try:
+                sock.sendall(b"a")
+                time.sleep(0.02)
+                sock.settimeout(0.001)
+                ended = not sock.recv(1)
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        assert ended
+
+
+def test_a_body_that_comes_whole_behind_its_refusal_keeps_the_connection(url: str) -> None:
+    refused = b"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer no\r\n" + LENGTH + b"\r\n"
+    with connected(url) as sock:
+        sock.sendall(refused)
+        assert statuses(sock.recv(4_096)) == [401]
+        sock.sendall(BODY)
+        sock.sendall(post(LENGTH + b"connection: close\r\n"))
+        assert statuses(heard(sock)) == [200]
+
+
+def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJourney) -> None:
+    endless = FakeJourney(endless=True)
+    with serving(fake_services(endless), http=Impatient) as url, connected(url) as sock:
+        body = json.dumps({**json.loads(BODY), "stream": True}).encode()
+        sock.sendall(post(b"content-length: %d\r\n" % len(body), body))
+        eventually(lambda: endless.running == 1)
+        eventually(lambda: endless.cancelled == 1 and endless.running == 0)
+
+
+def test_one_connection_too_many_is_told_and_closed(journey: FakeJourney) -> None:
+    ping = b"GET /ping HTTP/1.1\r\nhost: gw\r\n\r\n"
+    last = ping.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with serving(fake_services(), http=Crowded) as url:
+        with connected(url) as one, connected(url) as other:
+            for sock in (one, other):
+                sock.sendall(ping)
+                assert statuses(sock.recv(4_096)) == [200]
+            with connected(url) as third:
+                answer = heard(third)
+            assert statuses(answer) == [503] and b"retry-after: 1" in answer
+            one.sendall(ping)
+            assert statuses(one.recv(4_096)) == [200]
+
+        def has_room() -> bool:
+            return statuses(said(url, last)) == [200]
+
+        eventually(has_room)
+
+
+DEEP = 100_000
+BOMBS = [
+    b'{"messages":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    b'{"messages":[{"role":"user","content":"hi"}],"context":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
+    b'{"messages":[{"role":"user","content":"hi"}],"sampling":{"seed":' + b"9" * 90_000 + b"}}",
+    b'{"messages":[{"role":"user","content":"hi"}],"sampling":{"temperature":1e' + b"9" * 90_000 + b"}}",
+    b'{"messages":[{"role":"user","content":"hi"}],"context":{"a":' + b"9" * 90_000 + b"}}",
+    b'{"messages":[{"role":"user","content":"hi"}],"context":{"a":1' + b"0" * 90_000 + b".5e-90000}}",
+    b'{"messages":[' + b'{"role":"user","content":""},' * 3_000 + b'{"role":"user","content":"hi"}]}',
+    b'{"messages":[{"role":"user","content":"hi"}],' + b",".join(b'"f%d":1' % n for n in range(8_000)) + b"}",
+    b'{"messages":[{"role":"user","content":"\\ud800"}],"context":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    b'{"messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":'
+    + b'{"not":' * 20_000 + b"{}" + b"}" * 20_000 + b"}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BOMBS)))
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions", "/tokenize"])
+def test_no_body_of_json_costs_much(url: str, number: int, path: str) -> None:
+    """Depth, long numbers, many fields: refused, or taken as what they are, and soon."""
+    body = BOMBS[number]
+    head = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    begun = time.monotonic()
+    answer = said(url, b"POST %b HTTP/1.1\r\n" % path.encode() + AUTH + head + body)
+    assert statuses(answer)[0] in (200, 400, 422), answer[:200]
+    assert time.monotonic() - begun < 5.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "key"),
+    [
+        ("GET", "/ping", CALLER_KEY),
+        ("GET", "/nowhere", CALLER_KEY),
+        ("GET", "/openapi.json", CALLER_KEY),
+        ("PATCH", "/v1/generate", CALLER_KEY),
+        ("POST", "/v1/generate", CALLER_KEY),
+        ("POST", "/v1/generate", "wrong"),
+        ("GET", "/admin/admission", ADMIN_KEY),
+    ],
+)
+def test_every_answer_tells_browsers_and_caches_to_keep_off(
+    url: str, method: str, path: str, key: str
+) -> None:
+    head = f"{method} {path} HTTP/1.1\r\nhost: gw\r\norigin: https://evil.example\r\n"
+    head += f"authorization: Bearer {key}\r\nconnection: close\r\n"
+    answer = said(url, head.encode() + LENGTH + b"\r\n" + BODY).lower()
+    for name, value in SECURITY_HEADERS:
+        assert answer.count(name + b": " + value.lower()) == 1
+    assert b"access-control-" not in answer and b"server:" not in answer
+
+
+def test_another_origins_preflight_is_allowed_nothing(url: str) -> None:
+    raw = (
+        b"OPTIONS /v1/generate HTTP/1.1\r\nhost: gw\r\norigin: https://evil.example\r\n"
+        b"access-control-request-method: POST\r\nconnection: close\r\n\r\n"
+    )
+    answer = said(url, raw)
+    assert statuses(answer) == [405] and b"access-control-" not in answer.lower()

@@ -1,0 +1,38 @@
+"""`sluice rollout check` against a real gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway
+
+
+def check(live: LiveGateway, *words: str, key: str = ADMIN_KEY) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway.cli", "rollout", "check", "--url", live.url, "--json", *words]
+    env = {**os.environ, "SLUICE_ADMIN_KEY": key}
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_checklist_is_gone_through_on_a_live_gateway(live: LiveGateway) -> None:
+    done = check(live, "--grace", "10", "--config", str(ROOT / "sluice.yaml"))
+    told = json.loads(done.stdout)
+    verdicts = {one["check"]: one["verdict"] for one in told["checks"]}
+    assert verdicts["ready"] == verdicts["every backend generates"] == verdicts["keys"] == "ok", told
+    assert (
+        verdicts["ready soon after start"] == verdicts["revision in force"] == verdicts["ledger"] == "ok"
+    ), told
+    assert verdicts["time to drain"] == "wrong", "ten seconds are less than the drain"
+    assert verdicts["soak test"] == "by hand"
+    assert (done.returncode, told["ok"]) == (1, False)
+
+
+def test_a_wrong_key_and_a_file_that_is_none_are_said_at_once(live: LiveGateway) -> None:
+    refused = check(live, key="wrong")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "invalid_key" in refused.stderr or "401" in refused.stderr
+    no_file = check(live, "--replay", str(ROOT / "README.md"))
+    assert no_file.returncode == 2
+    assert "README.md: it is no file of `sluice replay --output`" in no_file.stderr

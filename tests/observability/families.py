@@ -1,0 +1,123 @@
+"""Every metric family that the gateway can show, with its labels: of the gateway as it is wired, and of what
+shows itself only once there is something to tell."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from gateway.backends.vllm.signals import SignalBoard
+from gateway.config import load_settings
+from gateway.wiring import build
+from observability.canary_metrics import CanaryCollector, CanaryFigures
+from observability.chaos_metrics import ChaosCollector
+from observability.engine_metrics import EngineCollector
+from observability.events import EngineFigures, LoraFigures
+from observability.tracing_metrics import LogCollector
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| `(?P<name>[a-z:_0-9]+)` \| (?P<type>\w+) \| (?P<labels>[^|]*) \|")
+# What the library shows of the process; its names are its own.
+PROCESS = re.compile(r"^process_\w+$")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric's type and labels."""
+
+    type: str
+    labels: tuple[str, ...]
+
+
+def _of(registry: CollectorRegistry) -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    for collector in list(registry._collector_to_names):
+        for metric in collector.collect():
+            labels = getattr(metric, "_labelnames", None) or getattr(collector, "_labelnames", ())
+            if metric.type == "info":
+                labels = metric.samples[0].labels
+            suffix, kind = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}.get(
+                metric.type, ("", metric.type)
+            )
+            found[metric.name + suffix] = Family(kind, tuple(labels))
+    return found
+
+
+async def _wired(folder: Path) -> dict[str, Family]:
+    """Of a gateway with its routing, but without its engine."""
+    settings = load_settings(
+        ROOT / "sluice.yaml",
+        {
+            "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
+            "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
+        },
+    )
+    gateway = build(settings, admin_key="a-key-for-tests")
+    await gateway.state.open()
+    try:
+        async with asyncio.TaskGroup() as loops:
+            state = loops.create_task(gateway.state.run())
+            await gateway.routing.book.start()
+            metrics: Any = gateway.services.metrics
+            found = _of(metrics.__self__.registry)
+            state.cancel()
+    finally:
+        await gateway.state.close()
+    return found
+
+
+@cache
+def families() -> dict[str, Family]:
+    """By the name that stands behind ``# TYPE`` in a scrape."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(_wired(Path(folder)))
+    board = SignalBoard()
+    histograms = tuple(one.shown() for one in (board._ttft, board._queue, board._prefill))
+    rare = CollectorRegistry()
+    figures = EngineFigures(
+        "demo", loras=LoraFigures(1), prompt_tokens=1, generation_tokens=1, distributions=histograms
+    )
+    rare.register(EngineCollector(lambda: figures))
+    rare.register(CanaryCollector(lambda: CanaryFigures("r", "b", "running", 5, 1, {"errors": 0.1}, 1.0)))
+    rare.register(ChaosCollector(dict))
+    rare.register(LogCollector(lambda: 0))
+    return found | _of(rare)
+
+
+def known_samples() -> set[str]:
+    """The names that a query may use."""
+    names = set()
+    for name, family in families().items():
+        names.add(name)
+        if family.type == "histogram":
+            names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+    return names
+
+
+def named_in_the_code() -> set[str]:
+    """Every name of a metric that stands as a text of its own in the code of the metrics."""
+    found = set()
+    for path in (ROOT / "observability").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"(sluice_|vllm:)[a-z0-9_:]+", text):
+                found.add(text)
+    return found
+
+
+def documented() -> dict[str, Family]:
+    """The rows of ``docs/metrics.md``."""
+    rows = {}
+    for line in (ROOT / "docs/metrics.md").read_text().splitlines():
+        row = ROW.match(line)
+        if row is not None:
+            rows[row["name"]] = Family(row["type"], tuple(re.findall(r"`(\w+)`", row["labels"])))
+    return rows

@@ -1,0 +1,156 @@
+"""Engine replicas in this process, behind the backend's port: everything but Ray itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gateway.backends.embedded import CONTINUES, FEATURES
+from gateway.backends.port import Completion, Delta
+from gateway.contracts.values import FinishReason, Usage
+from gateway.ray.backend import RayBackend, RayRules
+from gateway.ray.place import Place
+from gateway.ray.port import EngineReplicas
+from gateway.ray.replica import EngineReplica, configured_engine
+from gateway.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
+from tests.conformance.harness import BLOCK_SIZE, DEMO_MODEL, MAX_MODEL_LEN, Specimen, make_adapters
+
+RULES = RayRules(
+    signals_s=0.05, first_token_s=30.0, idle_s=30.0, max_attempts=3, block_tokens=16, max_running=128
+)
+
+
+def make_backend(
+    replicas: EngineReplicas,
+    *,
+    rules: RayRules = RULES,
+    queued: Callable[[], int] = lambda: 0,
+    clock: Callable[[], float] = time.monotonic,
+    lengths: list[int] | None = None,
+) -> RayBackend:
+    """The backend over these replicas."""
+    return RayBackend(
+        "local",
+        kind="embedded",
+        model="demo",
+        replicas=replicas,
+        features=FEATURES,
+        continues=CONTINUES,
+        rules=rules,
+        teller="gateway-1",
+        queued=queued,
+        on_max_model_len=(lengths if lengths is not None else []).append,
+        clock=clock,
+    )
+
+
+@dataclass
+class Played:
+    """What one call does: the pieces it gives, then perhaps an error, or silence.
+
+    Args:
+        pieces: in order.
+        then: raised behind them.
+        hangs: nothing comes behind them.
+    """
+
+    pieces: Sequence[Piece] = ()
+    then: Exception | None = None
+    hangs: bool = False
+
+
+WHOLE = Played(
+    [
+        Piece(replica="a"),
+        Piece(deltas=(Delta("Hello", 1, token_ids=(5,)), Delta(" you", 1, token_ids=(6,)))),
+        Piece(completion=Completion(FinishReason.STOP, Usage(3, 2))),
+    ]
+)
+
+
+class Players:
+    """Fake replicas: calls play what is listed, in turn; signals are what is set."""
+
+    def __init__(self, *plays: Played) -> None:
+        self._plays = list(plays)
+        self.routes: list[Route] = []
+        self.open = 0
+        self.called = asyncio.Event()
+        self.told: list[tuple[str, int]] = []
+        self.figures: Sequence[Signals] | Exception = (Signals("a"), Signals("b"))
+
+    @asynccontextmanager
+    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+        self.routes.append(route)
+        self.open += 1
+        self.called.set()
+        try:
+            yield self._play(self._plays.pop(0))
+        finally:
+            self.open -= 1
+
+    async def _play(self, play: Played) -> AsyncIterator[Piece]:
+        for piece in play.pieces:
+            yield piece
+        if play.hangs:
+            await asyncio.Event().wait()
+        if play.then is not None:
+            raise play.then
+
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+        self.told.append((teller, queued))
+        if isinstance(self.figures, Exception):
+            raise self.figures
+        return self.figures
+
+
+class InProcess:
+    """One real engine replica, called without Serve."""
+
+    def __init__(self, replica: EngineReplica) -> None:
+        self._replica = replica
+
+    @asynccontextmanager
+    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+        async with aclosing(self._replica.generate(encode(route), work)) as data:  # type: ignore[type-var]
+            yield (decode_piece(one) async for one in data)
+
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+        return decode_signals([await self._replica.signals(teller, queued)])
+
+
+@asynccontextmanager
+async def ray_replica(folder: Path) -> AsyncIterator[Specimen]:
+    """The embedded engine in an engine replica, as an ingress replica sees it."""
+    config = folder / "replica.yaml"
+    engine = {
+        "model": str(DEMO_MODEL),
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": 512,
+        "num_threads": 1,
+        "max_loras": 2,
+        "seed": 0,
+    }
+    config.write_text(yaml.safe_dump({"engine": engine}))
+    replica = EngineReplica(Place(str(config), os.getcwd(), "sluice"), configured_engine, "one")
+    await replica.start()
+    backend = make_backend(InProcess(replica))
+    try:
+        await backend.ask()
+
+        async def idle() -> bool:
+            await backend.ask()
+            load = backend.load
+            return load is not None and not (load.running or load.waiting or load.kv_usage)
+
+        yield Specimen(backend, idle, make_adapters(folder))
+    finally:
+        await replica.stop()

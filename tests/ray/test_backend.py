@@ -1,0 +1,205 @@
+"""The engine replicas as a backend: which are tried, what a lost one means, and what their figures add up to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.backends.port import BackendState, Completion, Delta, Work
+from gateway.contracts.values import FinishReason, Sampling, Usage
+from gateway.ray.backend import SILENT_ROUNDS
+from gateway.ray.port import ReplicaLost, ReplicasFull
+from gateway.ray.wire import Failed, Piece, Signals
+from resilience.failures import BackendFailure, FailureKind
+from tests.conformance.harness import hear
+from tests.ray.replicas import RULES, WHOLE, Played, Players, make_backend
+
+WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), cache_salt="acme")
+BEGUN = Piece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
+LOST = ReplicaLost("ActorDiedError")
+
+
+async def failure_of(players: Players, work: Work = WORK, *, asks: bool = True) -> BackendFailure:
+    backend = make_backend(players, rules=replace(RULES, first_token_s=0.05, idle_s=0.05))
+    if asks:
+        await backend.ask()
+    with pytest.raises(BackendFailure) as caught:
+        await hear(backend, work)
+    assert players.open == 0
+    return caught.value
+
+
+async def test_an_answer_comes_piece_by_piece() -> None:
+    players = Players(WHOLE)
+    heard = await hear(make_backend(players), WORK)
+    assert heard.text == "Hello you"
+    assert heard.completion.usage == Usage(3, 2)
+    assert players.open == 0
+
+
+async def test_a_replica_lost_before_its_first_token_is_replaced_and_avoided() -> None:
+    players = Players(Played([Piece(replica="a")], LOST), WHOLE)
+    heard = await hear(make_backend(players), WORK)
+    assert heard.text == "Hello you"
+    assert [route.avoid for route in players.routes] == [(), ("a",)]
+
+
+async def test_a_replica_lost_in_the_middle_breaks_the_stream_for_the_journey_to_resume() -> None:
+    failure = await failure_of(Players(Played([BEGUN], LOST)))
+    assert failure.kind is FailureKind.ENGINE_DEAD
+    assert failure.policy.resumes
+    assert not failure.counts
+
+
+async def test_a_fault_among_several_replicas_says_nothing_about_the_pool() -> None:
+    broken = Played([BEGUN, Piece(failed=Failed(FailureKind.INTERNAL, "the engine reported internal"))])
+    assert not (await failure_of(Players(broken))).counts
+    alone = Players(broken)
+    alone.figures = (Signals("a"),)
+    assert (await failure_of(alone)).counts
+
+
+async def test_replicas_that_fail_one_after_the_other_end_the_attempts() -> None:
+    players = Players(*[Played([Piece(replica=name)], LOST) for name in "abc"])
+    failure = await failure_of(players)
+    assert failure.kind is FailureKind.ENGINE_DEAD
+    assert [route.avoid for route in players.routes] == [(), ("a",), ("a", "b")]
+
+
+async def test_a_fault_of_the_request_is_tried_once() -> None:
+    refused = Failed(FailureKind.INVALID_INPUT, "stop: too many", param="stop")
+    players = Players(Played([Piece(replica="a"), Piece(failed=refused)]))
+    failure = await failure_of(players)
+    assert (failure.kind, failure.param, str(failure)) == (
+        FailureKind.INVALID_INPUT,
+        "stop",
+        "stop: too many",
+    )
+    assert len(players.routes) == 1
+
+
+async def test_a_silent_replica_is_left_for_another_one() -> None:
+    players = Players(Played([Piece(replica="a")], hangs=True), WHOLE)
+    backend = make_backend(players, rules=replace(RULES, first_token_s=0.02))
+    assert (await hear(backend, WORK)).text == "Hello you"
+    assert players.routes[1].avoid == ("a",)
+
+
+async def test_silence_in_the_middle_is_a_timeout() -> None:
+    assert (await failure_of(Players(Played([BEGUN], hangs=True)))).kind is FailureKind.TIMEOUT
+
+
+async def test_a_stream_that_just_ends_is_broken() -> None:
+    assert (await failure_of(Players(Played([BEGUN])))).kind is FailureKind.ENGINE_DEAD
+
+
+async def test_full_replicas_are_throttling() -> None:
+    players = Players(*[Played(then=ReplicasFull("every engine replica is full")) for _ in range(3)])
+    failure = await failure_of(players)
+    assert failure.kind is FailureKind.THROTTLED
+    assert failure.retry_after_s
+
+
+async def test_a_cancelled_call_is_left() -> None:
+    players = Players(Played([BEGUN], hangs=True))
+    async with asyncio.TaskGroup() as tasks:
+        hearing = tasks.create_task(hear(make_backend(players), WORK))
+        await players.called.wait()
+        hearing.cancel()
+    assert players.open == 0
+
+
+async def test_prompts_of_two_tenants_share_no_fingerprint() -> None:
+    players = Players(WHOLE, WHOLE)
+    backend = make_backend(players)
+    work = replace(WORK, token_ids=tuple(range(64)))
+    await hear(backend, work)
+    await hear(backend, replace(work, cache_salt="other"))
+    one, other = players.routes
+    assert len(one.chain) == len(other.chain) == 4
+    assert not set(one.chain) & set(other.chain)
+
+
+async def test_it_is_ready_while_a_replica_is() -> None:
+    players = Players()
+    backend = make_backend(players)
+    assert backend.state is BackendState.STARTING
+    await backend.ask()
+    assert backend.state is BackendState.READY
+    players.figures = (Signals("a", ready=False),)
+    await backend.ask()
+    assert backend.state is BackendState.STARTING
+
+
+async def test_a_replica_that_no_longer_tells_its_figures_is_avoided_until_it_does() -> None:
+    players = Players(WHOLE, WHOLE)
+    backend = make_backend(players)
+    await backend.ask()
+    players.figures = (Signals("b"),)
+    for _ in range(3):
+        await backend.ask()
+    await hear(backend, WORK)
+    players.figures = (Signals("a"), Signals("b"))
+    await backend.ask()
+    await hear(backend, WORK)
+    assert [route.avoid for route in players.routes] == [("a",), ()]
+
+
+async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
+    players = Players()
+    players.figures = ()
+    backend = make_backend(players)
+    await backend.ask()
+    assert not await backend.wait_ready(0.01)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(backend.wait_ready(10.0))
+        await asyncio.sleep(0)
+        players.figures = (Signals("a"),)
+        await backend.ask()
+    assert waiting.result()
+
+
+async def test_a_controller_that_is_away_for_a_while_takes_no_replica_out() -> None:
+    players = Players()
+    backend = make_backend(players)
+    await backend.ask()
+    players.figures = LOST
+    for _ in range(SILENT_ROUNDS - 1):
+        await backend.ask()
+    assert backend.state is BackendState.READY
+    await backend.ask()
+    assert backend.state is BackendState.STARTING
+
+
+async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
+    players = Players(Played([BEGUN], hangs=True))
+    players.figures = (
+        Signals("a", True, 3, 1, 0.5, 100, 16, 4096),
+        Signals("b", True, 1, 0, 0.1, 300, 16, 2048),
+        Signals("c", False, 9, 9, 1.0, 300, 16, 1024),
+    )
+    lengths: list[int] = []
+    backend = make_backend(players, lengths=lengths, queued=lambda: 7)
+    await backend.ask()
+    load = backend.load
+    assert load is not None
+    assert (load.running, load.waiting, load.workers) == (5, 0, 2)
+    assert load.max_running == 2 * RULES.max_running
+    assert load.kv_usage == pytest.approx(0.2)
+    assert load.total_blocks == 400
+    assert lengths == [2048]
+    assert players.told == [("gateway-1", 7)]
+    async with asyncio.TaskGroup() as tasks:
+        hearing = tasks.create_task(hear(backend, WORK))
+        await players.called.wait()
+        assert backend.load is not None
+        assert backend.load.running == 6
+        hearing.cancel()
+
+
+async def test_a_completion_behind_others_is_kept_whole() -> None:
+    ends = Completion(FinishReason.LENGTH, Usage(3, 4, 2), 0.25, (FinishReason.STOP,))
+    heard = await hear(make_backend(Players(Played([BEGUN, Piece(completion=ends)]))), WORK)
+    assert heard.completion == ends

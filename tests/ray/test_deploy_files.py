@@ -1,0 +1,105 @@
+"""The files of deploy/ray: of the right form, and of one mind with the application."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray.serve import Application
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve.schema import ServeDeploySchema
+
+from gateway.config import Settings, load_settings
+from gateway.ray.application import Arguments, application
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "ray"
+SERVICE, CONFIG_MAP = yaml.safe_load_all((FOLDER / "rayservice.yaml").read_text())
+CLUSTER = SERVICE["spec"]["rayClusterConfig"]
+GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
+PODS = [CLUSTER["headGroupSpec"]["template"]["spec"], *(g["template"]["spec"] for g in GROUPS.values())]
+SERVE_FILES = [SERVICE["spec"]["serveConfigV2"], (FOLDER / "serve.yaml").read_text()]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """What the ConfigMap holds, as the replicas read it."""
+    path = tmp_path / "sluice.yaml"
+    path.write_text(CONFIG_MAP["data"]["sluice.yaml"])
+    return load_settings(path, {})
+
+
+def test_the_service_has_the_form_of_its_kind() -> None:
+    schema = yaml.safe_load((Path(__file__).parent / "rayservice.yaml").read_text())
+    jsonschema.validate(SERVICE["spec"], schema)
+    wrong = {**SERVICE["spec"], "upgradeStrateg": {}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize("text", SERVE_FILES)
+def test_serve_takes_the_configuration_and_the_application_its_arguments(text: str) -> None:
+    [application] = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+    assert application.import_path == "gateway.ray.application:application"
+    arguments = Arguments.model_validate(application.args)
+    assert arguments.config == "/etc/sluice/sluice.yaml"
+    assert application.name == "sluice"
+
+
+def test_serve_builds_the_application_of_its_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(CONFIG_MAP["data"]["sluice.yaml"])
+    built = call_user_app_builder_with_args_if_necessary(application, {"config": str(path), "version": "2"})
+    assert isinstance(built, Application)
+    with pytest.raises(ValidationError, match="confgi"):
+        application({"confgi": str(path)})
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_pods_are_valid_and_keep_the_restricted_standard(pod: Mapping[str, Any]) -> None:
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+    assert pod["securityContext"]["runAsNonRoot"]
+    [container] = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert re.fullmatch(r"sluice-ray:\d+\.\d+\.\d+", container["image"])
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+def test_one_version_of_ray_is_meant_everywhere() -> None:
+    pinned = re.search(r"'ray\[serve\]==([0-9.]+)'", (FOLDER / "Dockerfile").read_text())
+    assert pinned
+    assert pinned[1] == CLUSTER["rayVersion"]
+
+
+def test_pods_live_longer_than_their_last_answers(settings: Settings) -> None:
+    for group in GROUPS.values():
+        grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace > settings.ray.drain_seconds
+    assert SERVICE["spec"]["rayClusterDeletionDelaySeconds"] > settings.ray.drain_seconds
+
+
+def test_the_cluster_has_room_for_all_replicas(settings: Settings) -> None:
+    ray, engines, gateways = settings.ray, GROUPS["engines"], GROUPS["gateways"]
+    assert settings.ray.application == "sluice"
+    assert engines["maxReplicas"] >= ray.engines_max
+    assert gateways["maxReplicas"] >= ray.gateways_max
+    limits = engines["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == str(settings.engine.tensor_parallel_size)
+    assert float(limits["cpu"]) >= ray.engine_cpus
+
+
+def test_no_password_stands_in_the_files() -> None:
+    for pod in PODS:
+        for variable in pod["containers"][0]["env"]:
+            assert "secretKeyRef" in variable.get("valueFrom", {}) or variable["name"].startswith("RAY_")
+    assert "://" not in CONFIG_MAP["data"]["sluice.yaml"].replace("hf://", "")

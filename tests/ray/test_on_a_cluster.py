@@ -1,0 +1,142 @@
+"""The application on a real Ray cluster: replicas die, come and go under load, and no request fails.
+
+The engines compute nothing and keep a GPU's pace, so that four of them fit on a small machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+from websockets.sync.client import connect
+
+from benchmarks.ray_cluster import Application, Callers, cluster, deploy, until, write_config
+from gateway.cli.main import app as sluice
+from tests.state.servers import free_port
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
+    # Ray's own, from its own modules.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+SCALE_TIMEOUT_S = 90.0
+BODY = {
+    "messages": [{"role": "user", "content": "What should I read next?"}],
+    "sampling": {"temperature": 0, "max_tokens": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """One to four engine replicas behind one ingress replica."""
+    folder = tmp_path_factory.mktemp("ray")
+    config = write_config(
+        folder,
+        engine={"max_num_seqs": 8},
+        admission={"max_wait_ms": 60_000.0},
+        ray={
+            "engines_max": 4,
+            "engine_target_sequences": 4.0,
+            "scale_up_seconds": 0.5,
+            "scale_down_seconds": 3.0,
+            "metrics_seconds": 0.5,
+        },
+    )
+    with cluster(free_port()) as url:
+        yield deploy(url, config, paced=True)
+
+
+def metric(url: str, name: str) -> float:
+    """A metric's sum over its labels."""
+    text = httpx.get(f"{url}/metrics").text
+    return sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)))
+
+
+def test_the_gateways_contracts_are_served(running: Application) -> None:
+    whole = httpx.post(f"{running.url}/v1/generate", json=BODY, timeout=30).json()
+    assert whole["backend"] == "embedded"
+    assert whole["usage"]["output_tokens"] == 12
+    assert whole["fallback"] is None
+    chat = httpx.post(
+        f"{running.url}/v1/chat/completions",
+        json={"model": "demo", "messages": BODY["messages"], "max_tokens": 12, "temperature": 0},
+        timeout=30,
+    ).json()
+    assert chat["choices"][0]["finish_reason"] == "length"
+    with connect(running.url.replace("http:", "ws:") + "/v1/generate/ws") as socket:
+        socket.send(json.dumps(BODY))
+        events = [json.loads(message) for message in socket]
+    assert "".join(event["delta"] for event in events[:-1]) == whole["output_text"]
+    refused = httpx.post(f"{running.url}/v1/generate", json={"messages": []}, timeout=30)
+    assert refused.status_code == 422
+
+
+async def test_load_brings_replicas_and_a_kill_among_them_loses_no_request(running: Application) -> None:
+    callers = Callers(running.url, count=20, tokens=40)
+    async with callers.calling() as tally:
+        await running.wait_for("Engine", 4, SCALE_TIMEOUT_S)
+        whole = tally.whole
+        await until(lambda: tally.whole >= whole + 20, SCALE_TIMEOUT_S)
+        # Every replica has some of the answers in hand.
+        running.strike("Engine")
+        whole = tally.whole
+        await until(lambda: tally.whole >= whole + 20, SCALE_TIMEOUT_S)
+        await running.wait_for("Engine", 4, SCALE_TIMEOUT_S)
+    assert not tally.faults
+    assert metric(running.url, "sluice_resumed_streams_total") > 0
+
+
+async def test_replicas_that_go_while_they_stream_break_nothing(running: Application) -> None:
+    callers = Callers(running.url, count=8, tokens=200)
+    async with callers.calling() as tally:
+        before = metric(running.url, "sluice_resumed_streams_total")
+        await until(lambda: running.states("Engine").get("RUNNING", 0) <= 2, SCALE_TIMEOUT_S)
+    assert tally.whole >= 8
+    assert not tally.faults
+    await running.wait_for("Engine", 1, SCALE_TIMEOUT_S)
+    assert metric(running.url, "sluice_resumed_streams_total") == before
+
+
+async def test_a_caller_who_leaves_frees_the_engine(running: Application) -> None:
+    long = {**BODY, "stream": True, "sampling": {"temperature": 0, "max_tokens": 2000}}
+    async with (
+        httpx.AsyncClient(timeout=30) as client,
+        client.stream("POST", f"{running.url}/v1/generate", json=long) as answer,
+    ):
+        await anext(answer.aiter_lines())
+    await until(lambda: metric(running.url, "sluice_requests_in_flight") == 0, 20)
+
+
+def test_status_tells_the_replicas(running: Application) -> None:
+    told = CliRunner().invoke(sluice, ["ray", "status", "--json"])
+    assert told.exit_code == 0, told.output
+    status = json.loads(told.stdout)
+    assert status["status"] == "RUNNING"
+    assert status["deployments"]["Engine"]["replicas"] == {"RUNNING": 1}
+    unknown = CliRunner().invoke(sluice, ["ray", "status", "--application", "other"])
+    assert unknown.exit_code == 1
+
+
+async def test_another_configuration_takes_over_under_load(running: Application, tmp_path: Path) -> None:
+    """Rolling: the paced engine goes, the embedded one comes."""
+    config = write_config(tmp_path, engine={"max_num_seqs": 8}, ray={"surge_percent": 100})
+    callers = Callers(running.url, count=2, tokens=20, prompts=2)
+    async with callers.calling() as tally:
+        done = await asyncio.to_thread(
+            CliRunner().invoke,
+            sluice,
+            ["ray", "deploy", str(config), "--port", running.url.rpartition(":")[2]],
+        )
+        assert done.exit_code == 0, done.output
+    # The new engine says something else; what counts is that each answer was whole.
+    assert not [fault for fault in tally.faults if fault != "another answer than before"]
+    answer = await asyncio.to_thread(httpx.post, f"{running.url}/v1/generate", json=BODY, timeout=30)
+    assert answer.json()["finish_reason"] == "length"
+    assert answer.json()["fallback"] is None

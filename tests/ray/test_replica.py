@@ -1,0 +1,134 @@
+"""An engine replica without Serve: what it answers, tells, and when it calls itself sick."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.paced_engine import paced_engine
+from gateway.backends.host import EngineHost, MakeHost
+from gateway.backends.port import BackendState, Begun, Work
+from gateway.config import Settings
+from gateway.contracts.values import Sampling
+from gateway.ray.place import Place
+from gateway.ray.replica import QUEUE_STALE_S, EngineReplica
+from gateway.ray.wire import Piece, Route, decode_piece, decode_signals, encode
+from resilience.failures import FailureKind
+
+WORK = Work("gen_1", tuple(range(300, 340)), (), Sampling(max_tokens=6), cache_salt="acme")
+
+
+@dataclass
+class Stage:
+    """A replica, the engine in it, and the time."""
+
+    replica: EngineReplica
+    engines: list[EngineHost]
+    now: float = 100.0
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    config = tmp_path / "sluice.yaml"
+    config.write_text(yaml.safe_dump({"engine": {"device": "cpu", "max_num_seqs": 2}}))
+    engines: list[EngineHost] = []
+
+    def make_engine(settings: Settings) -> MakeHost:
+        make = paced_engine(settings)
+
+        def made(**told: Callable[..., None]) -> EngineHost:
+            engines.append(make(**told))  # type: ignore[arg-type]
+            return engines[-1]
+
+        return made
+
+    replica = EngineReplica(Place(str(config), os.getcwd(), "sluice"), make_engine, "one", lambda: stage.now)
+    stage = Stage(replica, engines)
+    await replica.start()
+    yield stage
+    await replica.stop()
+
+
+async def pieces_of(replica: EngineReplica, work: bytes) -> list[Piece]:
+    return [decode_piece(data) async for data in replica.generate(encode(Route()), work)]
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(delta.text for piece in pieces for delta in piece.deltas)
+
+
+async def settled(what: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(200):
+        if await what():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to that within two seconds")
+
+
+async def test_it_names_itself_answers_and_ends(stage: Stage) -> None:
+    first, *rest = await pieces_of(stage.replica, encode(WORK))
+    assert first == Piece(replica="one")
+    assert rest[-1].completion is not None
+    assert rest[-1].completion.usage.output_tokens == 6
+
+
+async def test_it_goes_on_with_what_another_replica_began(stage: Stage) -> None:
+    whole = await pieces_of(stage.replica, encode(WORK))
+    ids = [token for piece in whole for delta in piece.deltas for token in delta.token_ids]
+    texts = [delta.text for piece in whole for delta in piece.deltas]
+    begun = Begun("".join(texts[:2]), tuple(ids[:2]))
+    rest = await pieces_of(stage.replica, encode(replace(WORK, begun=begun, sampling=Sampling(max_tokens=4))))
+    assert begun.text + text_of(rest) == text_of(whole)
+
+
+async def test_work_that_cannot_be_read_is_told_and_nothing_runs(stage: Stage) -> None:
+    _, told = await pieces_of(stage.replica, b"\x93 of another version")
+    assert told.failed is not None
+    assert told.failed.kind is FailureKind.INVALID_INPUT
+
+
+async def test_a_call_that_is_left_frees_the_engine(stage: Stage) -> None:
+    async with aclosing(
+        stage.replica.generate(encode(Route()), encode(replace(WORK, sampling=Sampling(max_tokens=3000))))
+    ) as data:  # type: ignore[type-var]
+        await anext(data)
+        assert decode_piece(await anext(data)).deltas
+
+    async def idle() -> bool:
+        [told] = decode_signals([await stage.replica.signals("a", 0)])
+        return not told.running
+
+    await settled(idle)
+
+
+async def test_an_engine_that_is_not_there_sends_the_request_to_another_replica(stage: Stage) -> None:
+    stage.engines[0].state = BackendState.STARTING  # type: ignore[misc]
+    _, told = await pieces_of(stage.replica, encode(WORK))
+    assert told.failed is not None
+    assert told.failed.kind is FailureKind.BACKEND_UNAVAILABLE
+    assert told.failed.failure().policy.other_backend
+    assert stage.replica.record_routing_stats()["ready"] is False
+
+
+async def test_the_queues_of_all_gateways_count_while_they_are_told(stage: Stage) -> None:
+    await stage.replica.signals("a", 5)
+    await stage.replica.signals("b", 7)
+    await stage.replica.signals("b", 3)
+    assert stage.replica.record_autoscaling_stats()["queued"] == 8
+    stage.now += QUEUE_STALE_S + 1
+    await stage.replica.signals("b", 2)
+    assert stage.replica.record_autoscaling_stats()["queued"] == 2
+
+
+async def test_it_is_well_until_its_engine_is_given_up(stage: Stage) -> None:
+    stage.replica.check_health()
+    await stage.replica.stop()
+    with pytest.raises(RuntimeError, match="the engine is stopped"):
+        stage.replica.check_health()

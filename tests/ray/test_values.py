@@ -1,0 +1,197 @@
+"""What travels, what a replica takes of a cluster, and how many are wanted: values, without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.values import Adapter
+from budgeting.values import Message, Role
+from gateway.backends.port import Begun, Completion, Delta, Work
+from gateway.backends.workers.choice import Choice, Wish, WorkerView
+from gateway.config_engine import EngineSection
+from gateway.config_ray import RaySection
+from gateway.contracts.values import (
+    FinishReason,
+    FormatType,
+    ResponseFormat,
+    Sampling,
+    TokenLogprob,
+    Usage,
+)
+from gateway.ray.flow import UNWATCHED_DELTAS, Flow
+from gateway.ray.placement import Placement, placement_of
+from gateway.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
+from gateway.ray.wire import Failed, Piece, Route, decode_piece, decode_route, decode_work, encode
+from resilience.failures import BackendFailure, FailureKind
+
+
+def test_work_arrives_as_it_was_sent() -> None:
+    work = Work(
+        "gen_1",
+        (1, 2, 3),
+        (Message(Role.USER, "Grüße\n漫画"),),
+        Sampling(max_tokens=4, stop=("\n",), logit_bias=MappingProxyType({5: -1.5})),
+        ResponseFormat(FormatType.REGEX, "[a-z]+"),
+        Adapter("manga_v3", 3, "demo", "/adapters/manga_v3", MappingProxyType({"domain": "manga"})),
+        1,
+        "acme",
+        2,
+        False,
+        Begun("Hel", (9, 8)),
+    )
+    assert decode_work(encode(work)) == work
+
+
+def test_an_answer_arrives_as_it_was_sent() -> None:
+    top = (TokenLogprob(b"\xe6", -0.5),)
+    piece = Piece(
+        "replica-1",
+        (Delta("a", 1, 3, 0.25, 0, (TokenLogprob(b"a", -0.1, top),), (7,)), Delta("", 1, index=1)),
+        Completion(FinishReason.STOP, Usage(3, 2, 1), 0.5, (FinishReason.LENGTH,)),
+    )
+    assert decode_piece(encode(piece)) == piece
+
+
+@given(
+    st.sampled_from(FailureKind),
+    st.text(),
+    st.none() | st.floats(0, 100),
+    st.none() | st.text(),
+    st.booleans(),
+)
+def test_a_failure_arrives_as_it_was_raised(
+    kind: FailureKind, message: str, retry_after_s: float | None, param: str | None, final: bool
+) -> None:
+    raised = BackendFailure(kind, message, retry_after_s=retry_after_s, param=param, final=final)
+    failed = decode_piece(encode(Piece(failed=Failed.of(raised)))).failed
+    assert failed is not None
+    told = failed.failure()
+    assert (told.kind, str(told), told.retry_after_s, told.param, told.final) == (
+        kind,
+        message,
+        retry_after_s,
+        param,
+        final,
+    )
+
+
+def test_a_route_arrives_as_it_was_sent() -> None:
+    route = Route((2**63 - 1, -(2**63)), 1, "manga_v3", ("a",))
+    assert decode_route(encode(route)) == route
+
+
+async def test_a_stream_gives_at_once_what_is_ready() -> None:
+    flow = Flow(watched=True)
+    await flow.push(Delta("a", 1))
+    await flow.push(Delta("b", 1))
+    assert [delta.text for delta in (await flow.take()).deltas] == ["a", "b"]
+    await flow.push(Delta("c", 1))
+    flow.end(Completion(FinishReason.STOP, Usage(1, 3)))
+    last = await flow.take()
+    assert [delta.text for delta in last.deltas] == ["c"]
+    assert last.completion is not None
+    assert flow.over
+
+
+async def test_an_answer_nobody_watches_comes_in_larger_pieces_behind_the_first() -> None:
+    flow = Flow(watched=False)
+    await flow.push(Delta("a", 1))
+    assert len((await flow.take()).deltas) == 1
+    for _ in range(UNWATCHED_DELTAS):
+        await flow.push(Delta("b", 1))
+    assert len((await flow.take()).deltas) == UNWATCHED_DELTAS
+
+
+def engine(**keys: object) -> EngineSection:
+    return EngineSection.model_validate({"kind": "vllm", **keys})
+
+
+def test_an_engine_takes_one_gpu_and_on_a_cpu_none() -> None:
+    embedded = EngineSection()
+    assert placement_of(embedded, num_cpus=2, num_gpus=None).actor == {"num_cpus": 2, "num_gpus": 1}
+    on_cpu = EngineSection(device="cpu")
+    assert placement_of(on_cpu, num_cpus=1, num_gpus=None).actor["num_gpus"] == 0
+    assert placement_of(engine(), num_cpus=1, num_gpus=0).actor["num_gpus"] == 0
+
+
+def test_tensor_parallel_on_one_node_is_one_actor_with_its_gpus() -> None:
+    placed = placement_of(engine(tensor_parallel_size=4), num_cpus=8, num_gpus=None)
+    assert placed == Placement({"num_cpus": 8, "num_gpus": 4})
+    assert "placement_group_bundles" not in placed.options()
+
+
+def test_ranks_over_ray_have_a_bundle_each_and_tensor_ranks_stay_on_one_node() -> None:
+    section = engine(tensor_parallel_size=4, distributed_executor_backend="ray")
+    options = placement_of(section, num_cpus=2, num_gpus=None).options()
+    assert options == {
+        "ray_actor_options": {"num_cpus": 2, "num_gpus": 0},
+        "placement_group_bundles": [{"CPU": 2, "GPU": 1}, {"GPU": 1}, {"GPU": 1}, {"GPU": 1}],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+def test_pipeline_stages_may_lie_on_several_nodes() -> None:
+    section = engine(tensor_parallel_size=8, pipeline_parallel_size=2, distributed_executor_backend="ray")
+    placed = placement_of(section, num_cpus=1, num_gpus=None)
+    assert len(placed.bundles) == 16
+    assert placed.strategy == "PACK"
+
+
+def test_a_range_upside_down_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"engines_max: 1 is less than engines_min \(2\)"):
+        RaySection(engines_min=2, engines_max=1)
+
+
+def test_the_queue_in_the_gateways_counts_as_load_on_the_engines() -> None:
+    idle = Pressure(1, 0, 0, 0.0)
+    assert wanted(idle, target_sequences=8, target_kv=0.9) == 0
+    queued = Pressure(1, 8, 24, 0.1)
+    assert wanted(queued, target_sequences=8, target_kv=0.9) == 4
+
+
+def test_full_memory_asks_for_replicas_though_few_sequences_run() -> None:
+    full = Pressure(2, 4, 0, 1.9)
+    assert wanted(full, target_sequences=8, target_kv=0.9) > 2
+
+
+def test_every_gateways_queue_is_counted_once_however_many_replicas_heard_of_it() -> None:
+    metrics = {
+        "running": {"a": 4.0, "b": 2.0},
+        "waiting": {"a": 1.0, "b": 0.0},
+        "kv_usage": {"a": 0.5, "b": 0.25},
+        "queued": {"a": 6.0, "b": 5.0},
+    }
+    assert pressure_of(metrics) == Pressure(2, 7.0, 6.0, 0.75)
+
+
+def test_without_figures_the_replicas_stay() -> None:
+    class Context:
+        aggregated_metrics = None
+        target_num_replicas = 3
+
+    assert QueueAndMemory(8, 0.9)(Context()) == (3, {})
+
+
+def test_nobody_who_does_not_deploy_imports_ray() -> None:
+    code = "import sys, gateway.app, gateway.wiring, gateway.cli.main, gateway.ray.ingress; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
+    choice = Choice(["a"])
+    wish = Wish((11, 12, 13), 1)
+    choice.sent("a", wish)
+    choice.resize(["a", "b", "c"])
+    views = [WorkerView("c"), WorkerView("b"), WorkerView("a")]
+    assert choice.choose(wish, views) == "a"
+    choice.resize(["b", "c"])
+    assert choice.choose(wish, views[:2]) in ("b", "c")
+    choice.resize(["a", "b", "c"])
+    assert choice.choose(Wish((11, 99), 1), views[:1]) == "c"

@@ -1,0 +1,126 @@
+"""The rollout checklist: each line is right about facts that are right, and wrong about those that are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.rollout.checks import CHECKS, Finding, Verdict, examine
+from gateway.rollout.facts import Facts, Sample
+
+ROUTE = {"backends": [{"name": "local", "weight": 100}], "fallback": ["bedrock", "degraded"]}
+SHADOWED = {**ROUTE, "shadow": {"backend": "bedrock", "sample": 0.05}}
+
+
+def slo(objective: str, asked: float, good: float) -> dict[str, list[Sample]]:
+    labels = {"route": "chat", "objective": objective}
+    return {"sluice_slo_requests_total": [(labels, asked)], "sluice_slo_good_total": [(labels, good)]}
+
+
+def replayed(**changed: Any) -> dict[str, Any]:
+    requests = {"sent": 1_000, "errors": 0, "unfinished": 0, "interrupted": False, **changed}
+    return {"requests": requests, "goodput": {"within_slo": 990}, "wall_s": 3_600.0}
+
+
+def rules(**changed: Any) -> dict[str, Any]:
+    rule = {"name": "SluiceDown", "type": "alerting", "health": "ok", "state": "inactive", **changed}
+    return {
+        "data": {"groups": [{"name": "sluice-gateway", "rules": [rule]}, {"name": "others", "rules": []}]}
+    }
+
+
+GOOD = Facts(
+    ready={"ready": True, "status": "ready", "checks": {"workers_ready": True}},
+    deep={"backends": {"local": {"status": "healthy"}, "bedrock": {"status": "healthy"}}},
+    routing={"revision": 7, "behind": None, "config": {"routes": {"chat": SHADOWED}}},
+    rollback={"changes": [{"path": "routes.chat"}]},
+    adapters={"adapters": [{"id": "a", "state": "active", "evaluation": {"passed": True}}]},
+    canary={"canary": {"phase": "done"}},
+    shadow={"pairs": 500},
+    samples={
+        **slo("total", 1_000, 995),
+        "sluice_ready_after_seconds": [({}, 41.0)],
+        "sluice_prompt_expected_cached_tokens_total": [({}, 1_000.0)],
+        "sluice_prompt_cached_tokens_total": [({}, 950.0)],
+        "sluice_ledger_lag_seconds": [({}, 0.2)],
+    },
+    rules=rules(),
+    replay=replayed(),
+    soak=replayed(),
+    drain_s=120.0,
+    grace_s=180.0,
+)
+
+
+def having(**samples: list[Sample]) -> Facts:
+    return replace(GOOD, samples={**GOOD.samples, **samples})
+
+
+def of(facts: Facts, check: str) -> Finding:
+    return next(finding for finding in examine(facts) if finding.check == check)
+
+
+def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
+    findings = examine(GOOD)
+    assert [finding for finding in findings if finding.verdict is not Verdict.OK] == []
+    assert len({finding.check for finding in findings}) == len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("check", "facts"),
+    [
+        ("ready", replace(GOOD, ready={"ready": False, "checks": {"model_loaded": False}})),
+        ("ready soon after start", having(sluice_ready_after_seconds=[({}, 91.0)])),
+        ("every backend generates", replace(GOOD, deep={"backends": {"local": {"status": "unhealthy"}}})),
+        ("every backend generates", replace(GOOD, deep={"backends": {}})),
+        (
+            "each route has a second leg",
+            replace(GOOD, routing={"config": {"routes": {"chat": {**ROUTE, "fallback": ["degraded"]}}}}),
+        ),
+        ("keys", replace(GOOD, open_admin=True)),
+        ("revision in force", replace(GOOD, routing={**GOOD.routing, "behind": 8})),
+        ("ledger", having(sluice_ledger_lag_seconds=[({}, 9.0)])),
+        ("ledger", having(sluice_ledger_rows_lost_total=[({}, 1.0)])),
+        ("alert rules loaded", replace(GOOD, rules="no answer")),
+        ("alert rules loaded", replace(GOOD, rules={"data": {"groups": []}})),
+        ("alert rules loaded", replace(GOOD, rules=rules(health="err"))),
+        ("alert rules loaded", replace(GOOD, rules=rules(state="firing"))),
+        ("time to drain", replace(GOOD, grace_s=130.0)),
+        ("latency within the routes' SLO", having(**slo("total", 1_000, 980))),
+        ("latency within the routes' SLO", having(**slo("ttft", 1_000, 499))),
+        ("prefix cache hits as expected", having(sluice_prompt_cached_tokens_total=[({}, 700.0)])),
+        (
+            "adapters passed an evaluation",
+            replace(GOOD, adapters={"adapters": [{"id": "a", "state": "active"}]}),
+        ),
+        ("last canary", replace(GOOD, canary={"canary": {"phase": "rolled_back"}})),
+        ("shadow comparison", replace(GOOD, shadow={"pairs": 3})),
+        ("benchmarked on real traffic", replace(GOOD, replay=replayed(errors=1))),
+        ("benchmarked on real traffic", replace(GOOD, replay=replayed(sent=20))),
+        ("soak test", replace(GOOD, soak={**replayed(), "wall_s": 600.0})),
+        ("soak test", replace(GOOD, soak=replayed(unfinished=2))),
+    ],
+)
+def test_a_line_that_does_not_hold_is_wrong_and_says_what_to_do(check: str, facts: Facts) -> None:
+    finding = of(facts, check)
+    assert finding.verdict is Verdict.WRONG
+    assert finding.found
+    assert finding.hint
+    assert sum(one.verdict is Verdict.WRONG for one in examine(facts)) == 1
+
+
+def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
+    bare = replace(
+        GOOD, samples={}, rules=None, replay=None, soak=None, drain_s=None, rollback="no earlier revision",
+        canary={"canary": None}, routing={"revision": 1, "config": {"routes": {"chat": ROUTE}}},
+    )  # fmt: skip
+    by_hand = [finding for finding in examine(bare) if finding.verdict is Verdict.BY_HAND]
+    assert len(by_hand) == 10
+    assert all(finding.hint for finding in by_hand)
+    assert Verdict.WRONG not in {finding.verdict for finding in examine(bare)}
+
+
+def test_few_requests_prove_nothing() -> None:
+    assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is Verdict.BY_HAND

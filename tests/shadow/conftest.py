@@ -1,0 +1,163 @@
+"""Houses whose journey has a shadow beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from accounting.account import Accounts
+from accounting.errors import LedgerUnavailable
+from accounting.shadow_values import ShadowPair
+from budgeting.counting import ChatTokenizer
+from budgeting.values import Message
+from gateway.backends.port import Feature
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import GenerateRequest
+from gateway.shadow.asking import Asker
+from gateway.shadow.checks import make_checks
+from gateway.shadow.comparing import Comparer
+from gateway.shadow.judge import Judge
+from gateway.shadow.mirror import Shadow
+from gateway.shadow.personal import Redactor, redact_personal
+from gateway.shadow.sampling import Fate, Line
+from resilience.leg_limits import LegLimit, LegLimits, Price
+from tests.journey.conftest import ask, build_house, tokenizer
+from tests.journey.house import House, RecordingSink
+
+__all__ = ["ask", "build_house", "tokenizer"]
+
+OURS, THEIRS = Script(), Script(("Good", " day", "."))
+BEDROCK_FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
+
+
+@dataclass
+class KeptPairs:
+    """A database that is a list, and may be away."""
+
+    pairs: list[ShadowPair] = field(default_factory=list)
+    away: bool = False
+
+    async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
+        if self.away:
+            raise LedgerUnavailable("away")
+        self.pairs += pairs
+
+    async def close(self) -> None:
+        pass  # it has nothing to let go
+
+
+@dataclass
+class Watched:
+    """A house, its shadow, and the pairs that were kept."""
+
+    house: House
+    shadow: Shadow
+    kept: KeptPairs
+    limits: LegLimits
+
+    @property
+    def other(self) -> ScriptedBackend:
+        return self.house.backends["other"]
+
+    async def run(self, request: GenerateRequest) -> RecordingSink:
+        sink = RecordingSink()
+        await self.house.journey.run(request, sink)
+        return sink
+
+    def fate(self, fate: Fate) -> int:
+        return self.shadow.figures().fates[fate]
+
+    async def until(self, fate: Fate, count: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while self.fate(fate) < count:  # noqa: ASYNC110 - nothing tells of it but a look
+                await asyncio.sleep(0.005)
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(self.shadow.run(), name="shadow")
+            try:
+                yield
+            finally:
+                loop.cancel()
+
+
+@pytest.fixture
+def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callable[..., Watched]:
+    def make(
+        *,
+        sample: float = 1.0,
+        primary: Script = OURS,
+        other: Script = THEIRS,
+        features: frozenset[Feature] = BEDROCK_FEATURES,
+        queue: int = 100,
+        queue_bytes: int = 1 << 20,
+        concurrency: int = 2,
+        deadline_s: float = 10.0,
+        spend_nanousd: int | None = None,
+        redact: Redactor = redact_personal,
+        judge: Script | None = None,
+        keep_texts: bool = False,
+        **house_settings: object,
+    ) -> Watched:
+        backends = [
+            ScriptedBackend("local", scripts=(primary,)),
+            ScriptedBackend("other", scripts=(other,), features=features, model="haiku"),
+            ScriptedBackend("judge", scripts=(judge or Script(("A",)),)),
+        ]
+        house = build_house(
+            backends=backends, route={"shadow": {"backend": "other", "sample": sample}}, **house_settings
+        )
+        price = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+        limits = LegLimits(
+            {"other": LegLimit(None, spend_nanousd, price)}, clock=time.monotonic, emit=lambda _: None
+        )
+
+        async def encode(messages: Sequence[Message]) -> tuple[int, ...]:
+            return tokenizer.encode_chat(messages)
+
+        ids = iter(range(1_000_000))
+        asker = Asker(
+            backends=house.backends,
+            admission=house.admission,
+            adapters=house.adapters,
+            limits=limits,
+            accounts=Accounts(house.outbox),
+            spelling=tokenizer,
+            encode=encode,
+            redact=redact,
+            clock=time.monotonic,
+            unix_time=lambda: 1_700_000_000.0,
+            new_id=lambda: f"shadow_{next(ids)}",
+            timeout_s=deadline_s,
+            idle_share=0.5,
+        )
+        kept = KeptPairs()
+        shadow = Shadow(
+            line=Line(queue, queue_bytes),
+            asks=asker,
+            comparer=Comparer(
+                make_checks(("shape", "language", "grounding", "pii", "no_refusal")),
+                redact,
+                None,
+                {"other": price},
+                keep_texts,
+                lambda: 1_700_000_000.0,
+            ),
+            pairs=kept,
+            judge=None if judge is None else Judge(asker, "judge", 1.0, 8, encode, random.Random(1)),
+            concurrency=concurrency,
+            deadline_s=deadline_s,
+            clock=time.monotonic,
+            unix_time=lambda: 1_700_000_000.0,
+        )
+        house = replace(house, journey=replace(house.journey, shadow=shadow))
+        return Watched(house, shadow, kept, limits)
+
+    return make

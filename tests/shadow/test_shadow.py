@@ -1,0 +1,286 @@
+"""Shadow requests beside a whole journey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from admission.values import Demand
+from budgeting.values import EvidenceChunk
+from gateway.backends.port import BackendState, Feature
+from gateway.backends.scripted import Script
+from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat, Sampling
+from gateway.shadow.sampling import Copy, Fate, Line, chosen
+from resilience.failures import BackendFailure, FailureKind
+from tests.shadow.conftest import Watched
+
+Watch = Callable[..., Watched]
+Ask = Callable[..., GenerateRequest]
+
+
+async def test_an_answered_request_is_asked_again_and_both_answers_are_compared(
+    watch: Watch, ask: Ask
+) -> None:
+    watched = watch()
+    async with watched.at_work():
+        sink = await watched.run(ask(intent="greeting"))
+        await watched.until(Fate.COMPARED)
+    assert sink.answer is not None and sink.answer.output_text == "Hello there."
+    [pair] = watched.kept.pairs
+    assert (pair.generation_id, pair.route, pair.intent) == ("gen_1", "self_hosted_generation", "greeting")
+    assert (pair.primary.backend, pair.primary.chars) == ("local", len("Hello there."))
+    assert (pair.shadow.backend, pair.shadow.version, pair.shadow.chars) == (
+        "other",
+        "haiku",
+        len("Good day."),
+    )
+    assert pair.shadow.finish_reason == "stop" and pair.shadow.output_tokens == 3
+    assert pair.shadow.cost_nanousd > 0 and pair.primary.cost_nanousd == 0
+    assert pair.likeness is not None and 0 <= pair.likeness < 0.5
+    assert pair.primary.text is None and pair.shadow.text is None
+    assert not watched.house.left_behind()
+
+
+async def test_a_shadow_has_a_row_of_its_own_kind_in_no_tenants_usage(watch: Watch, ask: Ask) -> None:
+    watched = watch()
+    async with watched.at_work():
+        await watched.run(ask())
+        await watched.until(Fate.COMPARED)
+    own, shadow = watched.house.outbox.rows
+    assert (own.kind, own.tenant, own.generation_id) == ("request", "acme", "gen_1")
+    assert (shadow.kind, shadow.tenant, shadow.key_id) == ("shadow", "", "")
+    assert (shadow.backend_name, shadow.output_tokens, shadow.finish_reason) == ("other", 3, "stop")
+    assert shadow.input_tokens == own.input_tokens
+    assert shadow.billable_input_tokens == shadow.billable_output_tokens == 0
+    assert shadow.generation_id == watched.kept.pairs[0].pair_id
+
+
+async def test_the_caller_has_the_answer_before_the_other_backend_is_asked(watch: Watch, ask: Ask) -> None:
+    watched = watch()
+    sink = await watched.run(ask())
+    assert sink.answer is not None
+    assert watched.other.calls == [] and watched.shadow.figures().waiting == 1
+
+
+async def test_a_shadow_is_asked_at_the_lowest_priority_without_stream_or_copies(
+    watch: Watch, ask: Ask
+) -> None:
+    watched = watch(features=frozenset(Feature))
+    async with watched.at_work():
+        await watched.run(ask(stream=True, priority=1, sampling=Sampling(n=3, logprobs=2, seed=4)))
+        await watched.until(Fate.COMPARED)
+    [work] = watched.other.calls
+    assert (work.priority, work.stream, work.sampling.n, work.sampling.logprobs) == (-1, False, 1, None)
+    assert work.sampling.seed == 4
+    assert work.generation_id != "gen_1"
+
+
+async def test_hints_that_the_other_backend_lacks_are_dropped_and_what_it_must_honour_is_not(
+    watch: Watch, ask: Ask
+) -> None:
+    watched = watch()
+    async with watched.at_work():
+        await watched.run(ask(sampling=Sampling(top_k=3, seed=1)))
+        await watched.until(Fate.COMPARED)
+        await watched.run(ask(generation_id="gen_2", response_format=ResponseFormat(FormatType.JSON_OBJECT)))
+        await watched.until(Fate.UNABLE)
+    [work] = watched.other.calls
+    assert work.sampling.top_k is None and work.sampling.seed is None
+
+
+async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_before_they_are_kept(
+    watch: Watch, ask: Ask
+) -> None:
+    watched = watch(keep_texts=True, primary=Script(("Write", " to", " boss@shop.example")))
+    async with watched.at_work():
+        await watched.run(ask("I am jo@mail.example, call +49 170 1234567"))
+        await watched.until(Fate.COMPARED)
+    [work] = watched.other.calls
+    assert work.messages[-1].content == "I am [mail], call [phone]"
+    tokenizer = watched.house.journey.dispatcher._spelling
+    sent = b"".join(tokenizer.token_bytes(one) for one in work.token_ids).decode()
+    assert "[mail]" in sent and "jo@mail" not in sent
+    [pair] = watched.kept.pairs
+    assert pair.primary.text == "Write to [mail]"
+    assert pair.primary.checks["pii"] is False and pair.shadow.checks["pii"] is True
+    assert "mail.example" not in repr(pair) and "shop.example" not in repr(pair)
+
+
+async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_kept(watch: Watch, ask: Ask) -> None:
+    def broken(text: str) -> str:
+        raise RuntimeError("no model")
+
+    watched = watch(redact=broken)
+    async with watched.at_work():
+        await watched.run(ask())
+        await watched.until(Fate.REDACTION_FAILED)
+    assert watched.other.calls == [] and watched.kept.pairs == []
+    assert not watched.house.left_behind()
+
+
+async def test_a_failing_shadow_is_a_finding_and_harms_nobody(watch: Watch, ask: Ask) -> None:
+    failure = BackendFailure(FailureKind.THROTTLED, "slow down")
+    watched = watch(other=Script(failure=failure, breaks_after=1))
+    async with watched.at_work():
+        for number in range(30):
+            await watched.run(ask(generation_id=f"gen_{number}"))
+        await watched.until(Fate.FAILED, 30)
+    assert {pair.shadow.failure for pair in watched.kept.pairs} == {"throttled"}
+    assert len(watched.other.calls) == 30  # each once: retries are the callers'
+    gate = watched.house.admission.gate("other")
+    assert gate.circuit.admits(watched.house.journey.clock())
+    assert not watched.house.left_behind()
+
+
+async def test_a_shadow_that_hangs_is_ended_at_its_deadline(watch: Watch, ask: Ask) -> None:
+    watched = watch(other=Script(delay_s=60.0), deadline_s=0.05)
+    async with watched.at_work():
+        await watched.run(ask())
+        await watched.until(Fate.FAILED)
+    assert watched.kept.pairs[0].shadow.failure == "timeout"
+    assert not watched.house.left_behind()
+
+
+async def test_the_newest_copies_are_dropped_when_the_line_is_full(watch: Watch, ask: Ask) -> None:
+    watched = watch(queue=3)
+    for number in range(5):
+        await watched.run(ask(generation_id=f"gen_{number}"))
+    assert watched.fate(Fate.QUEUE_FULL) == 2
+    async with watched.at_work():
+        await watched.until(Fate.COMPARED, 3)
+    assert sorted(pair.generation_id for pair in watched.kept.pairs) == ["gen_0", "gen_1", "gen_2"]
+
+
+async def test_nothing_is_shadowed_beside_the_sample_or_without_a_models_answer(
+    watch: Watch, ask: Ask
+) -> None:
+    none = watch(sample=0.0)
+    await none.run(ask())
+    assert none.shadow.figures().waiting == 0
+    down = watch(primary=Script(failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
+    sink = await down.run(ask())
+    assert sink.answer is not None and sink.answer.finish_reason == "degraded"
+    assert down.shadow.figures().waiting == 0
+    raw = watch()
+    await raw.run(ask(messages=(), raw_prompt="Once upon"))
+    assert raw.shadow.figures().waiting == 0
+
+
+async def test_a_backend_that_callers_use_is_left_to_them(watch: Watch, ask: Ask) -> None:
+    watched = watch(deadline_s=0.3)
+    demand = Demand("other", "acme", 0, 10, 10, 0.0)
+    limits = replace(watched.house.admission.gate("other").limits, max_in_flight=1)
+    async with watched.house.admission.admit(replace(demand, limits=limits)):
+        gate = watched.house.admission.gate("other")
+        busy = int(gate.capacity(watched.house.journey.clock()) * 0.5)
+        held = [watched.house.admission.admit(demand) for _ in range(busy)]
+        for one in held:
+            await one.__aenter__()
+        async with watched.at_work():
+            await watched.run(ask())
+            await watched.until(Fate.TOO_OLD)
+        for one in held:
+            await one.__aexit__(None, None, None)
+    assert watched.other.calls == []
+    assert not watched.house.left_behind()
+
+
+async def test_a_backend_that_is_not_ready_is_waited_for(watch: Watch, ask: Ask) -> None:
+    watched = watch()
+    watched.other.state = BackendState.STARTING
+    async with watched.at_work():
+        await watched.run(ask())
+        await asyncio.sleep(0.05)
+        assert watched.other.calls == []
+        watched.other.state = BackendState.READY
+        await watched.until(Fate.COMPARED)
+
+
+async def test_shadows_stop_at_their_own_spending_limit(watch: Watch, ask: Ask) -> None:
+    watched = watch(spend_nanousd=1)
+    async with watched.at_work():
+        await watched.run(ask())
+        await watched.until(Fate.SPEND)
+    assert watched.other.calls == []
+    assert not watched.house.skipped
+
+
+async def test_no_more_than_the_configured_number_are_asked_at_once(watch: Watch, ask: Ask) -> None:
+    watched = watch(other=Script(delay_s=0.02), concurrency=2)
+    most = 0
+    async with watched.at_work():
+        for number in range(8):
+            await watched.run(ask(generation_id=f"gen_{number}"))
+        while watched.fate(Fate.COMPARED) < 8:
+            most = max(most, watched.other.active)
+            await asyncio.sleep(0.002)
+    assert most == 2
+
+
+async def test_pairs_wait_for_a_database_that_is_away(watch: Watch, ask: Ask) -> None:
+    watched = watch()
+    watched.kept.away = True
+    async with watched.at_work():
+        await watched.run(ask())
+        await watched.until(Fate.COMPARED)
+        await watched.shadow._write()
+        assert watched.shadow.figures().written == 0
+        watched.kept.away = False
+    assert len(watched.kept.pairs) == 1 and watched.shadow.figures().written == 1
+
+
+async def test_stopping_in_the_middle_leaves_nothing_behind(watch: Watch, ask: Ask) -> None:
+    watched = watch(other=Script(delay_s=30.0))
+    async with watched.at_work():
+        await watched.run(ask())
+        async with asyncio.timeout(10):
+            while not watched.other.active:  # noqa: ASYNC110 - nothing tells of it but a look
+                await asyncio.sleep(0.002)
+    assert not watched.house.left_behind()
+    assert watched.limits.figures()["other"].in_use == 0
+    assert watched.house.outbox.rows[-1].finish_reason == "cancelled"
+
+
+async def test_a_judge_sees_redacted_texts_in_either_order_and_its_word_is_kept(
+    watch: Watch, ask: Ask
+) -> None:
+    watched = watch(judge=Script(("A",)))
+    async with watched.at_work():
+        for number in range(8):
+            await watched.run(
+                ask(
+                    "mail me at a@b.example",
+                    generation_id=f"gen_{number}",
+                    chunks=(EvidenceChunk("c1", "catalog", "Berserk, by Kentaro Miura"),),
+                )
+            )
+        await watched.until(Fate.COMPARED, 8)
+    judged = [pair.judged for pair in watched.kept.pairs]
+    calls = watched.house.backends["judge"].calls
+    assert len(calls) == 8 and set(judged) == {"primary", "shadow"}
+    asked = calls[0].messages[-1].content
+    assert "[mail]" in asked and "a@b.example" not in asked
+    assert "Berserk" in asked and "Good day." in asked and "Hello there." in asked
+
+
+def test_the_sample_is_the_same_everywhere_and_as_large_as_asked() -> None:
+    ids = [f"gen_{number}" for number in range(20_000)]
+    taken = [one for one in ids if chosen(one, 0.05)]
+    assert taken == [one for one in ids if chosen(one, 0.05)]
+    assert 0.04 < len(taken) / len(ids) < 0.06
+    assert set(taken) <= {one for one in ids if chosen(one, 0.2)}
+    assert not any(chosen(one, 0.0) for one in ids) and all(chosen(one, 1.0) for one in ids)
+
+
+async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask) -> None:
+    watched = watch()
+    await watched.run(ask())
+    copy = watched.shadow._line.take()
+    assert isinstance(copy, Copy)
+    line = Line(1_000, 3 * copy.size_bytes)
+    assert [line.offer(copy) for _ in range(4)] == [True, True, True, False]
+    assert line.size_bytes == 3 * copy.size_bytes
+    while line.take() is not None:
+        continue
+    assert line.size_bytes == 0 and line.offer(copy)

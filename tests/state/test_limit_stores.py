@@ -1,0 +1,237 @@
+"""Keys' limits that processes share: Redis' scripts and the SQLite file decide as the plain tally does."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import redis
+
+from accounting.keys import KeyLimits
+from accounting.quotas import LIMITS, LOOK_AGAIN_S, Ask, HoldId, Settlement, Tally, Verdict
+from gateway.state.errors import StateUnavailable
+from gateway.state.limits import LEASE_S, LimitStore
+from gateway.state.limits_redis import RedisLimitStore
+from gateway.state.limits_sqlite import SqliteLimitStore
+from gateway.state.redis_client import connect
+from tests.state.servers import RedisServer
+
+ALL = KeyLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_day=1_000)
+BIG = 10**15
+
+
+class Stores:
+    """Two processes' stores over the same data, and a way to age a lease."""
+
+    def __init__(self, one: LimitStore, other: LimitStore) -> None:
+        self.one = one
+        self.other = other
+
+    def let_lapse(self, holder: str) -> None:
+        raise AssertionError("each kind has its own")
+
+
+class OnRedis(Stores):
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        super().__init__(*(RedisLimitStore(connect(server.url), namespace="test") for _ in range(2)))
+
+    def let_lapse(self, holder: str) -> None:
+        with redis.Redis.from_url(self._server.url) as client:
+            client.zadd("sluice:{test}:limit-holders", {holder: time.time() - 1.0})
+
+
+class OnSqlite(Stores):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(*(SqliteLimitStore(path, unix_time=time.time) for _ in range(2)))
+
+    def let_lapse(self, holder: str) -> None:
+        with sqlite3.connect(self._path) as connection:
+            changed = connection.execute(
+                "UPDATE limit_holders SET lease = ? WHERE holder = ?", (time.time() - 1.0, holder)
+            )
+            assert changed.rowcount == 1
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    found: Stores
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("one_redis")
+        server.flush()
+        found = OnRedis(server)
+    else:
+        found = OnSqlite(tmp_path / "limits")
+    yield found
+    await found.one.close()
+    await found.other.close()
+
+
+def tokens(amount: int, holder: str = "p1", number: int = 1) -> Ask:
+    return Ask(tokens=amount, hold=HoldId(holder, number))
+
+
+async def take(
+    store: LimitStore, ask: Ask, limits: KeyLimits = ALL, key: str = "k", fresh: bool = True
+) -> Verdict:
+    verdict = await store.take(key, limits, ask, fresh=fresh)
+    assert verdict is not None
+    return verdict
+
+
+def remaining(verdict: Verdict) -> list[int | None]:
+    return [None if one is None else one.remaining for one in verdict.figures]
+
+
+async def test_two_processes_share_one_count_of_requests(stores: Stores) -> None:
+    verdicts = [await take(store, Ask(requests=1)) for _ in range(3) for store in (stores.one, stores.other)]
+    assert [one.excess is None for one in verdicts] == [True] * 5 + [False]
+    assert remaining(verdicts[-1]) == [0, 100, 1_000]
+    excess = verdicts[-1].excess
+    assert excess is not None and excess.name == "requests_per_minute" and excess.asked == 1
+    assert excess.wait_s is not None and 55 < excess.wait_s <= 61
+    figures = verdicts[-1].figures[0]
+    assert figures is not None and 55 < figures.reset_s <= 61
+
+
+async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> None:
+    assert remaining(await take(stores.one, tokens(70))) == [5, 30, 930]
+    refused = await take(stores.other, tokens(40, "p2"))
+    assert refused.excess is not None and refused.excess.name == "tokens_per_minute"
+    assert refused.excess.wait_s == LOOK_AGAIN_S, "it may be given back at any moment"
+    at = (await take(stores.one, Ask())).at
+    await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), at, 20)])
+    assert remaining(await take(stores.other, tokens(40, "p2"))) == [5, 40, 940]
+    used_up = await take(stores.other, tokens(85, "p2", 2))
+    assert used_up.excess is not None and used_up.excess.wait_s is not None
+    assert 55 < used_up.excess.wait_s <= 61, "what was used leaves the window then"
+
+
+async def test_a_settlement_that_is_told_again_counts_once(stores: Stores) -> None:
+    await take(stores.one, tokens(70))
+    told = Settlement("k", ALL, HoldId("p1", 1), None, 20)
+    again = Settlement("k", ALL, HoldId("p1", 1), None, 20, sure=False)
+    await stores.one.settle([told, again])
+    await stores.other.settle([again])
+    assert remaining(await take(stores.one, Ask())) == [5, 80, 980]
+
+
+async def test_what_was_used_while_nobody_decided_is_counted_afterwards(stores: Stores) -> None:
+    now = int(time.time())
+    await stores.one.settle(
+        [
+            Settlement("k", ALL, None, now, 30),
+            Settlement("k", ALL, None, now - 10, 5),
+            Settlement("k", ALL, None, now - 90, 15),
+        ]
+    )
+    assert remaining(await take(stores.one, Ask())) == [5, 65, 950]
+
+
+async def test_what_a_crashed_process_held_is_free_when_its_lease_is_over(stores: Stores) -> None:
+    await take(stores.one, tokens(100))
+    assert (await take(stores.other, tokens(100, "p2"))).excess is not None
+    stores.let_lapse("p1")
+    assert remaining(await take(stores.other, tokens(100, "p2"))) == [5, 0, 900]
+
+
+async def test_a_lease_that_was_lost_is_not_taken_up_again_while_something_is_held(stores: Stores) -> None:
+    await take(stores.one, tokens(10))
+    assert await stores.one.renew("p1") and not await stores.one.renew("unknown")
+    stores.let_lapse("p1")
+    assert await stores.one.take("k", ALL, tokens(10, "p1", 2), fresh=False) is None
+    assert not await stores.one.renew("p1")
+    assert (await take(stores.one, tokens(10, "p1", 3))).excess is None
+
+
+async def test_a_look_changes_nothing_and_keys_share_nothing(stores: Stores) -> None:
+    for _ in range(3):
+        assert remaining(await take(stores.one, Ask(), key="other")) == [5, 100, 1_000]
+    await take(stores.one, Ask(requests=1))
+    assert remaining(await take(stores.one, Ask(), key="other")) == [5, 100, 1_000]
+
+
+async def test_limits_may_be_as_large_as_admins_may_set_them(stores: Stores) -> None:
+    limits = KeyLimits(tokens_per_minute=BIG, tokens_per_day=BIG)
+    await take(stores.one, tokens(BIG - 1), limits)
+    assert remaining(await take(stores.one, Ask(), limits)) == [None, 1, 1]
+    too_many = await take(stores.one, tokens(2, number=2), limits)
+    assert too_many.excess is not None
+    never = await take(stores.one, tokens(BIG + 1, number=3), limits)
+    assert never.excess is not None and never.excess.wait_s is None
+
+
+async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stores) -> None:
+    """The same random story, told to both; the store's own clock is read from its answers."""
+    random, tally, held = Random(5), Tally(ALL), dict[HoldId, int]()
+    for number in range(300):
+        if held and random.random() < 0.4:
+            hold, amount = held.popitem()
+            told = Settlement("k", ALL, hold, None, random.randint(0, amount), sure=random.random() < 0.5)
+            await random.choice((stores.one, stores.other)).settle([told])
+            tally.settle(told, time.time())
+            continue
+        ask = random.choice(
+            (Ask(requests=1), tokens(random.randint(1, 60), random.choice(("p1", "p2")), number), Ask())
+        )
+        verdict = await take(random.choice((stores.one, stores.other)), ask)
+        expected = tally.take(ask, time.time())
+        assert remaining(verdict) == remaining(expected)
+        assert (verdict.excess is None) == (expected.excess is None)
+        if verdict.excess is not None and expected.excess is not None:
+            assert verdict.excess.name == expected.excess.name
+            if expected.excess.wait_s is not None and verdict.excess.wait_s is not None:
+                assert abs(expected.excess.wait_s - verdict.excess.wait_s) < 1.1
+        for one, other in zip(verdict.figures, expected.figures, strict=True):
+            assert one is not None and other is not None and abs(one.reset_s - other.reset_s) < 1.1
+        if ask.hold is not None and verdict.excess is None:
+            held[ask.hold] = ask.tokens
+
+
+async def test_many_at_once_never_go_beyond_the_limits(stores: Stores) -> None:
+    async def ask(number: int) -> bool:
+        store = (stores.one, stores.other)[number % 2]
+        return (await take(store, tokens(7, f"p{number % 2}", number))).excess is None
+
+    passed = await asyncio.gather(*(ask(number) for number in range(60)))
+    assert sum(passed) == 14
+
+
+async def test_a_store_that_is_away_says_so(tmp_path: Path, one_redis: RedisServer) -> None:
+    nowhere = RedisLimitStore(connect("redis://127.0.0.1:1/0"), namespace="test")
+    no_folder = SqliteLimitStore(tmp_path / "missing" / "limits", unix_time=time.time)
+    for store in (nowhere, no_folder):
+        with pytest.raises(StateUnavailable):
+            await store.take("k", ALL, Ask(requests=1), fresh=True)
+        with pytest.raises(StateUnavailable):
+            await store.settle([Settlement("k", ALL, None, 1, 1)])
+        await store.close()
+
+
+async def test_a_file_that_is_taken_away_is_made_anew(tmp_path: Path) -> None:
+    store = SqliteLimitStore(tmp_path / "limits", unix_time=time.time)
+    await take(store, Ask(requests=1))
+    for file in tmp_path.iterdir():  # noqa: ASYNC240 - three small files
+        file.unlink()
+    assert remaining(await take(store, Ask(requests=1))) == [4, 100, 1_000]
+    await store.close()
+
+
+async def test_a_file_that_is_damaged_is_thrown_away_and_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "limits"
+    path.write_bytes(b"no database at all" * 500)
+    store = SqliteLimitStore(path, unix_time=time.time)
+    with pytest.raises(StateUnavailable):
+        await take(store, Ask(requests=1))
+    assert remaining(await take(store, Ask(requests=1))) == [4, 100, 1_000]
+    await store.close()
+
+
+def test_a_lease_lasts_longer_than_a_process_may_stand_still() -> None:
+    assert LEASE_S >= 10 and len(LIMITS) == 3

@@ -1,0 +1,105 @@
+"""What of the dependencies can be checked without a network; their vulnerabilities need one (scripts/audit)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = "sluice-gateway"
+# Licences under which the whole may be given on under Apache-2.0, by a word that names them and nothing else.
+ALLOWED = (
+    "apache",
+    "bsd",
+    "mit",
+    "mpl",
+    "isc",
+    "psf",
+    "python software foundation",
+    "mozilla",
+    "unlicense",
+    "zlib",
+)
+
+
+def declared() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(one for extra in extras.values() for one in extra)]
+    return [one for one in map(Requirement, lines) if one.name != OURS]
+
+
+def installed_by_default() -> set[str]:
+    """The default dependencies, and theirs."""
+    found: set[str] = set()
+    pending = [Requirement(one) for one in PROJECT["dependencies"]]
+    while pending:
+        one = pending.pop()
+        name = one.name.lower().replace("_", "-")
+        if name in found or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        pending += [Requirement(line) for line in importlib.metadata.requires(name) or ()]
+    return found
+
+
+def licences(name: str) -> list[str]:
+    told = importlib.metadata.metadata(name)
+    named = [told.get("License-Expression") or "", (told.get("License") or "")[:100]]
+    named += [one for one in told.get_all("Classifier") or () if one.startswith("License ::")]
+    return [one.lower() for one in named if one]
+
+
+def test_every_dependency_has_a_lower_bound_and_what_is_installed_is_within_its_range() -> None:
+    for one in declared():
+        if one.name.startswith("types-"):
+            continue
+        assert any(bound.operator in (">=", "==", "~=") for bound in one.specifier), one
+        try:
+            version = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # an extra that this machine does not have
+        assert one.specifier.contains(version, prereleases=True), f"{one}: {version} is installed"
+
+
+def test_no_dependency_comes_from_a_place_of_its_own() -> None:
+    assert not [one for one in declared() if one.url]
+
+
+def test_what_every_installation_brings_has_a_licence_that_allows_it() -> None:
+    names = installed_by_default()
+    assert len(names) > len(PROJECT["dependencies"])
+    for name in sorted(names):
+        named = licences(name)
+        assert any(word in one for one in named for word in ALLOWED), f"{name}: {named}"
+
+
+def audited(folder: Path, pip_audit: str | None) -> subprocess.CompletedProcess[str]:
+    folder.mkdir()
+    if pip_audit is not None:
+        stand_in = folder / "pip-audit"
+        stand_in.write_text(f"#!/bin/sh\n{pip_audit}\n")
+        stand_in.chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run([ROOT / "scripts" / "audit"], env=env, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("pip_audit", "status", "word"),
+    [
+        (None, 2, "nothing was audited"),
+        ("echo 'connection refused' >&2; exit 1", 1, "not passed"),
+        ("exit 0", 0, ""),
+    ],
+)
+def test_an_audit_that_could_not_be_made_has_not_passed(
+    tmp_path: Path, pip_audit: str | None, status: int, word: str
+) -> None:
+    done = audited(tmp_path / "bin", pip_audit)
+    assert done.returncode == status and word in done.stderr
