@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from accounting.errors import AlreadySettled, NotRecorded
 from accounting.values import UsageRow
@@ -128,6 +129,11 @@ class Accounts:
         """
         if not await self._outbox.durable():
             raise NotRecorded("usage cannot be recorded now; the answer was not given")
+
+    async def durable_if_it_can_be(self) -> None:
+        """The same, where an answer goes out all the same: what cannot be recorded is told by the ledger."""
+        with suppress(NotRecorded):
+            await self.durable()
 
 
 class _Opening(AbstractContextManager[Account]):

@@ -30,6 +30,9 @@ SEGMENT_BYTES: Final = 16 << 20
 ROTATE_BYTES: Final = 1 << 20
 # Longest that an answer waits for a disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
 WAIT_S: Final = 1.0
+# Least time between the beginnings of two syncs. Each wakes the writing thread and then the loop, so a busy
+# gateway shares them; the answer of an idle one, whose last sync is long ago, does not wait.
+SYNC_GAP_S: Final = 0.001
 # Rest after a disk has failed: each try costs a system call or two, and says again that it failed.
 REST_S: Final = 1.0
 # Longest that closing waits for the last group.
@@ -61,8 +64,24 @@ class _Group:
 
     entries: list[Entry] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    done: bool = False
     kept: bool = False
+
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until it is done; whoever is cancelled meanwhile takes nobody with it."""
+        if not self.done:
+            ended = loop.create_future()
+            self.waiting.append(ended)
+            await ended
+
+    def end(self) -> None:
+        """Done; ending again does nothing."""
+        self.done = True
+        for ended in self.waiting:
+            if not ended.done():
+                ended.set_result(None)
+        self.waiting.clear()
 
 
 class Journal:
@@ -81,6 +100,7 @@ class Journal:
         clock: seconds, monotonic.
         unix_time: seconds, for events.
         wait_s: longest that an answer waits.
+        gap_s: least time between the beginnings of two syncs.
         segment_bytes: a file's size, about.
     """
 
@@ -95,6 +115,7 @@ class Journal:
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         wait_s: float = WAIT_S,
+        gap_s: float = SYNC_GAP_S,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._folder = folder
@@ -106,11 +127,13 @@ class Journal:
         self._clock = clock
         self._unix_time = unix_time
         self._wait_s = wait_s
+        self._gap_s = gap_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gathering = _Group()
         self._syncing: _Group | None = None
+        self._handed_at = float("-inf")
         self._late: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
         self._retry_at: float | None = None
@@ -171,16 +194,15 @@ class Journal:
         group.entries.append(entry)
         group.data += data
         if self._syncing is None and len(group.entries) == 1:
-            # Not at once: what else is ready in this round of the loop shares the sync.
-            self._loop.call_soon(self._hand_over)
+            self._hand_over_soon(self._loop)
         return True
 
     async def durable(self) -> bool:
         """Wait until all rows taken so far are on the disk, at most ``wait_s``; whether they are."""
         group = self._gathering if self._gathering.entries else self._syncing
-        if group is None:
+        if group is None or self._loop is None:
             return self.working
-        await group.done.wait()
+        await group.wait(self._loop)
         return group.kept and self.working
 
     def written(self, entry: Entry) -> None:
@@ -226,12 +248,12 @@ class Journal:
 
     async def close(self) -> None:
         """Sync what waits, for :data:`CLOSE_S` at most; take away what the database has, leave the rest."""
-        if self._thread is None:
+        if self._thread is None or self._loop is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while self._gathering.entries or self._syncing is not None:
-                    await (self._syncing or self._gathering).done.wait()
+                    await (self._syncing or self._gathering).wait(self._loop)
                     await asyncio.sleep(0.001)  # one that came too late is done before it is synced
         self._stopped.set()
         segments = tuple(self._segments)
@@ -246,19 +268,28 @@ class Journal:
 
     # The loop's side
 
+    def _hand_over_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        rest_s = self._handed_at + self._gap_s - loop.time()
+        if rest_s > 0:
+            loop.call_later(rest_s, self._hand_over)
+        else:
+            # Not at once: what else is ready in this round of the loop shares the sync.
+            loop.call_soon(self._hand_over)
+
     def _hand_over(self) -> None:
         group = self._gathering
         if self._loop is None or self._syncing is not None or not group.entries:
             return
         self._gathering, self._syncing = _Group(), group
+        self._handed_at = self._loop.time()
         self._late = self._loop.call_later(self._wait_s, self._too_late, group)
         self._work.put(lambda: self._store(group))
 
     def _too_late(self, group: _Group) -> None:
         """Nobody waits any longer, for this group and those behind it; it may still be synced."""
         self._fail("Timeout", len(group.entries))
-        group.done.set()
-        self._gathering.done.set()
+        group.end()
+        self._gathering.end()
 
     def _stored(self, group: _Group, segment: Segment | None, error: OSError | None, took_s: float) -> None:
         if self._late is not None:
@@ -274,8 +305,9 @@ class Journal:
             for entry in group.entries:
                 if not entry.held:
                     self._not_kept(entry)
-        group.done.set()
-        self._hand_over()
+        group.end()
+        if self._loop is not None and self._gathering.entries:
+            self._hand_over_soon(self._loop)
 
     def _keep(self, entries: Iterable[Entry], segment: Segment, size: int) -> None:
         if segment not in self._segments:

@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from accounting.errors import PriceError
 from accounting.values import UsageRow
 
@@ -138,7 +140,7 @@ class PriceBook:
         if tariff is None:
             return row
         cost = tariff.price.cost_nanousd(row.input_tokens, row.output_tokens, row.cached_tokens)
-        return replace(row, cost_nanousd=cost, price_version=version.version)
+        return msgspec.structs.replace(row, cost_nanousd=cost, price_version=version.version)
 
 
 def with_backends(book: PriceBook, backends: Mapping[str, Price], *, version: str) -> PriceBook:

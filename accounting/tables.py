@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -89,7 +90,7 @@ engine_counts = Table(
     PrimaryKeyConstraint("hour", "backend", "engine", "observer", name="pk_engine_counts"),
 )
 
-_FIELDS = tuple(field.name for field in fields(UsageRow))
+_FIELDS = tuple(field.name for field in msgspec.structs.fields(UsageRow))
 _KEY = ("generation_id", "hour")
 
 # By dialect: a row whose generation is in the table already is left out, so that a batch may be written

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Self
+
+import msgspec
+from msgspec.structs import replace
 
 HOUR_S = 3600
 
 Kind = Literal["request", "shadow"]
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRow:
-    """What one generation used; the unit of billing.
+class UsageRow(msgspec.Struct, frozen=True):
+    """What one generation used; the unit of billing. Change one with ``msgspec.structs.replace``.
 
     Tokens and milliseconds are totals of this generation; ``started_at`` is Unix time in seconds.
     ``fallback`` is the leg that answered, if the intended backend did not; ``finish_reason`` is
@@ -23,6 +25,9 @@ class UsageRow:
     costs the operator. The ``billable`` ones are what the tenant was given: none of an answer of which
     nothing was delivered, none of ``shadow`` traffic.
     """
+
+    # A struct: made and changed some four times a request, which takes a dataclass of as many fields
+    # 5 to 20 µs each.
 
     generation_id: str
     request_id: str

@@ -90,14 +90,16 @@ class Experience:
         if cached_tokens is not None:
             self.cached_shares.learn(ticket.kind, cached_tokens, ticket.demand.input_tokens)
 
-    def succeeded(self, ticket: Ticket, output_tokens: int, in_flight: int, now: float) -> None:
-        """An answer is whole; ``in_flight`` sequences ran while it did."""
+    def succeeded(
+        self, ticket: Ticket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1
+    ) -> None:
+        """An answer is whole; ``in_flight`` sequences ran while it did, on so many engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
         self.lengths.learn(ticket.kind, each)
         in_slo = self._in_slo(ticket, each, now)
         if in_slo is not None:
-            self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now)
+            self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
 
     def _in_slo(self, ticket: Ticket, tokens: int, now: float) -> bool | None:
         """Whether the answer met its route's targets; ``None`` where it says nothing about the batch."""

@@ -64,6 +64,7 @@ class Flight:
     def told(self, load: Load, now: float) -> None:
         """The engine's word after a step."""
         self.signals.told(load, now)
+        self.prefill.bound(self.signals.workers, now, self.experience.rates.s_per_token)
         if load.max_running:
             self.experience.limit.bound(load.max_running)
 
@@ -73,7 +74,7 @@ class Flight:
         ticket.handed_on_at = now
         ticket.alone = self.idle
         ticket.ahead_at_hand_over = self.prefill_ahead(now) + ticket.uncached
-        self.prefill.add(ticket.number, ticket.uncached, now)
+        self.prefill.add(ticket.number, ticket.uncached, now, self.experience.rates.s_per_token)
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
         self.memory.add(ticket)
@@ -81,7 +82,7 @@ class Flight:
     def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
         """The first piece of its answer is there."""
         ticket.first_token_at = now
-        self.prefill.done(ticket.number, now)
+        self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
         self.experience.first_token(ticket, now, cached_tokens)
         if cached_tokens is not None:
             self.memory.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
@@ -95,9 +96,10 @@ class Flight:
         self.signals.left(sequences, ticket.handed_on_at)
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
-            self.prefill.done(ticket.number, now)
+            self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
         if outcome is Outcome.SUCCEEDED:
-            self.experience.succeeded(ticket, output_tokens, in_flight, now)
+            workers = self.signals.workers
+            self.experience.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
     # How it stands
 
@@ -135,7 +137,7 @@ class Flight:
 
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that one of the backend's workers must compute before a new one's."""
-        return self.prefill.ahead(now, self.experience.rates.s_per_token) // self.signals.workers
+        return self.prefill.ahead(now, self.experience.rates.s_per_token)
 
     def out_of_memory(self, priority: int, limits: Limits, now: float) -> bool:
         """Whether waiting would not help: the pool is all but full, or full of what is not ours."""

@@ -201,13 +201,13 @@ class Gate(Standing):
         return self._flight.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
     def _full(self, demand: Demand, limits: Limits, factor: float, now: float) -> bool:
-        waiting = self.depth
+        waiting, workers = self._waiting_in_all, self._flight.signals.workers
         if not waiting:
             flight = self._flight
             return limits.max_queue == 0 and flight.sequences + flight.foreign >= flight.capacity(now)
         return (
-            waiting >= limits.max_queue * factor
-            or self._line.tokens + demand.input_tokens > limits.max_queue_tokens
+            waiting >= limits.max_queue * factor * workers
+            or self._line.tokens + demand.input_tokens > limits.max_queue_tokens * workers
             or self._line.size_bytes + demand.size_bytes > limits.max_queue_bytes
         )
 

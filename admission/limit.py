@@ -3,6 +3,9 @@
 More sequences in a batch mean more tokens a second and a longer time between two tokens of each. The limit
 grows while answers keep to the route's SLO and the batch is full, and shrinks when they do not
 (additive increase, multiplicative decrease; algorithm and limiter apart, as in Netflix' concurrency-limits).
+
+Of several engines behind one name an answer tells about one: it moves the limit by that one's share. Else one
+late answer in a hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
 """
 
 from __future__ import annotations
@@ -44,18 +47,19 @@ class AdaptiveLimit:
         self._most = max(self._least, most)
         self._value = float(self._most) if was_full else min(self._value, float(self._most))
 
-    def saw(self, *, in_slo: bool, in_flight: int, now: float) -> None:
-        """An answer has ended, and whether its pace met the targets."""
+    def saw(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
+        """An answer has ended, and whether its pace met the targets; so many ``workers`` are side by side."""
         if not in_slo:
             self._good = 0
-            if now - self._shrunk_at >= SETTLE_S:
+            if now - self._shrunk_at >= SETTLE_S / workers:
                 self._shrunk_at = now
                 # From where the load really is: a limit far above it would take many steps to matter.
-                self._value = max(float(self._least), min(self._value, float(in_flight)) * BACKOFF)
+                to = min(self._value, float(in_flight)) * BACKOFF
+                self._value = max(float(self._least), self._value + (to - self._value) / workers)
             return
         if in_flight < self._value * FULL_SHARE:
             return
         self._good += 1
-        if self._good >= self._value:
+        if self._good >= self._value / workers:
             self._good = 0
             self._value = min(float(self._most), self._value + 1.0)

@@ -110,7 +110,12 @@ class Standing:
 
     @property
     def depth(self) -> int:
-        """Requests that wait for the backend: here, and inside it those that did not come through here."""
+        """Requests that wait for each of the backend's engines, rounded down; with one engine all of them."""
+        return self._waiting_in_all // self._flight.signals.workers
+
+    @property
+    def _waiting_in_all(self) -> int:
+        """Here, and inside the backend those that did not come through here."""
         return len(self._line) + self._flight.foreign_waiting
 
     def queue_counts(self) -> dict[tuple[int, str], int]:

@@ -52,9 +52,10 @@ class Limits:
     """Thresholds (seeds 000 §8 and 001, with their reasons there).
 
     Args:
-        max_queue: requests waiting for the backend; beyond it the wait would break the TTFT target.
-        max_queue_tokens: uncached prompt tokens waiting: a queue of long prompts is longer than its count
-            says. A full queue of the longest prompts fits.
+        max_queue: requests waiting for each engine of the backend; beyond it the wait would break the TTFT
+            target.
+        max_queue_tokens: uncached prompt tokens waiting for each engine: a queue of long prompts is longer
+            than its count says. A full queue of the longest prompts fits.
         max_queue_bytes: bytes of requests waiting.
         max_wait_s: longest wait, estimated or real; beyond it a gentler answer is better.
         max_input_tokens: longest prompt; leaves 496 tokens for the answer in 4,096.

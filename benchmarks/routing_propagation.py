@@ -96,41 +96,54 @@ def expected(canary: float, session: str) -> str:
     return draw(ROUTE, session, [one for one in (("a", 100 - canary), ("b", canary)) if one[1] > 0])
 
 
+def write_settings(folder: Path, url: str, worker_port: int) -> None:
+    """What every gateway of a run is told: one worker under two names, and the state store at ``url``."""
+    settings = {
+        "engine": {"kind": "none", "model": "models/demo", "tokenizer": "models/demo"},
+        "backends": {
+            name: {
+                "kind": "openai",
+                "base_urls": [f"http://127.0.0.1:{worker_port}/v1"],
+                "model": name,
+                "metrics_path": None,
+            }
+            for name in ("a", "b")
+        },
+        "routing": {"file": str(folder / "routing.yaml")},
+        "state": {"url": url, "cache_dir": str(folder / "copies")},
+    }
+    (folder / "routing.yaml").write_text(json.dumps(config(0.0, 0)))
+    (folder / "sluice.yaml").write_text(json.dumps(settings))
+
+
+@contextlib.contextmanager
+def worker(folder: Path) -> Iterator[int]:
+    """The fake worker; its port."""
+    port = free_port()
+    with started(python_module("benchmarks.forwarding.worker", port), folder / "worker.log"):
+        yield port
+
+
+@contextlib.contextmanager
+def one_gateway(folder: Path, number: int) -> Iterator[str]:
+    """A gateway that begins to start, by the folder's settings; its address."""
+    port = free_port()
+    env = {
+        "SLUICE_ADMIN_KEY": KEY,
+        "SLUICE_SERVER__PORT": str(port),
+        "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger-{number}.db",
+    }
+    command = python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml")
+    with started(command, folder / f"gateway-{number}.log", env):
+        yield f"http://127.0.0.1:{port}"
+
+
 @contextlib.contextmanager
 def fleet(folder: Path, url: str, processes: int) -> Iterator[list[str]]:
     """The worker and the gateways; their addresses."""
     with contextlib.ExitStack() as stack:
-        worker_port = free_port()
-        worker = python_module("benchmarks.forwarding.worker", worker_port)
-        stack.enter_context(started(worker, folder / "worker.log"))
-        settings = {
-            "engine": {"kind": "none", "model": "models/demo", "tokenizer": "models/demo"},
-            "backends": {
-                name: {
-                    "kind": "openai",
-                    "base_urls": [f"http://127.0.0.1:{worker_port}/v1"],
-                    "model": name,
-                    "metrics_path": None,
-                }
-                for name in ("a", "b")
-            },
-            "routing": {"file": str(folder / "routing.yaml")},
-            "state": {"url": url, "cache_dir": str(folder / "copies")},
-        }
-        (folder / "routing.yaml").write_text(json.dumps(config(0.0, 0)))
-        (folder / "sluice.yaml").write_text(json.dumps(settings))
-        found = []
-        for number in range(processes):
-            port = free_port()
-            env = {
-                "SLUICE_ADMIN_KEY": KEY,
-                "SLUICE_SERVER__PORT": str(port),
-                "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger-{number}.db",
-            }
-            command = python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml")
-            stack.enter_context(started(command, folder / f"gateway-{number}.log", env))
-            found.append(f"http://127.0.0.1:{port}")
-        yield found
+        write_settings(folder, url, stack.enter_context(worker(folder)))
+        yield [stack.enter_context(one_gateway(folder, number)) for number in range(processes)]
 
 
 async def ready(session: aiohttp.ClientSession, url: str) -> None:

@@ -4,7 +4,8 @@ Two gateways share a core, before a backend that answers at once. One tells ever
 in a process of its own, metrics (scraped once a round), a JSON log line a request, the ledger with its
 journal. The other tells nothing. Rounds go to one and the other in turn, so that what else the machine does
 meets both. Prints CPU a request, throughput and time to the first token, and each ratio: the bar is 0.95.
-With ``--parts``, microseconds of each part instead.
+With ``--engine embedded`` each has its own engine, as callers meet it, and answers are streams of 64 tokens,
+16 at once. With ``--parts``, microseconds of each part instead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Annotated, cast
 
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hot_path import KEY, OUTPUT_TOKENS, Caller, Tally, bodies, cpu_s
+from benchmarks.telemetry_engine import print_engine
 from benchmarks.telemetry_house import collect, running, serve
 from benchmarks.telemetry_parts import print_parts
 
@@ -35,6 +38,13 @@ BAR = 0.95
 START_S = 90.0
 # Streams a second in the rounds that measure the time to the first token: far from saturation.
 STREAMS_PER_S = 100.0
+
+
+class Engine(StrEnum):
+    """What answers."""
+
+    NONE = "none"
+    EMBEDDED = "embedded"
 
 
 @dataclass
@@ -179,11 +189,17 @@ def main(
     sample_ratio: Annotated[float, typer.Option(min=0, max=1, help="tracing.sample_ratio.")] = 1.0,
     pieces: Annotated[int, typer.Option(help="Pieces of an answer: 1 or 140.")] = 1,
     core: Annotated[int, typer.Option(help="The gateways' core; the rest takes the others.")] = 0,
+    engine: Annotated[Engine, typer.Option(help="What answers: nothing but a stand-in, or the engine.")] = (
+        Engine.NONE
+    ),
     parts: Annotated[bool, typer.Option("--parts", help="Microseconds of each part instead.")] = False,
 ) -> None:
     """Everything told, beside nothing told."""
     if parts:
         print_parts()
+        return
+    if engine is Engine.EMBEDDED:
+        print_engine(rounds, sample_ratio)
         return
     if OUTPUT_TOKENS % pieces:
         raise typer.BadParameter(f"{pieces} does not divide {OUTPUT_TOKENS}", param_hint="--pieces")
@@ -194,8 +210,8 @@ def main(
         collector, _ = stack.enter_context(running(collect, others))
         endpoint = f"http://127.0.0.1:{collector}"
         sides = [
-            Side("on", *stack.enter_context(running(serve, pieces, core, endpoint, sample_ratio))),
-            Side("off", *stack.enter_context(running(serve, pieces, core, None, sample_ratio))),
+            Side("on", *stack.enter_context(running(serve, pieces, {core}, endpoint, sample_ratio))),
+            Side("off", *stack.enter_context(running(serve, pieces, {core}, None, sample_ratio))),
         ]
         for side in sides:
             with socket.create_connection(("127.0.0.1", side.port), timeout=START_S):

@@ -50,8 +50,8 @@ class NoLedger:
         return True
 
 
-def gateway_of(pieces: int, folder: Path, collector: str | None, sample_ratio: float) -> Gateway:
-    """The gateway of ``sluice.yaml`` around a backend that answers at once.
+def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_ratio: float) -> Gateway:
+    """The gateway of ``sluice.yaml`` before a backend that answers at once; its own engine for no ``pieces``.
 
     With a collector it traces, counts, logs and bills; without one it does nothing of these.
     """
@@ -67,11 +67,13 @@ def gateway_of(pieces: int, folder: Path, collector: str | None, sample_ratio: f
     whole = wiring.build(load_settings(Path("sluice.yaml"), environment), admin_key=KEY)
     journey = whole.services.journey
     assert isinstance(journey, Journey)
+    if collector is None:
+        journey = replace(journey, accounts=Accounts(NoLedger()))
+    if pieces is None:
+        return replace(whole, services=replace(whole.services, journey=journey))
     backends: dict[str, Backend] = {"local": NullBackend(pieces)}
     fleet = Fleet(backends)
     journey = replace(journey, fleet=fleet)
-    if collector is None:
-        journey = replace(journey, accounts=Accounts(NoLedger()))
     return replace(
         whole,
         engines=Engines(None, backends, {}),
@@ -80,9 +82,11 @@ def gateway_of(pieces: int, folder: Path, collector: str | None, sample_ratio: f
     )
 
 
-def serve(pieces: int, core: int, collector: str | None, sample_ratio: float, port: Connection) -> None:
+def serve(
+    pieces: int | None, cores: set[int], collector: str | None, sample_ratio: float, port: Connection
+) -> None:
     """A gateway's process; ends on SIGTERM."""
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as lines:
         logs = configure_logging("critical" if collector is None else "info", json=True, stream=lines)
         gateway = gateway_of(pieces, Path(folder), collector, sample_ratio)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from adapters import changes
-from adapters.catalogue import Catalogue, CatalogueError, State, Version
+from adapters.catalogue import Catalogue, CatalogueError, State, Version, apply
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
@@ -49,8 +49,8 @@ class AdapterDesk:
         refused = self.registry.offered.refused
         return {
             "number": catalogue.number,
-            "adapters": [self._shown(one) for one in catalogue.versions.values()],
-            "aliases": [self._alias(name) for name in sorted(catalogue.aliases)],
+            "adapters": [self._shown(one, catalogue) for one in catalogue.versions.values()],
+            "aliases": [self._alias(name, catalogue) for name in sorted(catalogue.aliases)],
             "refused": [{"id": name, "reason": reason} for name, reason in sorted(refused.items())],
             "places": self.rooms.places,
             "resident": sorted(self.rooms.resident),
@@ -63,8 +63,8 @@ class AdapterDesk:
     def show(self, adapter_id: str) -> Mapping[str, object]:
         """One version, or the alias of that name. Raises NoSuchAdapter."""
         if adapter_id in self.book.catalogue.aliases:
-            return self._alias(adapter_id)
-        return self._shown(self._version(adapter_id))
+            return self._alias(adapter_id, self.book.catalogue)
+        return self._shown(self._version(adapter_id), self.book.catalogue)
 
     async def add(
         self,
@@ -139,9 +139,12 @@ class AdapterDesk:
             ),
             show=adapter_id,
             comment=promotion.comment,
+            dry_run=promotion.dry_run,
         )
 
-    async def retire(self, adapter_id: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def retire(
+        self, adapter_id: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         """Serve a version no more; it is unloaded when its last request has ended."""
         self._version(adapter_id)
         return await self._change(
@@ -151,6 +154,7 @@ class AdapterDesk:
             lambda catalogue: changes.retire(catalogue, adapter_id, comment=comment),
             show=adapter_id,
             comment=comment,
+            dry_run=dry_run,
         )
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
@@ -196,7 +200,7 @@ class AdapterDesk:
         )
 
     async def roll_back(
-        self, alias: str, *, who: str, to: str | None = None, comment: str = ""
+        self, alias: str, *, who: str, to: str | None = None, comment: str = "", dry_run: bool = False
     ) -> Mapping[str, object]:
         """Lead an alias back to the version before, or to the one named."""
         self._known_alias(alias)
@@ -207,9 +211,12 @@ class AdapterDesk:
             lambda catalogue: changes.roll_back(catalogue, alias, to=to, comment=comment),
             show=alias,
             comment=comment,
+            dry_run=dry_run,
         )
 
-    async def end_canary(self, alias: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def end_canary(
+        self, alias: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         """Give all of an alias' sessions back to the version that has the others."""
         self._known_alias(alias)
         return await self._change(
@@ -219,6 +226,7 @@ class AdapterDesk:
             lambda catalogue: changes.end_canary(catalogue, alias, comment=comment),
             show=alias,
             comment=comment,
+            dry_run=dry_run,
         )
 
     async def _change(
@@ -230,7 +238,16 @@ class AdapterDesk:
         *,
         show: str,
         comment: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, object]:
+        """Make what ``decide`` says and show it; of a dry run what it would show, audited by nobody."""
+        if dry_run:
+            now = self.book.catalogue
+            event = decide(now)
+            then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
+            found = self._alias(show, then) if show in then.aliases else self._shown(then.version(show), then)
+            return {**found, "dry_run": True}
+
         async def changing() -> Mapping[str, object]:
             await self.book.change(decide, author=who)
             return self.show(show)
@@ -256,8 +273,8 @@ class AdapterDesk:
         if alias not in self.book.catalogue.aliases:
             raise NoSuchAdapter(f"there is no alias {alias[:140]!r}", param="alias")
 
-    def _alias(self, name: str) -> Mapping[str, object]:
-        alias = self.book.catalogue.aliases[name]
+    def _alias(self, name: str, catalogue: Catalogue) -> Mapping[str, object]:
+        alias = catalogue.aliases[name]
         return {
             "alias": alias.name,
             "target": alias.target,
@@ -266,12 +283,12 @@ class AdapterDesk:
             "history": list(alias.history),
         }
 
-    def _shown(self, version: Version) -> Mapping[str, object]:
+    def _shown(self, version: Version, catalogue: Catalogue) -> Mapping[str, object]:
         name = version.adapter_id
         return {
             "id": name,
             "state": version.state.value,
-            "aliases": list(self.book.catalogue.named_by(name)),
+            "aliases": list(catalogue.named_by(name)),
             "engine_id": version.engine_id,
             "base_model": version.base_model,
             "base_revision": version.base_revision,

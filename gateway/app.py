@@ -21,6 +21,7 @@ from gateway.http import (
     admin_admission,
     admin_canary,
     admin_chaos,
+    admin_drain,
     admin_keys,
     admin_prompts,
     admin_routing,
@@ -50,10 +51,9 @@ class GatewayApp(FastAPI):
     our endpoints use none. Everything else takes the framework's way.
     """
 
-    def __init__(self, hot: Mapping[str, ASGIApp], shown: Shown = everything, **settings: Any) -> None:
+    def __init__(self, hot: Mapping[str, ASGIApp], **settings: Any) -> None:
         super().__init__(**settings)
         self._hot = hot
-        self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -69,9 +69,7 @@ class GatewayApp(FastAPI):
         """The document, made once."""
         if self.openapi_schema is None:
             document = get_openapi(title=self.title, version=self.version, routes=self.routes)
-            self.openapi_schema = schema.add_paths(document)
-            paths = self.openapi_schema["paths"]
-            self.openapi_schema["paths"] = {path: paths[path] for path in paths if self._shown(path)}
+            self.openapi_schema = schema.add_paths(document, self.routes)
         return self.openapi_schema
 
 
@@ -100,7 +98,6 @@ def create_app(
             for path, endpoint in generating.items()
             if shown(path)
         },
-        shown,
         title="Sluice",
         version=services.version,
         lifespan=lifespan,

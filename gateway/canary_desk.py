@@ -14,7 +14,7 @@ from gateway.ports import CanaryOrder
 from gateway.routing.book import RoutingBook
 from gateway.routing.canary import Phase, Plan, Standing, end, pause, resume, start, weights_at
 from gateway.routing.canary_records import SAMPLES
-from gateway.routing.change import weights_of, with_weights
+from gateway.routing.change import differences, weights_of, with_weights
 from gateway.routing.evidence import Evidence
 from gateway.routing.records import Draft
 from gateway.routing_desk import told
@@ -63,6 +63,9 @@ class CanaryDesk:
         async def begin(last: Standing | None) -> Standing:
             return await self._begin(last, order)
 
+        if order.dry_run:
+            with told():
+                return self._preview(await begin(self._driver.standing))
         return await self._audited(
             "start", f"{order.route}: {order.backend}", order, self._driver.change(begin)
         )
@@ -75,8 +78,11 @@ class CanaryDesk:
         """Judge again."""
         return await self._ordered("resume", who, comment, self._resume)
 
-    async def abort(self, who: str, comment: str) -> Mapping[str, object]:
+    async def abort(self, who: str, comment: str, *, dry_run: bool = False) -> Mapping[str, object]:
         """End it, with the route's weights as before."""
+        if dry_run:
+            with told():
+                return self._preview(await self._abort(self._standing("abort"), comment))
         return await self._ordered("abort", who, comment, self._abort)
 
     async def _begin(self, now: Standing | None, order: CanaryOrder) -> Standing:
@@ -110,6 +116,19 @@ class CanaryDesk:
         read_to = (await self._store.heads()).get(SAMPLES, 0)
         return start(plan, read_to=read_to, now=self._unix_time())
 
+    def _standing(self, action: str) -> Standing:
+        standing = self._driver.standing
+        if standing is None:
+            raise RevisionConflict(f"there is no canary to {action}")
+        return standing
+
+    def _preview(self, standing: Standing) -> Mapping[str, object]:
+        """What it would be, and what of the routing would change; a dry run is not audited."""
+        now = self._book.last().draft.config
+        then = with_weights(now, standing.plan.route, standing.wanted)
+        changes = [asdict(change) for change in differences(now, then)]
+        return {"dry_run": True, "canary": _shown(standing), "changes": changes}
+
     async def _pause(self, standing: Standing, comment: str) -> Standing:
         if standing.phase is not Phase.RUNNING:
             raise _not_so(standing, "a running one")
@@ -133,9 +152,7 @@ class CanaryDesk:
         comment: str,
         make: Callable[[Standing, str], Awaitable[Standing]],
     ) -> Mapping[str, object]:
-        standing = self._driver.standing
-        if standing is None:
-            raise RevisionConflict(f"there is no canary to {action}")
+        standing = self._standing(action)
         target = f"{standing.plan.route}: {standing.plan.backend}"
 
         async def made(last: Standing | None) -> Standing:

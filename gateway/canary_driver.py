@@ -6,8 +6,8 @@ saves work. What the routing should be is written down before it is changed, so 
 leaves a standing that the next one brings about.
 
 The processes' counts are records of ``canary-samples``; how far they were read is a part of the standing, so
-each counts once whoever drives. Both streams grow only while a canary runs: at most two records a process
-and window, and no canary runs longer than a day.
+each counts once whoever drives, and what was read is forgotten. Standings are kept: one or two a window while
+a canary runs, and no canary runs longer than a day.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ IDLE_S = 1.0
 """How often a process without a canary looks for one."""
 MAX_TRIES = 5
 """Others, as the driver at each window, that may come between while an order is written."""
+FORGET_EVERY = 100
+"""Samples that were read are forgotten so many at a time; each time is one more write to the store."""
 STEPS_AT_ONCE = 4
 """A verdict, its routing, and a conflict with somebody at each; more waits for the next window."""
 
@@ -85,6 +87,7 @@ class CanaryDriver:
         self._unix_time = unix_time
         self._log = structlog.get_logger("canary")
         self._follower: FollowsStream | None = None
+        self._forgotten = 0
         self.head = 0
         self.beat: Beat | None = None
 
@@ -200,7 +203,14 @@ class CanaryDriver:
         spare = beat.until - now > LEASE_WINDOWS * standing.plan.window_s / 2
         if judged != standing or beat.holder != self._me or not spare:
             await self.put(judged)
+            await self._forget(read_to)
         return not judged.applied
+
+    async def _forget(self, read_to: int) -> None:
+        """Let go of samples that the last standing has read, whoever drives next. Raises StateUnavailable."""
+        if read_to - self._forgotten >= FORGET_EVERY:
+            await self._store.forget(SAMPLES, read_to)
+            self._forgotten = read_to
 
     async def _place(self, standing: Standing) -> None:
         """Bring the routing to what the standing wants."""

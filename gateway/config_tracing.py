@@ -20,7 +20,7 @@ class TracingConfig(Section):
     protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     headers: Annotated[dict[str, str], Field(max_length=16, repr=False)] = Field(default={})
     ca_file: str | None = None
-    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
     service_name: Annotated[str, Field(min_length=1, max_length=128)] = "sluice"
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     follow_callers: bool = False

@@ -36,6 +36,11 @@ class Drain:
         """Whether it is on its way out."""
         return self._begun.is_set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._closed.is_set()
+
     def begin(self) -> None:
         """Not ready from here on. Again, nothing more happens."""
         self._reception.announce()
@@ -81,4 +86,4 @@ class DrainDesk:
         if not self._drain.begun:
             self._drain.begin()
             await self._audit.record(who, "gateway.drain", "this process")
-        return {"draining": True, "in_flight": self._drain.in_flight}
+        return {"draining": True, "closed": self._drain.closed, "in_flight": self._drain.in_flight}

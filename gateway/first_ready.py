@@ -30,5 +30,7 @@ class FirstReady:
 
     async def run(self) -> None:
         """Look until it is ready, so that the figure does not depend on when somebody asks."""
-        while self.after_s() is None:
+        while True:
+            if self.after_s() is not None:
+                return
             await asyncio.sleep(LOOK_EVERY_S)

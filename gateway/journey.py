@@ -13,12 +13,10 @@ the lease and the sequence, so each is given back before the request has ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from accounting.account import Accounts
-from accounting.errors import NotRecorded
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
@@ -28,6 +26,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import Internal, public_error
 from gateway.fallback import FallbackChain
 from gateway.fleet import Fleet
+from gateway.in_time import in_time
 from gateway.job import Job, must_honour
 from gateway.meter import Meter
 from gateway.ports import Sink
@@ -54,7 +53,7 @@ from resilience.failures import BackendFailure
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Every stage, in the order in which a request meets them; ``gateway.wiring`` fills it."""
+    """Every stage, in the order in which a request meets them; ``timeout_s`` is for all of them together."""
 
     reception: Reception
     revision: Callable[[], Revision]
@@ -72,6 +71,7 @@ class Journey:
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     shadow: Mirrors = field(default_factory=NoShadow)
+    timeout_s: float = 300.0
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -79,7 +79,8 @@ class Journey:
         trip = self.reporter.begin(request, meter, Laps(self.clock, request.arrived_at))
         try:
             with self.reception.receive(request):
-                await self._travel(request, sink, meter, trip)
+                async with in_time(self.timeout_s, trip):
+                    await self._travel(request, sink, meter, trip)
         except asyncio.CancelledError:
             trip.cancelled()
             raise
@@ -89,8 +90,7 @@ class Journey:
                 self.reporter.defect(trip, error)
             trip.failed(public)
             # What was delivered up to here is billed; without a journal the error goes out all the same.
-            with contextlib.suppress(NotRecorded):
-                await self.accounts.durable()
+            await self.accounts.durable_if_it_can_be()
             await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
         finally:
             self.reporter.end(trip)

@@ -116,12 +116,14 @@ class Promotion:
         percent: of the alias' sessions; below 100 it is a canary.
         force: without a passing evaluation.
         comment: why, for the audit.
+        dry_run: nothing is changed; the answer is as it would be.
     """
 
     alias: str | None = None
     percent: float = 100.0
     force: bool = False
     comment: str = ""
+    dry_run: bool = False
 
 
 class AdapterService(Protocol):
@@ -160,7 +162,9 @@ class AdapterService(Protocol):
     async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
         """Lead an alias to a version, or make it active."""
 
-    async def retire(self, adapter_id: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def retire(
+        self, adapter_id: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         """Serve a version no more."""
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
@@ -175,11 +179,13 @@ class AdapterService(Protocol):
         """Keep an evaluation's report with a version."""
 
     async def roll_back(
-        self, alias: str, *, who: str, to: str | None = None, comment: str = ""
+        self, alias: str, *, who: str, to: str | None = None, comment: str = "", dry_run: bool = False
     ) -> Mapping[str, object]:
         """Lead an alias back."""
 
-    async def end_canary(self, alias: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def end_canary(
+        self, alias: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         """Take an alias' canary away."""
 
 
@@ -247,6 +253,7 @@ class CanaryOrder:
     min_samples: int = MIN_SAMPLES
     step_s: float = STEP_S
     window_s: float = WINDOW_S
+    dry_run: bool = False
 
 
 class CanaryService(Protocol):
@@ -260,7 +267,10 @@ class CanaryService(Protocol):
         """The last canary, as this process knows it."""
 
     async def start(self, order: CanaryOrder) -> Mapping[str, object]:
-        """Give a backend the first step of a route, and more as it proves itself."""
+        """Give a backend the first step of a route, and more as it proves itself.
+
+        A dry run validates, tells the changes of the first step, and makes none.
+        """
 
     async def pause(self, who: str, comment: str) -> Mapping[str, object]:
         """Keep its share, judge nothing."""
@@ -268,8 +278,8 @@ class CanaryService(Protocol):
     async def resume(self, who: str, comment: str) -> Mapping[str, object]:
         """Judge again."""
 
-    async def abort(self, who: str, comment: str) -> Mapping[str, object]:
-        """End it, with the route's weights as before."""
+    async def abort(self, who: str, comment: str, *, dry_run: bool = False) -> Mapping[str, object]:
+        """End it, with the route's weights as before. A dry run tells the changes and makes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,15 +344,15 @@ class ChaosService(Protocol):
     def show(self) -> Mapping[str, object]:
         """The rules in force and what they did, as JSON values."""
 
-    def replace(self, rules: Sequence[FaultRule]) -> None:
-        """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
+    async def replace(self, rules: Sequence[FaultRule], *, who: str) -> Mapping[str, object]:
+        """Put other rules in force; these. Raises InvalidRequest for a backend that is not there."""
 
 
 class DrainService(Protocol):
     """Taking this process out of service."""
 
     async def begin(self, who: str) -> Mapping[str, object]:
-        """Begin, unless it has begun; ``in_flight`` says how many are inside."""
+        """Begin, unless it has begun. ``in_flight``: how many are inside; ``closed``: nobody new is taken."""
 
 
 class CardKind(StrEnum):

@@ -5,10 +5,13 @@ The notes are written by the journey and read by nobody on it: no stage decides 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from accounting.account import Account
 from accounting.values import UsageRow
@@ -16,7 +19,7 @@ from adapters.registry import Lease
 from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.contracts.values import Answer, Contract, GenerateRequest
-from gateway.errors import PublicError, public_error
+from gateway.errors import DeadlineExceeded, PublicError, public_error
 from gateway.guardrails import AnswerCheck, in_shape
 from gateway.meter import Meter
 from gateway.prompts.canonical import Canonical
@@ -58,6 +61,12 @@ class Trip:
     drawn: str | None = None
     passed: bool | None = None
     check: AnswerCheck = in_shape
+    limit: asyncio.Timeout | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is being cut off, or was, because it took too long."""
+        return self.limit is not None and self.limit.expired()
 
     @property
     def trace_id(self) -> str:
@@ -137,7 +146,7 @@ class Trip:
                 row,
                 backend_name=origin.backend if origin else None,
                 model=origin.model if origin else None,
-                error_code=public_error(error).code if isinstance(error, Exception) else "cancelled",
+                error_code=self._code(error),
                 input_tokens=self.plan.counts.total if self.plan and started else 0,
                 output_tokens=self.meter.tokens,
                 cached_tokens=self.meter.cached_tokens,
@@ -148,6 +157,11 @@ class Trip:
             # Who got a part pays for it; who got nothing does not.
             account.update(broken.delivered() if self.meter.committed else broken)
             raise
+
+    def _code(self, error: BaseException) -> str:
+        if isinstance(error, Exception):
+            return public_error(error).code
+        return DeadlineExceeded.code if self.late else "cancelled"
 
     def record(self) -> RequestRecord:
         """Everything, once the request has ended."""
@@ -281,7 +295,8 @@ class Trip:
 
 def closing_row(row: UsageRow, answer: Answer, *, model: str | None = None) -> UsageRow:
     """The usage row of a whole answer that ``model`` gave."""
-    closed = replace(
+    used = answer.usage
+    return replace(
         row,
         adapter_id=answer.adapter_id if answer.usage.input_tokens else row.adapter_id,
         backend=answer.backend,
@@ -291,14 +306,16 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str | None = None) -> U
         finish_reason=answer.finish_reason.value,
         fallback=answer.fallback.kind if answer.fallback else None,
         fallback_reason=answer.fallback.reason if answer.fallback else None,
-        input_tokens=answer.usage.input_tokens,
-        output_tokens=answer.usage.output_tokens,
-        cached_tokens=answer.usage.cached_tokens,
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        cached_tokens=used.cached_tokens,
+        billable_input_tokens=used.input_tokens,
+        billable_output_tokens=used.output_tokens,
+        billable_cached_tokens=used.cached_tokens,
         queue_wait_ms=answer.timings.queue_wait_ms,
         ttft_ms=answer.timings.ttft_ms,
         total_ms=answer.timings.total_ms,
     )
-    return closed.delivered()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ FORCE_CLOSE_S = 1
 # Longer than the 60 s that load balancers keep idle connections, so that ours is not the side that closes.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
-# What is cut at the end of the drain has this long to tell its caller so.
-LAST_WORD_S = 1.0
+# What is cut at the end of the drain has this long to tell its caller so: its row comes first, for which the
+# ledger waits a second at most (`accounting.journal.WAIT_S`) on a disk that is slow.
+LAST_WORD_S = 3.0
 # Container objects that may pile up before cycles are looked for: some 50 requests' worth, a few MB; looking
 # through them takes well under a millisecond. The two other steps are Python's own.
 GC_ALLOCATIONS = 20_000

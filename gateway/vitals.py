@@ -79,15 +79,21 @@ class Vitals:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._begun_at = clock()
-        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[Sample] = deque()
         self._preemptions: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
         self._anew_at = float("-inf")
+        # Of the samples since then. Counted as they come and go: readiness is asked for all the time, and
+        # looking through 10,000 samples took 1.3 ms of the event loop.
+        self._judged = 0
+        self._failed = 0
 
     def saw(self, record: RequestRecord) -> None:
         """A request has ended."""
-        self._samples.append(
-            Sample(self._clock(), outcome(record), record.ttft_ms, record.time_per_output_token_ms)
-        )
+        now = self._clock()
+        self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
+        sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)
+        self._samples.append(sample)
+        self._count(sample, 1)
 
     def saw_preemptions(self, total: int) -> None:
         """The engine's counter of preemptions, since its start."""
@@ -97,22 +103,24 @@ class Vitals:
     def engine_restarted(self) -> None:
         """What failed with the engine before says nothing of the one that takes work now."""
         self._anew_at = self._clock()
+        self._judged = self._failed = 0
+        for sample in self._samples:
+            self._count(sample, 1)
 
     def error_rate(self) -> float:
         """Share of the last minute's requests that the house failed; 0 below a few samples.
 
         Since the engine's last restart, so that readiness does not wait a minute for its return.
         """
-        recent = [sample for sample in self._recent() if sample.at >= self._anew_at]
-        if len(recent) < MIN_SAMPLES:
-            return 0.0
-        return sum(sample.outcome is Outcome.FAILED for sample in recent) / len(recent)
+        self._forget(before=self._clock() - WINDOW_S)
+        return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
 
     def figures(self) -> dict[str, object]:
         """The figures of deep health (seed 001): the last minute's counts; mean, P50 and P99 of its times."""
-        recent = self._recent()
         now = self._clock()
         since = now - WINDOW_S
+        self._forget(before=since)
+        recent = self._samples
         counts = Counter(sample.outcome for sample in recent)
         # The window, or less: not a minute has passed yet, or the oldest samples made room for others.
         full = len(recent) == MAX_SAMPLES
@@ -131,9 +139,15 @@ class Vitals:
             **_times("tpot_ms", [s.tpot_ms for s in recent if s.tpot_ms is not None]),
         }
 
-    def _recent(self) -> list[Sample]:
-        since = self._clock() - WINDOW_S
-        return [sample for sample in self._samples if sample.at >= since]
+    def _forget(self, *, before: float, most: int = MAX_SAMPLES) -> None:
+        samples = self._samples
+        while samples and (samples[0].at < before or len(samples) > most):
+            self._count(samples.popleft(), -1)
+
+    def _count(self, sample: Sample, one: int) -> None:
+        if sample.at >= self._anew_at:
+            self._judged += one
+            self._failed += one * (sample.outcome is Outcome.FAILED)
 
 
 def _times(name: str, values: Sequence[float]) -> dict[str, object]:

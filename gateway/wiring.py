@@ -25,6 +25,7 @@ from engine.errors import EngineStartError
 from gateway.admission_desk import AdmissionDesk
 from gateway.audit import Audit
 from gateway.backends.port import BackendState
+from gateway.chaos_desk import ChaosDesk
 from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
 from gateway.drain import Drain, DrainDesk
@@ -228,7 +229,6 @@ def build(
         raise ConfigError(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
         )
-    log = structlog.get_logger("gateway")
     settings, weights = prepare(settings)
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
@@ -357,9 +357,7 @@ def build(
     metrics.answers.read_legs(leg_limits.figures)
     ledger = make_ledger(settings, emit=hub.emit, clock=clock, unix_time=unix_time, new_id=new_id)
     metrics.read_outbox_rows(lambda: ledger.depth)
-    metrics.ledger.read(
-        lambda: ledger.lag_s, lambda: ledger.journal_bytes, lambda: ledger.journal_working
-    )
+    metrics.ledger.read(lambda: ledger.lag_s, lambda: ledger.journal_bytes, lambda: ledger.journal_working)
     tracing = make_tracing(settings.tracing, version())
     metrics.registry.register(TraceCollector(lambda: tracing.figures))
     metrics.registry.register(StateCollector(state.figures))
@@ -413,6 +411,7 @@ def build(
         ),
         clock=clock,
         unix_time=unix_time,
+        timeout_s=settings.server.request_timeout_seconds,
     )
     health = HealthProbe(
         fleet=fleet,
@@ -459,7 +458,7 @@ def build(
         new_id=new_id,
         version=version(),
         tell_edge=EdgeReporter(tracing, hub.emit, clock).tell,
-        chaos=chaos,
+        chaos=None if chaos is None else ChaosDesk(chaos, audit),
         usage=UsageDesk(ledger.select),
         adapters=loras.desk,
         routing=routing.desk,

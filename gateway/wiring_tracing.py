@@ -34,15 +34,17 @@ def make_tracing(config: TracingConfig, version: str) -> Tracing:
 
 
 def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
-    # Imported with a collector only: the SDK's resource alone takes 80 ms.
+    # Imported with a collector only: the SDK and its exporter take 80 ms.
     from opentelemetry.sdk.resources import Resource
 
     from observability.trace_export import TraceSender
-    from observability.trace_transport import CollectorAddress, connect
+    from observability.trace_exporter import CollectorAddress, exporter_to
 
-    address = CollectorAddress(endpoint, config.protocol, tuple(config.headers.items()), config.ca_file)
+    address = CollectorAddress(
+        endpoint, config.protocol, tuple(config.headers.items()), config.ca_file, config.timeout_seconds
+    )
     try:
-        transport = connect(address)
+        exporter = exporter_to(address)
     except OSError as error:
         raise ValueError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
     # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have their say, as everywhere.
@@ -62,10 +64,9 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
             log.warning("trace collector does not take spans", reason=why)
 
     return TraceSender(
-        transport,
-        resource={name: value for name, value in resource.attributes.items() if isinstance(value, str)},
+        exporter,
+        resource=resource,
         version=version,
-        timeout_s=config.timeout_seconds,
         scrub=redaction(config.redact),
         on_change=on_change,
     )

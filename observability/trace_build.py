@@ -18,8 +18,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import orjson
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from observability.attributes import (
     Value,
@@ -33,18 +39,6 @@ from observability.attributes import (
 from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
 from observability.requestlog import others_words
-from observability.trace_encode import (
-    ATTRIBUTE,
-    KIND_CLIENT,
-    KIND_INTERNAL,
-    KIND_SERVER,
-    Parent,
-    attributes_of,
-    event,
-    failed,
-    span,
-    state,
-)
 from observability.trace_facts import Content, EdgeRecord, StepFact, TraceFacts
 from observability.tracing import RootSpan
 
@@ -57,31 +51,100 @@ FIRST_STAGE_NUMBER = 1 << 20
 MAX_CONTENT_CHARS = 16_384
 
 Scrub = Callable[[str], str]
+NOTHING: Mapping[str, Value] = MappingProxyType({})
+
+
+class OneResource(Resource):
+    """A resource that knows its hash: the SDK makes it anew, as JSON, for each span encoded (8 us)."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(dict(resource.attributes), resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who tells: what all spans of a process share."""
+
+    resource: Resource
+    scope: InstrumentationScope
+
+
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET = Status(StatusCode.UNSET)
 
 
 class _Trace:
     """Makes the spans of one trace."""
 
-    def __init__(self, root: RootSpan) -> None:
+    def __init__(self, root: RootSpan, origin: Origin) -> None:
         self.root = root
-        self.trace_id = bytes.fromhex(root.trace_id)
+        self._trace_id = int(root.trace_id, 16)
+        self._origin = origin
+        state = root.trace_state
+        self._state = None if state is None else TraceState.from_header([state])
 
     def at_ns(self, after_ms: float) -> int:
         return self.root.started_ns + int(after_ms * 1e6)
 
-    def below(self, parent_id: int) -> Parent:
-        return Parent.of(self.trace_id, parent_id)
+    def context(self, span_id: int, *, remote: bool = False) -> SpanContext:
+        return SpanContext(self._trace_id, span_id, remote, _SAMPLED, self._state)
+
+    def span(
+        self,
+        parent: SpanContext | None,
+        context: SpanContext,
+        name: str,
+        kind: SpanKind,
+        began_ns: int,
+        ended_ns: int,
+        values: Mapping[str, Value] = NOTHING,
+        failure: str | None = None,
+        events: tuple[Event, ...] = (),
+    ) -> ReadableSpan:
+        return ReadableSpan(
+            name=_encodable(name),
+            context=context,
+            parent=parent,
+            resource=self._origin.resource,
+            attributes=_checked(values),
+            events=events,
+            kind=kind,
+            status=_UNSET if failure is None else Status(StatusCode.ERROR, _encodable(failure)),
+            start_time=began_ns,
+            end_time=max(began_ns, ended_ns),
+            instrumentation_scope=self._origin.scope,
+        )
+
+
+def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """``values`` as the encoder takes them; the same object when they are so already, as nearly always."""
+    for value in values.values():
+        if isinstance(value, str) and not value.isascii():
+            break
+    else:
+        return values
+    return {name: _encodable(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no encoder takes: the whole batch would be lost."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def spans_of(
-    root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts, scrub: Scrub
-) -> list[bytes]:
+    root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts, scrub: Scrub, origin: Origin
+) -> list[ReadableSpan]:
     """All spans of a request, the root first."""
-    trace = _Trace(root)
+    trace = _Trace(root, origin)
+    top = trace.context(root.span_id)
     if isinstance(record, EdgeRecord):
         name, values = f"{record.method} {record.path}", edge_attributes(record)
         values["sluice.request_id"] = without_credentials(record.request_id)
-        return [_root(trace, name, record, values)]
+        return [_root(trace, top, name, record, values)]
     told = attributes(record) | fact_attributes(facts)
     words = others_words(record)
     if without_credentials(words) is not words:
@@ -91,43 +154,52 @@ def spans_of(
         }
     if facts.content is not None:
         told |= _content(facts.content, scrub)
-    return [_root(trace, span_name(record), record, told), *_stages(trace, record, facts)]
+    return [_root(trace, top, span_name(record), record, told), *_stages(trace, top, record, facts)]
 
 
-def _root(trace: _Trace, name: str, record: RequestRecord | EdgeRecord, values: dict[str, Value]) -> bytes:
-    root, more = trace.root, [attributes_of(ATTRIBUTE, values)]
-    if isinstance(record, RequestRecord) and record.seams:
-        more.append(_seams(trace, record))
-    if record.failed:
-        more.append(failed(record.error_code or str(record.status)))
-    if root.trace_state is not None:
-        more.append(state(root.trace_state))
-    return span(
-        Parent.of(trace.trace_id, root.parent_id, remote=True),
-        root.span_id,
+def _root(
+    trace: _Trace,
+    context: SpanContext,
+    name: str,
+    record: RequestRecord | EdgeRecord,
+    values: dict[str, Value],
+) -> ReadableSpan:
+    root = trace.root
+    return trace.span(
+        None if root.parent_id is None else trace.context(root.parent_id, remote=True),
+        context,
         name,
-        KIND_SERVER,
+        SpanKind.SERVER,
         root.started_ns,
         trace.at_ns(record.total_ms),
-        b"".join(more),
+        values,
+        (record.error_code or str(record.status)) if record.failed else None,
+        _seams(trace, record) if isinstance(record, RequestRecord) and record.seams else (),
     )
 
 
-def _stages(trace: _Trace, record: RequestRecord, facts: TraceFacts) -> Iterator[bytes]:
-    root, number = trace.root, FIRST_STAGE_NUMBER
-    below, generating, at_ns = trace.below(root.span_id), root.span_id, root.started_ns
+def _stages(
+    trace: _Trace, top: SpanContext, record: RequestRecord, facts: TraceFacts
+) -> Iterator[ReadableSpan]:
+    number, generating, at_ns = FIRST_STAGE_NUMBER, top, trace.root.started_ns
     for stage, took_ms in _with_the_last(record, facts).items():
         number += 1
-        span_id = root.child_id(number)
+        context = trace.context(trace.root.child_id(number))
         if stage == GENERATE:
-            generating = span_id
-        more = b""
-        if stage not in record.stage_ms and record.failed and record.error_code is not None:
-            more = failed(record.error_code)
+            generating = context
+        broken = stage not in record.stage_ms and record.failed
         began_ns, at_ns = at_ns, at_ns + int(took_ms * 1e6)
-        yield span(below, span_id, stage, KIND_INTERNAL, began_ns, at_ns, more)
+        yield trace.span(
+            top,
+            context,
+            stage,
+            SpanKind.INTERNAL,
+            began_ns,
+            at_ns,
+            failure=record.error_code if broken else None,
+        )
     for step in facts.steps:
-        yield from _step(trace, record, step, trace.below(generating))
+        yield from _step(trace, record, step, generating)
 
 
 def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, float]:
@@ -145,46 +217,46 @@ def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, flo
     return stages
 
 
-def _step(trace: _Trace, record: RequestRecord, step: StepFact, parent: Parent) -> Iterator[bytes]:
-    root, span_id = trace.root, trace.root.child_id(step.number)
-    more = attributes_of(ATTRIBUTE, step_attributes(record, step))
-    yield span(
+def _step(
+    trace: _Trace, record: RequestRecord, step: StepFact, parent: SpanContext
+) -> Iterator[ReadableSpan]:
+    context = trace.context(trace.root.child_id(step.number))
+    yield trace.span(
         parent,
-        span_id,
+        context,
         step.name if step.backend is None else f"{step.name} {step.backend}",
-        KIND_CLIENT if step.name == "attempt" else KIND_INTERNAL,
+        SpanKind.CLIENT if step.name == "attempt" else SpanKind.INTERNAL,
         trace.at_ns(step.began_ms),
         trace.at_ns(step.began_ms + step.took_ms),
-        more if step.failure is None else more + failed(step.failure),
+        step_attributes(record, step),
+        step.failure,
     )
     for call in step.calls:
-        more = attributes_of(ATTRIBUTE, call_attributes(call))
-        yield span(
-            trace.below(span_id),
-            root.child_id(call.number),
+        yield trace.span(
+            context,
+            trace.context(trace.root.child_id(call.number)),
             f"call {call.target}",
-            KIND_CLIENT,
+            SpanKind.CLIENT,
             trace.at_ns(call.began_ms),
             trace.at_ns(call.began_ms + call.took_ms),
-            more if call.failure is None else more + failed(call.failure),
+            call_attributes(call),
+            call.failure,
         )
 
 
-def _seams(trace: _Trace, record: RequestRecord) -> bytes:
-    return b"".join(
-        [
-            event(
-                "sluice.seam",
-                trace.at_ns(seam.after_ms),
-                {
-                    "sluice.seam.from": seam.source,
-                    "sluice.seam.to": seam.target,
-                    "sluice.seam.mode": seam.mode,
-                    "sluice.seam.tokens": seam.tokens,
-                },
-            )
-            for seam in record.seams or ()
-        ]
+def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
+    return tuple(
+        Event(
+            "sluice.seam",
+            {
+                "sluice.seam.from": seam.source,
+                "sluice.seam.to": seam.target,
+                "sluice.seam.mode": seam.mode,
+                "sluice.seam.tokens": seam.tokens,
+            },
+            trace.at_ns(seam.after_ms),
+        )
+        for seam in record.seams or ()
     )
 
 
@@ -226,9 +298,9 @@ def _json(parts: list[dict[str, object]]) -> str:
 
 
 def _whole(value: object) -> object:
-    """Without lone surrogates, which no encoder takes."""
+    """Without lone surrogates."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return _encodable(value)
     if isinstance(value, list):
         return [_whole(one) for one in value]
     if isinstance(value, dict):

@@ -1,26 +1,29 @@
-"""Spans leave the event loop here: a bounded queue of finished requests, and one thread that sends them.
+"""Spans leave the event loop here: a bounded queue of finished requests, and one thread that exports them.
 
-The thread builds the spans as well, a few requests at a time and with a short sleep in between, so that the
-event loop never waits for the interpreter longer than those take.
+The thread makes the SDK's spans of the requests as well. It sleeps for a moment after a few of them, while it
+makes them and while the exporter encodes them, so that the event loop never waits for the interpreter longer
+than those few take.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from observability.attributes import Value
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
 from observability.events import RequestRecord
-from observability.trace_build import spans_of
-from observability.trace_encode import request
+from observability.trace_build import OneResource, Origin, spans_of
+from observability.trace_exporter import Words
 from observability.trace_facts import EdgeRecord, TraceFacts
 from observability.trace_sampling import TraceFigures
-from observability.trace_transport import Refused, Transport, TryAgain
 from observability.tracing import RootSpan
 
 # Finished requests that wait for the collector, some 3 KB each; the oldest go first. Two seconds of 1,000
@@ -28,59 +31,75 @@ from observability.tracing import RootSpan
 MAX_WAITING: Final = 2_048
 # Characters of recorded content that wait; beyond, traces go without theirs.
 MAX_WAITING_CHARS: Final = 8 << 20
-# A batch of some 1,300 spans, 700 KB; collectors take 4 MB in a message.
+# A batch of some 1,300 spans, 300 to 700 KB; collectors take 4 MB in a message. The exporter's last steps go
+# through it whole, a millisecond each.
 MAX_BATCH: Final = 128
-# The queue is looked at this often: a thread that wakes for each request takes the interpreter as often.
-DELAY_S: Final = 0.2
-# Requests whose spans are built in one go, under a millisecond, and the sleep that lets the event loop in.
-BUILD: Final = 16
+# The queue is looked at this often: a thread that wakes for each request takes the interpreter as often, and
+# a batch of few requests costs its post.
+DELAY_S: Final = 0.5
+# Spans that are made or encoded in one go, about a millisecond, and the sleep that lets the event loop in.
+STRIDE: Final = 64
 YIELD_S: Final = 0.000_2
-# Waits between two tries of a batch, doubling, with a quarter of jitter; a batch is given up after so many.
-FIRST_WAIT_S: Final = 0.5
-LONGEST_WAIT_S: Final = 8.0
-MAX_TRIES: Final = 5
+# At most one warning in so many seconds, however often the collector comes and goes.
+TELL_EVERY_S: Final = 60.0
+# How long a stop waits for an exporter whose collector failed last.
+GIVEN_UP_S: Final = 0.05
 
 _Finished = tuple[RootSpan, RequestRecord | EdgeRecord, TraceFacts]
 
 
+class _Paced(list[ReadableSpan]):
+    """Spans; whoever goes through them sleeps now and then."""
+
+    def __iter__(self) -> Iterator[ReadableSpan]:
+        for number, span in enumerate(super().__iter__(), 1):
+            if number % STRIDE == 0:
+                time.sleep(YIELD_S)
+            yield span
+
+
 class TraceSender:
-    """Sends traces in batches from a thread of its own.
+    """Exports traces in batches from a thread of its own.
 
     Args:
-        transport: hands a batch on.
+        exporter: OpenTelemetry's; may block and try again as long as it likes.
         resource: what is told of this process.
         version: of the gateway.
-        timeout_s: longest that one export may take; the thread waits, no request does.
         scrub: what recorded content goes through.
-        on_change: told why the collector does not take spans, and ``None`` when it does again; by the thread.
-        rng: for jitter.
+        on_change: told why the collector does not take spans, and ``None`` when it does again; by the thread,
+            and at most once a minute each.
+        clock: seconds, monotonic.
+        delay_s: between two looks at what waits.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        exporter: SpanExporter,
         *,
-        resource: Mapping[str, Value],
+        resource: Resource,
         version: str,
-        timeout_s: float,
         scrub: Callable[[str], str],
         on_change: Callable[[str | None], None] = lambda why: None,
-        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        delay_s: float = DELAY_S,
     ) -> None:
-        self._transport = transport
-        self._resource = resource
-        self._version = version
-        self._timeout_s = timeout_s
+        self._exporter = exporter
+        self._origin = Origin(OneResource(resource), InstrumentationScope("sluice", version))
         self._scrub = scrub
         self._on_change = on_change
-        self._rng = rng if rng is not None else random.Random()
+        self._clock = clock
+        self._delay_s = delay_s
         self._waiting: deque[_Finished] = deque()
         self._chars_in = self._chars_out = 0
         self._counting = threading.Lock()
         self._sent = self._dropped = self._failed = 0
         self._in_hand = 0
-        self._failing = False
+        self._words = Words(exporter, self._heard)
+        self._why = ""
+        self._failing = self._told = False
+        self._told_at = -TELL_EVERY_S
         self._closing = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="trace-sender", daemon=True)
         self._thread.start()
 
@@ -119,18 +138,32 @@ class TraceSender:
         return taken
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Send what waits, for at most ``timeout_s``; not at all to a collector that failed last."""
+        """Send what waits, for at most ``timeout_s``; not at all to a collector that failed last.
+
+        An export that is under way then is abandoned with its thread.
+        """
         self._closing.set()
-        self._thread.join(0.05 if self._failing else timeout_s)
+        if self._failing:
+            self._close()
+            timeout_s = GIVEN_UP_S
+        self._thread.join(timeout_s)
+        self._close()
         return not self._thread.is_alive() and not self._waiting and not self._in_hand
 
+    def _close(self) -> None:
+        """Ends the exporter's waits between its tries."""
+        if not self._closed:
+            self._closed = True
+            self._exporter.shutdown()
+
     def _run(self) -> None:
+        self._words.listen()
         try:
-            while not self._closing.wait(DELAY_S):
+            while not self._closing.wait(self._delay_s):
                 self._send_all()
             self._send_all()
         finally:
-            self._transport.close()
+            self._words.close()
 
     def _send_all(self) -> None:
         while batch := [taken for _ in range(MAX_BATCH) if (taken := self._take()) is not None]:
@@ -144,37 +177,40 @@ class TraceSender:
             if not arrived and self._closing.is_set():
                 return
 
-    def _built(self, batch: list[_Finished]) -> bytes:
-        spans: list[bytes] = []
-        for number, (root, record, facts) in enumerate(batch, 1):
-            spans += spans_of(root, record, facts, self._scrub)
-            if number % BUILD == 0:
+    def _built(self, batch: list[_Finished]) -> list[ReadableSpan]:
+        spans, pause_at = _Paced(), STRIDE
+        for root, record, facts in batch:
+            spans += spans_of(root, record, facts, self._scrub, self._origin)
+            if len(spans) >= pause_at:
                 time.sleep(YIELD_S)
-        return request(self._resource, "sluice", self._version, spans)
+                pause_at = len(spans) + STRIDE
+        return spans
 
-    def _send(self, batch: bytes) -> bool:
+    def _send(self, spans: list[ReadableSpan]) -> bool:
         """Whether the collector took the batch, at once or later."""
-        wait_s = FIRST_WAIT_S
-        for number in range(1, MAX_TRIES + 1):
-            try:
-                self._transport.send(batch, self._timeout_s)
-            except Refused as error:
-                self._tell(failing=True, why=str(error))
-                return False
-            except TryAgain as error:
-                self._tell(failing=True, why=str(error))
-            else:
-                self._tell(failing=False)
-                return True
-            if number == MAX_TRIES or self._closing.wait(wait_s * (1 + self._rng.uniform(0, 0.25))):
-                return False
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        return False
+        try:
+            taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception as error:
+            # Of a channel that was closed meanwhile, say; the loss is counted and told like any other.
+            taken, self._why = False, type(error).__name__
+        self._tell(None if taken else self._why or "no reason given")
+        return taken
 
-    def _tell(self, *, failing: bool, why: str = "") -> None:
-        if failing != self._failing:
-            self._failing = failing
-            self._on_change(why if failing else None)
+    def _heard(self, words: str) -> None:
+        """The exporter tells that a try has failed."""
+        self._why = words
+        self._tell(words)
+
+    def _tell(self, why: str | None) -> None:
+        self._failing = why is not None
+        if why is None:
+            self._why = ""
+            if self._told:
+                self._told = False
+                self._on_change(None)
+        elif not self._told and self._clock() - self._told_at >= TELL_EVERY_S:
+            self._told, self._told_at = True, self._clock()
+            self._on_change(why)
 
 
 def _chars(facts: TraceFacts) -> int:

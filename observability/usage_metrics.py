@@ -53,9 +53,10 @@ class UsageMetrics:
     def request(self, record: RequestRecord) -> None:
         """Count one finished request."""
         self._requests.of(record.tenant)[outcome(record)] += 1
-        tokens = (record.input_tokens, record.output_tokens, record.cached_tokens)
-        if not any(tokens):
+        read, written, cached = record.input_tokens, record.output_tokens, record.cached_tokens
+        if not (read or written or cached):
             return
         for row in (self._by_tenant.of(record.tenant), self._by_adapter.of(record.adapter_id)):
-            for index, count in enumerate(tokens):
-                row[index] += count
+            row[0] += read
+            row[1] += written
+            row[2] += cached

@@ -24,6 +24,7 @@ POLL_S = 0.5
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
 Comment = Annotated[str, typer.Option(help="Why; kept in the audit.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Validate and show how it would be; change nothing.")]
 
 adapters = typer.Typer(
     name="adapters", help="The LoRA adapters: versions, aliases, what is loaded.", no_args_is_help=True
@@ -116,6 +117,7 @@ def promote(
     ] = 100.0,
     force: Annotated[bool, typer.Option("--force", help="Without a passing evaluation; audited.")] = False,
     comment: Comment = "",
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -126,8 +128,10 @@ def promote(
     Example: sluice adapters promote manga_domain_v4 --alias manga_domain --percent 10
     """
     if force:
-        _sure(f"Promote {name} without a passing evaluation?", yes)
-    body = {"alias": alias, "percent": percent, "force": force, "comment": comment}
+        _sure(f"Promote {name} without a passing evaluation?", yes or dry_run)
+    elif sys.stdin.isatty():
+        _sure(f"Lead {percent:g} % of {alias or name} to {name}?", yes or dry_run)
+    body = {"alias": alias, "percent": percent, "force": force, "comment": comment, "dry_run": dry_run}
     _post(url, key, as_json, name, "promote", **body)
 
 
@@ -136,40 +140,46 @@ def rollback(
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to lead back.")],
     to: Annotated[str | None, typer.Option(help="The version; default: the one before.")] = None,
     comment: Comment = "",
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Lead an alias back to an earlier version; ends its canary too."""
-    _sure(f"Lead {alias} back to {to or 'the version before'}?", yes)
-    _post(url, key, as_json, "aliases", alias, "rollback", to=to, comment=comment)
+    _sure(f"Lead {alias} back to {to or 'the version before'}?", yes or dry_run)
+    _post(url, key, as_json, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
 
 
 @adapters.command("end-canary")
 def end_canary(
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     comment: Comment = "",
+    dry_run: DryRun = False,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Give the canary's sessions back to the version that has the others."""
-    _post(url, key, as_json, "aliases", alias, "end-canary", comment=comment)
+    if sys.stdin.isatty():
+        _sure(f"Give all of {alias} back to the version that has the others?", yes or dry_run)
+    _post(url, key, as_json, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
 
 
 @adapters.command("retire")
 def retire(
     name: Id,
     comment: Comment = "",
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a version no more; it does not come back."""
-    _sure(f"Retire {name} for good?", yes)
-    _post(url, key, as_json, name, "retire", comment=comment)
+    _sure(f"Retire {name} for good?", yes or dry_run)
+    _post(url, key, as_json, name, "retire", comment=comment, dry_run=dry_run)
 
 
 def _post(url: str, key: str | None, as_json: bool, *path: str, **body: Any) -> None:
@@ -177,6 +187,8 @@ def _post(url: str, key: str | None, as_json: bool, *path: str, **body: Any) -> 
         client = AdminClient(url, key)
         found = client.post("admin", "adapters", *path, body=json.dumps(body).encode())
         _print_json(found) if as_json else _print_one(console, found)
+        if body.get("dry_run") and not as_json:
+            print("valid; nothing was changed")
 
 
 def _sure(question: str, yes: bool) -> None:
@@ -186,8 +198,7 @@ def _sure(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         print(f"sluice: {question} say --yes", file=sys.stderr)
         raise typer.Exit(2)
-    if not typer.confirm(question):
-        raise typer.Exit(1)
+    typer.confirm(question, abort=True, err=True)
 
 
 @contextmanager

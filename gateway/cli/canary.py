@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.routes import DryRun, print_changes
 
 AT = ("admin", "canary")
 
@@ -33,6 +34,7 @@ def start(
     step_seconds: Annotated[float, typer.Option(min=0, help="Shortest time of a step.")] = 60,
     window_seconds: Annotated[float, typer.Option(min=1, max=60, help="What is compared at once.")] = 5,
     message: Message = "",
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -47,7 +49,7 @@ def start(
             percents = [float(part) for part in steps.split(",")]
         except ValueError:
             raise AdminError(f"--steps: given {steps!r}; allowed: percents, as in 5,25,50,100") from None
-        _confirm(f"give {backend} {percents[0]:g} % of {route} now, and more by itself?", yes)
+        _confirm(f"give {backend} {percents[0]:g} % of {route} now, and more by itself?", yes or dry_run)
         body = {
             "route": route,
             "backend": backend,
@@ -55,6 +57,7 @@ def start(
             "min_samples": min_samples,
             "step_seconds": step_seconds,
             "window_seconds": window_seconds,
+            "dry_run": dry_run,
         }
         _print(_post(url, key, "start", message, **body), as_json)
 
@@ -83,6 +86,7 @@ def resume(message: Message = "", url: Url = DEFAULT_URL, key: Key = None, as_js
 @canary.command("abort")
 def abort(
     message: Message = "",
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -90,8 +94,8 @@ def abort(
 ) -> None:
     """End it; the route has the weights from before. Asks first at a terminal."""
     with _told():
-        _confirm("end the canary and give its sessions back?", yes)
-        _print(_post(url, key, "abort", message), as_json)
+        _confirm("end the canary and give its sessions back?", yes or dry_run)
+        _print(_post(url, key, "abort", message, dry_run=dry_run), as_json)
 
 
 def _post(url: str, key: str | None, word: str, message: str, **body: Any) -> Any:
@@ -118,6 +122,12 @@ def _print(found: Any, as_json: bool) -> None:
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
     one = found["canary"]
+    if found.get("dry_run"):
+        from rich.console import Console
+
+        print_changes(Console(), found["changes"])
+        print("valid; nothing was changed")
+        return
     if one is None:
         print("there was no canary yet")
         return

@@ -18,7 +18,7 @@ def drain(
     url: Url = DEFAULT_URL,
     key: Key = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Wait so many seconds at most until nobody is inside.")
+        float, typer.Option(min=0, help="Wait so many seconds at most until nobody is inside or comes.")
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -33,15 +33,20 @@ def drain(
     try:
         told = client.post("admin", "drain", body=b"")
         end = time.monotonic() + wait
-        while told["in_flight"] and time.monotonic() < end:
+        while not _over(told) and time.monotonic() < end:
             time.sleep(ASK_EVERY_S)
             told = client.post("admin", "drain", body=b"")
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     _print(told, as_json=as_json)
-    if wait and told["in_flight"]:
+    if wait and not _over(told):
         raise typer.Exit(1)
+
+
+def _over(told: Any) -> bool:
+    """Whether nobody is inside, and nobody comes any more."""
+    return bool(told["closed"] and not told["in_flight"])
 
 
 def _print(told: Any, *, as_json: bool) -> None:
@@ -49,4 +54,5 @@ def _print(told: Any, *, as_json: bool) -> None:
         print(json.dumps(told))
     else:
         count = told["in_flight"]
-        print(f"draining; {count} request{'' if count == 1 else 's'} under way")
+        still = "" if told["closed"] else ", new ones are still taken"
+        print(f"draining; {count} request{'' if count == 1 else 's'} under way{still}")

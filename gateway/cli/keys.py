@@ -115,20 +115,42 @@ def list_keys(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) 
 @keys.command("revoke")
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `sluice keys list` shows it.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show whose it is; revoke nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Refuse a key from now on, everywhere within a second; what it has begun is finished.
 
+    It does not come back. Asks first at a terminal.
+
     Example: sluice keys revoke key_0a1b2c3d4e5f
     """
     with _told() as console:
-        AdminClient(url, key).delete(*AT, key_id)
+        client = AdminClient(url, key)
+        asks = sys.stdin.isatty() and not yes
+        if dry_run or asks:
+            whose = _whose(client, key_id)
+            if dry_run:
+                shown = json.dumps({"id": key_id, "revoked": False}) if as_json else f"{whose}; not revoked"
+                console.print(shown, markup=False, highlight=False, soft_wrap=True)
+                return
+            typer.confirm(f"revoke {whose}?", abort=True, err=True)
+        client.delete(*AT, key_id)
         if as_json:
             print(json.dumps({"id": key_id, "revoked": True}))
         else:
             console.print(f"{key_id} is revoked", markup=False, highlight=False)
+
+
+def _whose(client: AdminClient, key_id: str) -> str:
+    """The key in a line. Raises AdminError when there is none of that id."""
+    for one in client.get(*AT)["keys"]:
+        if one["id"] == key_id:
+            used = one["last_used_at"] or "never"
+            return f"{key_id} of {one['tenant']}, {one['role']}, last used {used}"
+    raise AdminError(f"{key_id}: there is no such key; allowed: an id that `sluice keys list` shows")
 
 
 @contextmanager

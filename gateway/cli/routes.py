@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,18 +58,19 @@ def apply(
     message: Message = "",
     expected: Expected = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a routing file the next revision, in force everywhere within a second.
+    """Make a routing file the next revision, in force everywhere within a second. Asks first at a terminal.
 
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
     with _told() as console:
         body = {"config": _read(file), **_order(message, expected, dry_run)}
-        done = AdminClient(url, key).put(*AT, body=_dumps(body))
-        _print_done(console, done, as_json)
+        client = AdminClient(url, key)
+        _changed(console, "apply", lambda sent: client.put(*AT, body=sent), body, yes, as_json)
 
 
 @routes.command("set-weight")
@@ -80,19 +81,17 @@ def set_weight(
     message: Message = "",
     expected: Expected = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a backend its share of a route; the others share the rest in proportion.
+    """Give a backend its share of a route; the others share the rest in proportion. Asks first at a terminal.
 
     Example: sluice routes set-weight self_hosted_generation bedrock 5
     """
-    with _told() as console:
-        body = {"route": route, "backend": backend, "percent": percent}
-        order = _order(message, expected, dry_run)
-        done = AdminClient(url, key).post(*AT, "weights", body=_dumps({**body, **order}))
-        _print_done(console, done, as_json)
+    body = {"route": route, "backend": backend, "percent": percent, **_order(message, expected, dry_run)}
+    _posted("weights", body, yes, url, key, as_json)
 
 
 @routes.command("promote")
@@ -112,7 +111,7 @@ def promote(
     Example: sluice routes promote self_hosted_generation bedrock --yes
     """
     body = {"route": route, "backend": backend, **_order(message, expected, dry_run)}
-    _changed("promote", body, yes, url, key, as_json)
+    _posted("promote", body, yes, url, key, as_json)
 
 
 @routes.command("rollback")
@@ -135,7 +134,7 @@ def rollback(
     Example: sluice routes rollback --to 12 -m "canary too slow" --yes
     """
     body = {**({} if to is None else {"to": to}), **_order(message, expected, dry_run)}
-    _changed("rollback", body, yes, url, key, as_json)
+    _posted("rollback", body, yes, url, key, as_json)
 
 
 @routes.command("history")
@@ -171,7 +170,7 @@ def diff(
         if as_json:
             _print_json(found)
         else:
-            _print_changes(console, found["changes"])
+            print_changes(console, found["changes"])
 
 
 def audit(limit: Limit = 20, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
@@ -194,16 +193,31 @@ def audit(limit: Limit = 20, url: Url = DEFAULT_URL, key: Key = None, as_json: A
         console.print(table)
 
 
-def _changed(word: str, body: dict[str, Any], yes: bool, url: str, key: str | None, as_json: bool) -> None:
-    """Ask with the very changes before the eyes, then have exactly these made."""
+def _posted(word: str, body: dict[str, Any], yes: bool, url: str, key: str | None, as_json: bool) -> None:
     with _told() as console:
         client = AdminClient(url, key)
-        if sys.stdin.isatty() and not yes and not body["dry_run"]:
-            seen = client.post(*AT, word, body=_dumps({**body, "dry_run": True}))
-            _print_changes(console, seen["changes"])
-            typer.confirm(f"{word}?", abort=True, err=True)
-            body = {**body, "expected_revision": seen["parent"]}
-        _print_done(console, client.post(*AT, word, body=_dumps(body)), as_json)
+        _changed(console, word, lambda sent: client.post(*AT, word, body=sent), body, yes, as_json)
+
+
+def _changed(
+    console: Console,
+    word: str,
+    send: Callable[[bytes], Any],
+    body: dict[str, Any],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Ask with the very changes before the eyes, then have exactly these made."""
+    # Standard input that was the file has no answer left.
+    if sys.stdin.isatty() and not yes and not body["dry_run"]:
+        seen = send(_dumps({**body, "dry_run": True}))
+        # Standard output is for the answer alone where a machine reads it.
+        from rich.console import Console as Screen
+
+        print_changes(Screen(stderr=True) if as_json else console, seen["changes"])
+        typer.confirm(f"{word}?", abort=True, err=True)
+        body = {**body, "expected_revision": seen["parent"]}
+    _print_done(console, send(_dumps(body)), as_json)
 
 
 def _order(message: str, expected: int | None, dry_run: bool) -> dict[str, Any]:
@@ -272,7 +286,8 @@ def _print_revision(console: Console, found: Any) -> None:
     console.print(table)
 
 
-def _print_changes(console: Console, changes: Any) -> None:
+def print_changes(console: Console, changes: Any) -> None:
+    """A table of what differs."""
     if not changes:
         console.print("nothing differs")
         return
@@ -288,7 +303,7 @@ def _print_done(console: Console, done: Any, as_json: bool) -> None:
     if as_json:
         _print_json(done)
         return
-    _print_changes(console, done["changes"])
+    print_changes(console, done["changes"])
     if done["revision"] is None:
         console.print(f"valid; nothing was changed (revision {done['parent']} is the last one)")
     else:

@@ -42,6 +42,7 @@ class PromoteBody(Section):
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
     force: bool = False
     comment: _Comment = ""
+    dry_run: bool = False
 
 
 class RollbackBody(Section):
@@ -49,12 +50,14 @@ class RollbackBody(Section):
 
     to: str | None = None
     comment: _Comment = ""
+    dry_run: bool = False
 
 
 class CommentBody(Section):
-    """Why."""
+    """Why; a dry run changes nothing and answers as it would be."""
 
     comment: _Comment = ""
+    dry_run: bool = False
 
 
 class LabelsBody(Section):
@@ -119,11 +122,19 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
         )
 
     async def promote(name: str, given: PromoteBody, caller: Caller) -> Mapping[str, object]:
-        promotion = Promotion(given.alias, given.percent, given.force, given.comment)
+        promotion = Promotion(given.alias, given.percent, given.force, given.comment, given.dry_run)
         return await adapters.promote(name, promotion, who=caller.key_id)
 
     def roll_back(name: str, given: RollbackBody, caller: Caller) -> Awaitable[Mapping[str, object]]:
-        return adapters.roll_back(name, who=caller.key_id, to=given.to, comment=given.comment)
+        return adapters.roll_back(
+            name, who=caller.key_id, to=given.to, comment=given.comment, dry_run=given.dry_run
+        )
+
+    def retire(name: str, given: CommentBody, caller: Caller) -> Awaitable[Mapping[str, object]]:
+        return adapters.retire(name, who=caller.key_id, comment=given.comment, dry_run=given.dry_run)
+
+    def end_canary(name: str, given: CommentBody, caller: Caller) -> Awaitable[Mapping[str, object]]:
+        return adapters.end_canary(name, who=caller.key_id, comment=given.comment, dry_run=given.dry_run)
 
     at = "/admin/adapters/{id}"
     alias = "/admin/adapters/aliases/{id}"
@@ -132,9 +143,7 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
         f"{at}/verify": post(Section, lambda name, _, by: adapters.verify(name, who=by.key_id)),
         f"{at}/preload": post(Section, lambda name, _, by: adapters.preload(name, who=by.key_id)),
         f"{at}/promote": post(PromoteBody, promote),
-        f"{at}/retire": post(
-            CommentBody, lambda name, given, by: adapters.retire(name, who=by.key_id, comment=given.comment)
-        ),
+        f"{at}/retire": post(CommentBody, retire),
         f"{at}/pin": post(Section, lambda name, _, by: adapters.pin(name, True, who=by.key_id)),
         f"{at}/unpin": post(Section, lambda name, _, by: adapters.pin(name, False, who=by.key_id)),
         f"{at}/labels": post(
@@ -144,8 +153,5 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
             ReportBody, lambda name, given, by: adapters.evaluated(name, given.report, who=by.key_id)
         ),
         f"{alias}/rollback": post(RollbackBody, roll_back),
-        f"{alias}/end-canary": post(
-            CommentBody,
-            lambda name, given, by: adapters.end_canary(name, who=by.key_id, comment=given.comment),
-        ),
+        f"{alias}/end-canary": post(CommentBody, end_canary),
     }

@@ -29,7 +29,13 @@ class CanaryBody(Section):
     comment: Annotated[str, Field(max_length=1_000)] = ""
 
 
-class CanaryStartBody(CanaryBody):
+class CanaryAbortBody(CanaryBody):
+    """Why; a dry run tells what would change."""
+
+    dry_run: bool = False
+
+
+class CanaryStartBody(CanaryAbortBody):
     """A backend that shall have a route, step by step."""
 
     route: str
@@ -57,6 +63,7 @@ class CanaryStartBody(CanaryBody):
             self.min_samples,
             self.step_seconds,
             self.window_seconds,
+            self.dry_run,
         )
 
 
@@ -83,5 +90,8 @@ def canary_pages(services: Services, canary: CanaryService) -> tuple[Endpoint, d
         "/admin/canary/start": post(CanaryStartBody, lambda given, who: canary.start(given.order(who))),
         "/admin/canary/pause": post(CanaryBody, lambda given, who: canary.pause(who, given.comment)),
         "/admin/canary/resume": post(CanaryBody, lambda given, who: canary.resume(who, given.comment)),
-        "/admin/canary/abort": post(CanaryBody, lambda given, who: canary.abort(who, given.comment)),
+        "/admin/canary/abort": post(
+            CanaryAbortBody,
+            lambda given, who: canary.abort(who, given.comment, dry_run=given.dry_run),
+        ),
     }

@@ -33,9 +33,9 @@ def chaos_pages(services: Services, chaos: ChaosService) -> tuple[Endpoint, Endp
         return Reply(200, orjson.dumps(chaos.show()))
 
     async def replace(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        require_role(services, exchange, CallerRole.ADMIN)
+        caller = require_role(services, exchange, CallerRole.ADMIN)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
-        chaos.replace(parse(FaultsRequest, body).faults)
-        return Reply(200, orjson.dumps(chaos.show()))
+        shown = await chaos.replace(parse(FaultsRequest, body).faults, who=caller.key_id)
+        return Reply(200, orjson.dumps(shown))
 
     return Endpoint(show, error_json), Endpoint(replace, error_json)

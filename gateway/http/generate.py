@@ -26,6 +26,9 @@ from gateway.ports import Services, Sink
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
 """Values of ``backend`` that name no model: such an answer costs nothing and is not kept under a key."""
 
+OVERTIME_S: Final = 0.5
+"""How much later than its own limit a journey that does not end is cancelled: time to tell the caller."""
+
 
 class EndingSink(Sink, Protocol):
     """A sink that knows whether the journey has ended."""
@@ -46,15 +49,15 @@ class Arrived:
 
 
 async def run_journey(services: Services, request: GenerateRequest, sink: EndingSink) -> None:
-    """Run the journey within ``limits.request_timeout_s``; the sink always hears an end.
+    """Run the journey; the sink always hears an end.
 
-    The journey tells its failures to the sink itself. What is told here is what it cannot: that it took
-    too long and was cancelled, or a defect of its own.
+    The journey ends by itself within ``limits.request_timeout_s`` and tells its failures to the sink. What is
+    told here is what it cannot: that it did not end and was cancelled, or a defect of its own.
     """
     limit_s = services.limits.request_timeout_s
     error: PublicError | None = None
     try:
-        async with asyncio.timeout(limit_s) as bound:
+        async with asyncio.timeout(limit_s + OVERTIME_S) as bound:
             await services.journey.run(request, sink)
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired():

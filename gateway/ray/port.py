@@ -31,5 +31,5 @@ class EngineReplicas(Protocol):
         """Tell all of them how many requests wait at this gateway, and hear their figures.
 
         Those that do not answer in time are left out; none at all means that there is none. ``ReplicaLost``
-        says that nobody could be asked.
+        says that nobody could be asked, or that all who live were late: a busy machine is no empty one.
         """

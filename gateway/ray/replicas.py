@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -78,21 +77,24 @@ class ServeReplicas:
             raise ReplicaLost(type(error).__name__) from error
         heard: list[bytes] = []
         async with asyncio.TaskGroup() as tasks:
-            for answer in answers:
-                tasks.create_task(_hear(answer, timeout_s, heard))
+            asked = [tasks.create_task(_hear(answer, timeout_s, heard)) for answer in answers]
+        if not heard and any(one.result() for one in asked):
+            raise ReplicaLost("no replica told its figures in time")
         try:
             return decode_signals(heard)
         except msgspec.DecodeError as error:
             raise ReplicaLost(type(error).__name__) from error
 
 
-async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> None:
-    """One replica's figures, if they come in time; one that is gone or hangs has none."""
-    with contextlib.suppress(TimeoutError, *_LOST):
+async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> bool:
+    """One replica's figures; whether they were late. One that hangs is late, one that is gone is not."""
+    try:
         async with asyncio.timeout(timeout_s):
             heard.append(await answer.get_async())
-            return
-    answer.cancel()
+            return False
+    except (TimeoutError, *_LOST) as error:
+        answer.cancel()
+        return isinstance(error, TimeoutError)
 
 
 async def _pieces(response: AsyncIterator[bytes]) -> AsyncIterator[Piece]:

@@ -176,7 +176,10 @@ class RoutingBook:
                 record = await self._store.append(
                     STREAM, to_data(draft, parent), author=author, expected=parent
                 )
-            except Conflict:
+            except Conflict as error:
+                if error.found < parent:
+                    reason = f"it has lost revisions: its last one is {error.found}, {parent} is in force"
+                    raise StateUnavailable("append", reason) from error
                 if expected is not None:
                     raise
                 if not await self.caught_up_to(parent + 1):

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from accounting.account import Accounts
 from accounting.values import UsageRow
 from adapters.errors import AdapterError
@@ -317,7 +319,7 @@ def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow
 
 
 def _closed(row: UsageRow, asked: Asked, meter: Meter) -> UsageRow:
-    return replace(
+    return msgspec.structs.replace(
         row,
         finish_reason=asked.finish_reason.value,
         error_code=asked.failure,

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from gateway.ports import StoredReply
 from gateway.state.idempotency import KEEP_S, MAX_REPLIES
-from gateway.state.redis_client import REDIS_ERRORS, prefix, reason_of
+from gateway.state.redis_client import REDIS_ERRORS, asked, prefix, reason_of
 
 # Keeps the first reply that has not expired by our clock (Redis expires by its own). Then drops from the
 # index what has expired, and from the store the oldest beyond the bound; the keys of those are not declared,
@@ -107,9 +107,8 @@ class RedisIdempotencyStore:
         return self._prefix + digest.hexdigest()
 
     async def _ask(self, operation: str, command: object) -> Any:
-        # redis-py types its commands for both of its clients at once.
         try:
-            answer = await cast(Awaitable[Any], command)
+            answer = await asked(self._client, command)
         except REDIS_ERRORS as error:
             self._failed(operation, error)
             raise

@@ -7,8 +7,8 @@ The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -27,7 +27,7 @@ from accounting.quotas import (
 )
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import KEPT_S, LEASE_S
-from gateway.state.redis_client import REDIS_ERRORS, end_if_cancelled, prefix, reason_of
+from gateway.state.redis_client import REDIS_ERRORS, asked, end_if_cancelled, prefix, reason_of
 
 _NOBODY = HoldId("", 0)
 
@@ -228,9 +228,8 @@ class RedisLimitStore:
         return bool(await self._ask("renew", self._renew(keys=(self._holders,), args=(holder,))))
 
     async def _ask(self, operation: str, command: object) -> Any:
-        # redis-py types its commands for both of its clients at once.
         try:
-            answer = await cast(Awaitable[Any], command)
+            answer = await asked(self._client, command)
         except REDIS_ERRORS as error:
             raise StateUnavailable(operation, reason_of(error)) from error
         end_if_cancelled()

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.listeners import Listeners, Reach
-from gateway.state.port import MAX_READ, Record, check_read, check_record
+from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
 
 POLL_S = 1.0
 
@@ -18,6 +18,7 @@ class MemoryStreams:
 
     def __init__(self) -> None:
         self.records: dict[str, list[Record]] = {}
+        self.forgotten: dict[str, int] = {}
         self.stores: WeakSet[MemoryStateStore] = WeakSet()
         self.down = False
 
@@ -64,9 +65,10 @@ class MemoryStateStore:
         check_record(stream, data, author)
         self._reached("append")
         records = self._streams.records.setdefault(stream, [])
-        if expected is not None and expected != len(records):
-            raise Conflict(stream, expected, len(records))
-        record = Record(stream, len(records) + 1, self._unix_time(), author, data)
+        head = self._streams.forgotten.get(stream, 0) + len(records)
+        if expected is not None and expected != head:
+            raise Conflict(stream, expected, head)
+        record = Record(stream, head + 1, self._unix_time(), author, data)
         records.append(record)
         for store in list(self._streams.stores):
             store._listeners.tell(stream, record.number)
@@ -78,13 +80,25 @@ class MemoryStateStore:
         """Records above ``after``."""
         check_read(after, limit)
         self._reached("read")
-        records = self._streams.records.get(stream, [])[after:]
+        first = max(0, after - self._streams.forgotten.get(stream, 0))
+        records = self._streams.records.get(stream, [])[first:]
         return records[-limit:][::-1] if newest_first else records[:limit]
+
+    async def forget(self, stream: str, up_to: int) -> None:
+        """Let go of records up to that number."""
+        check_forget(up_to)
+        self._reached("forget")
+        records = self._streams.records.get(stream, [])
+        gone = min(max(0, up_to - self._streams.forgotten.get(stream, 0)), len(records))
+        del records[:gone]
+        self._streams.forgotten[stream] = self._streams.forgotten.get(stream, 0) + gone
 
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream."""
         self._reached("heads")
-        return {stream: len(records) for stream, records in self._streams.records.items() if records}
+        forgotten = self._streams.forgotten
+        heads = {name: forgotten.get(name, 0) + len(kept) for name, kept in self._streams.records.items()}
+        return {stream: head for stream, head in heads.items() if head}
 
     def listen(self, stream: str, told: Callable[[int], None]) -> None:
         """Have ``told`` called while ``run`` runs."""

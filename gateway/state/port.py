@@ -48,8 +48,8 @@ class StateStore(Protocol):
     """Streams that several processes, or machines, append to and follow.
 
     Invariants: the numbers of a stream are 1 to its head without gaps; two appends with one ``expected``
-    never both succeed; what was read once is read for ever. An append that has returned is seen by every
-    later read of every process, and survives the end of all of them.
+    never both succeed; what was read once is read for ever, unless it was forgotten. An append that has
+    returned is seen by every later read of every process, and survives the end of all of them.
     """
 
     @property
@@ -82,6 +82,16 @@ class StateStore(Protocol):
             ValueError: ``limit`` is not 1 to ``MAX_READ``, or ``after`` is negative.
         """
 
+    async def forget(self, stream: str, up_to: int) -> None:
+        """Let go of the records up to that number; later ones keep theirs, and the head is what it was.
+
+        For streams that are read once and that nobody follows: a follower begins at 1.
+
+        Raises:
+            StateUnavailable: the store is away.
+            ValueError: ``up_to`` is negative.
+        """
+
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream. Raises StateUnavailable."""
 
@@ -109,6 +119,12 @@ def check_record(stream: str, data: bytes, author: str) -> None:
         orjson.loads(data)
     except orjson.JSONDecodeError:
         raise ValueError(f"stream {stream!r}: given a record that is not JSON in UTF-8") from None
+
+
+def check_forget(up_to: int) -> None:
+    """Refuse what is no number. Raises ValueError."""
+    if up_to < 0:
+        raise ValueError(f"up_to: given {up_to}; allowed: from 0")
 
 
 def check_read(after: int, limit: int) -> None:

@@ -7,6 +7,9 @@ twice. So nothing is sent twice here, and who may try again does so knowingly.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -44,6 +47,21 @@ def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
         raise ConfigError(f"state.url: not a url of Redis ({type(error).__name__})") from None
     # from_pool: closing the client closes the pool.
     return Redis.from_pool(pool)
+
+
+async def asked(client: Redis, command: object) -> Any:
+    """A command's answer. Raises REDIS_ERRORS.
+
+    When a connection breaks, the idle ones are dropped too: the server that they led to is gone, and each
+    would fail one command more after it is back.
+    """
+    try:
+        # redis-py types its commands for both of its clients at once.
+        return await cast(Awaitable[Any], command)
+    except ConnectionError:
+        with contextlib.suppress(*REDIS_ERRORS):
+            await client.connection_pool.disconnect(inuse_connections=False)
+        raise
 
 
 def prefix(namespace: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -12,23 +12,43 @@ from redis.asyncio import Redis
 
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.listeners import Listeners, Reach
-from gateway.state.port import MAX_READ, Record, check_read, check_record
-from gateway.state.redis_client import REDIS_ERRORS, end_if_cancelled, prefix, reason_of
+from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
+from gateway.state.redis_client import REDIS_ERRORS, asked, end_if_cancelled, prefix, reason_of
 
 POLL_S = 1.0
 # Longest wait for a message in one go; what comes meanwhile ends the wait.
 LISTEN_S = 5.0
 
-# One step of Redis: compare, append, tell. The list's own length is what counts; a hash that says otherwise
-# means that keys were evicted or deleted, and nothing is written then.
+# One step of Redis: compare, append, tell. The list's own length and what was forgotten before it count; a
+# hash of heads that says otherwise means that keys were evicted or deleted, and nothing is written then.
 _APPEND = """
-local head = redis.call('LLEN', KEYS[1])
+local head = redis.call('LLEN', KEYS[1]) + tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
 if head ~= tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') then return {-1, head} end
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= head then return {0, head} end
 redis.call('RPUSH', KEYS[1], ARGV[3])
 redis.call('HSET', KEYS[2], ARGV[1], head + 1)
 redis.call('PUBLISH', KEYS[3], (head + 1) .. ' ' .. ARGV[1])
 return {1, head + 1}
+"""
+# The number before the first record that is told, and the records.
+_READ = """
+local gone = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0')
+local first, limit = math.max(tonumber(ARGV[2]), gone), tonumber(ARGV[3])
+local last = first + limit - 1
+if ARGV[4] == '1' then
+  last = gone + redis.call('LLEN', KEYS[1]) - 1
+  first = math.max(first, last - limit + 1)
+end
+if last < first then return {first, {}} end
+return {first, redis.call('LRANGE', KEYS[1], first - gone, last - gone)}
+"""
+_FORGET = """
+local gone = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0')
+local up_to = math.min(tonumber(ARGV[2]), gone + redis.call('LLEN', KEYS[1]))
+if up_to <= gone then return 0 end
+redis.call('LTRIM', KEYS[1], up_to - gone, -1)
+redis.call('HSET', KEYS[2], ARGV[1], up_to)
+return up_to - gone
 """
 
 
@@ -56,6 +76,7 @@ class RedisStateStore:
         self._unix_time = unix_time
         self._poll_s = poll_s
         keys = prefix(namespace)
+        self._gone_key = f"{keys}forgotten"
         self._heads_key, self._channel, self._stream_key = f"{keys}heads", f"{keys}told", f"{keys}stream:"
         self._listeners = Listeners()
         self._reach = Reach(shown)
@@ -79,9 +100,9 @@ class RedisStateStore:
         check_record(stream, data, author)
         at = self._unix_time()
         kept = orjson.dumps({"at": at, "author": author}) + b"\n" + data
-        keys = (f"{self._stream_key}{stream}", self._heads_key, self._channel)
+        keys = (f"{self._stream_key}{stream}", self._heads_key, self._channel, self._gone_key)
         seen = "" if expected is None else str(expected)
-        done, number = await self._ask("append", self._client.eval(_APPEND, 3, *keys, stream, seen, kept))
+        done, number = await self._ask("append", self._client.eval(_APPEND, 4, *keys, stream, seen, kept))
         if done < 0:
             reason = f"stream {stream!r} is damaged: its list has {number} records, its head says otherwise"
             raise StateUnavailable("append", reason)
@@ -95,16 +116,17 @@ class RedisStateStore:
     ) -> Sequence[Record]:
         """Records above ``after``."""
         check_read(after, limit)
-        key = f"{self._stream_key}{stream}"
-        first, last = after, after + limit - 1
-        if newest_first:
-            last = await self._ask("read", self._client.llen(key)) - 1
-            first = max(after, last - limit + 1)
-            if last < first:
-                return []
-        kept = await self._ask("read", self._client.lrange(key, first, last))
+        asked = (stream, after, limit, int(newest_first))
+        keys = (f"{self._stream_key}{stream}", self._gone_key)
+        first, kept = await self._ask("read", self._client.eval(_READ, 2, *keys, *map(str, asked)))
         records = [_record(stream, number, one) for number, one in enumerate(kept, first + 1)]
         return records[::-1] if newest_first else records
+
+    async def forget(self, stream: str, up_to: int) -> None:
+        """Let go of records up to that number."""
+        check_forget(up_to)
+        keys = (f"{self._stream_key}{stream}", self._gone_key)
+        await self._ask("forget", self._client.eval(_FORGET, 2, *keys, stream, str(up_to)))
 
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream."""
@@ -146,9 +168,8 @@ class RedisStateStore:
             await asyncio.sleep(self._poll_s)
 
     async def _ask(self, operation: str, command: object) -> Any:
-        # redis-py types its commands for both of its clients at once.
         try:
-            answer = await cast(Awaitable[Any], command)
+            answer = await asked(self._client, command)
         except REDIS_ERRORS as error:
             reason = reason_of(error)
             self._reach.failed(operation, reason)

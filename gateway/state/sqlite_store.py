@@ -24,7 +24,9 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    delete,
     event,
+    inspect,
     select,
 )
 from sqlalchemy.dialects.sqlite import insert
@@ -33,7 +35,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.listeners import Listeners, Reach
-from gateway.state.port import MAX_READ, Record, check_read, check_record
+from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
 
 WATCH_S = 0.05
 POLL_S = 1.0
@@ -161,6 +163,20 @@ class SqliteStateStore:
         self._reach.ok()
         return [Record(row.stream, row.number, row.at, row.author, bytes(row.data)) for row in rows]
 
+    async def forget(self, stream: str, up_to: int) -> None:
+        """Let go of records up to that number."""
+        check_forget(up_to)
+        old = delete(_RECORDS).where(_RECORDS.c.stream == stream, _RECORDS.c.number <= up_to)
+        try:
+            await self._prepare()
+            async with self._engine.connect() as plain:
+                connection = await plain.execution_options(**{_WRITING: True})
+                async with connection.begin():
+                    await connection.execute(old)
+        except (SQLAlchemyError, OSError) as error:
+            raise self._unavailable("forget", error) from error
+        self._reach.ok()
+
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream."""
         try:
@@ -215,7 +231,7 @@ class SqliteStateStore:
         await self._engine.dispose()
 
     async def _prepare(self) -> None:
-        """Make the tables once a file.
+        """Make the tables once a file; where they are, nothing is written, so a locked file can be read.
 
         Making them, and turning to WAL, does not always wait for others who do the same: it is tried again as
         long as a write would wait.
@@ -226,10 +242,13 @@ class SqliteStateStore:
             give_up = self._clock() + self._busy_timeout_ms / 1000
             while self._file is None:
                 try:
-                    async with self._engine.connect() as plain:
-                        connection = await plain.execution_options(**{_WRITING: True})
-                        async with connection.begin():
-                            await connection.run_sync(_METADATA.create_all)
+                    async with self._engine.connect() as connection:
+                        made = await connection.run_sync(_made)
+                    if not made:
+                        async with self._engine.connect() as plain:
+                            connection = await plain.execution_options(**{_WRITING: True})
+                            async with connection.begin():
+                                await connection.run_sync(_METADATA.create_all)
                     self._file = await asyncio.to_thread(_identity, self._path)
                 except SQLAlchemyError as error:
                     if _reason(error) != "locked" or self._clock() >= give_up:
@@ -251,6 +270,11 @@ class SqliteStateStore:
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.close()
         connection.isolation_level = None  # type: ignore[attr-defined]
+
+
+def _made(connection: Connection) -> bool:
+    there = inspect(connection).get_table_names()
+    return all(table in there for table in _METADATA.tables)
 
 
 def _begin(connection: Connection) -> None:

@@ -26,7 +26,7 @@ from accounting.events import (
     RowsLost,
     RowsReplayed,
 )
-from accounting.journal import REST_S
+from accounting.journal import REST_S, Entry, Journal
 from accounting.journal_files import DAMAGED, SUFFIX, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame, read
 from accounting.ledger import Durability, Ledger
@@ -174,6 +174,31 @@ async def test_rows_that_come_together_share_a_sync(tmp_path: Path) -> None:
                 tasks.create_task(answer(number))
     synced = [event.rows for event in told if isinstance(event, JournalSynced)]
     assert sum(synced) == 100 and len(synced) <= 10
+
+
+async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -> None:
+    told = Told()
+    journal = Journal(
+        tmp_path / "journal",
+        max_bytes=1 << 20,
+        new_name=lambda: "0",
+        not_kept=lambda _: None,
+        emit=told.append,
+        clock=time.monotonic,
+        unix_time=time.time,
+        gap_s=0.5,
+    )
+    journal.open()
+    journal.append(Entry(row("gen_1"), 0.0))
+    assert await journal.durable()
+    for number in (2, 3):
+        journal.append(Entry(row(f"gen_{number}"), 0.0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert kept(tmp_path) == ["gen_1"]
+    assert await journal.durable() and kept(tmp_path) == ["gen_1", "gen_2", "gen_3"]
+    await journal.close()
+    assert [event.rows for event in told if isinstance(event, JournalSynced)] == [1, 2]
 
 
 async def test_a_wait_that_is_cancelled_takes_nobody_elses_with_it(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ class FakeAdapters:
     async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
         return self._done("promote", adapter_id, promotion, who)
 
-    async def retire(self, adapter_id: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def retire(
+        self, adapter_id: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         return self._done("retire", adapter_id, who, comment)
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
@@ -89,11 +91,13 @@ class FakeAdapters:
         return self._done("evaluated", adapter_id, report, who)
 
     async def roll_back(
-        self, alias: str, *, who: str, to: str | None = None, comment: str = ""
+        self, alias: str, *, who: str, to: str | None = None, comment: str = "", dry_run: bool = False
     ) -> Mapping[str, object]:
         return self._done("roll_back", alias, to, who)
 
-    async def end_canary(self, alias: str, *, who: str, comment: str = "") -> Mapping[str, object]:
+    async def end_canary(
+        self, alias: str, *, who: str, comment: str = "", dry_run: bool = False
+    ) -> Mapping[str, object]:
         return self._done("end_canary", alias, who)
 
 
@@ -123,6 +127,11 @@ async def test_a_callers_key_may_do_none_of_it(method: str, path: str) -> None:
         ("/v1/labels", {"labels": {"a": "b"}}, ("label", "v1", {"a": "b"})),
         ("/v1/evaluation", {"report": {"passed": True}}, ("evaluated", "v1", {"passed": True})),
         ("/v1/promote", {"alias": "style", "percent": 25}, ("promote", "v1", Promotion("style", 25.0))),
+        (
+            "/v1/promote",
+            {"alias": "style", "dry_run": True},
+            ("promote", "v1", Promotion("style", dry_run=True)),
+        ),
         ("/aliases/style/rollback", {"to": "v0"}, ("roll_back", "style", "v0")),
         ("/aliases/style/end-canary", {}, ("end_canary", "style")),
     ],

@@ -61,6 +61,27 @@ async def test_a_change_in_one_gateway_is_in_force_in_the_other_soon(tmp_path: P
         assert one.book.catalogue == other.book.catalogue
 
 
+async def test_a_dry_run_tells_how_it_would_be_refuses_what_would_be_refused_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one:
+        for name, value in (("v1", 0.25), ("v2", 0.5)):
+            await one.desk.add(name, made(tmp_path, name, value), who="key_1")
+        await one.desk.promote("v1", Promotion("style", force=True), who="key_1")
+        await one.desk.promote("v2", Promotion("style", percent=10, force=True), who="key_1")
+        before, audited = one.book.catalogue, len(streams.records["audit"])
+        told = await one.desk.promote("v2", Promotion("style", force=True, dry_run=True), who="key_1")
+        assert (told["state"], told["aliases"], told["dry_run"]) == ("active", ["style"], True)
+        ended = await one.desk.end_canary("style", who="key_1", dry_run=True)
+        assert (ended["target"], ended["canary"]) == ("v1", None)
+        with pytest.raises(CatalogueError):
+            await one.desk.retire("v1", who="key_1", dry_run=True)
+        with pytest.raises(NotEvaluatedError):
+            await one.desk.promote("v2", Promotion("style", dry_run=True), who="key_1")
+        assert one.book.catalogue == before and len(streams.records["audit"]) == audited
+
+
 async def test_two_gateways_that_change_the_registry_at_once_both_succeed_and_numbers_are_never_shared(
     tmp_path: Path,
 ) -> None:

@@ -9,18 +9,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
+from gateway.audit import Audit
 from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Backend, Delta, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.chaos_desk import ChaosDesk
 from gateway.config import ConfigError
 from gateway.config_chaos import ChaosSection, FaultRule
 from gateway.contracts.values import Sampling
 from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.wiring_chaos import Chaos, make_chaos
 from resilience.failures import BackendFailure, FailureKind
 
@@ -162,7 +166,10 @@ def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
 def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when_enabled() -> None:
     chaos = Chaos(plan_of(), frozenset({"local"}))
     body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
-    with serving(fake_services(chaos=chaos)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    streams = MemoryStreams()
+    audit = Audit(MemoryStateStore(streams, unix_time=lambda: 1.0), unix_time=lambda: 1.0)
+    services = fake_services(chaos=ChaosDesk(chaos, audit))
+    with serving(services) as url, httpx.Client(base_url=url, timeout=60) as client:
         told = client.post("/admin/chaos", json=body, headers=ADMIN)
         assert (told.status_code, told.json()["faults"][0]["kind"]) == (200, "nan_output")
         assert client.get("/admin/chaos", headers=ADMIN).json()["faults"] == told.json()["faults"]
@@ -179,5 +186,9 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
         )
         assert client.post("/admin/chaos", json=body).status_code == 401
     assert chaos.plan.rules[0].kind is FailureKind.NAN_OUTPUT
+    done, refused = (orjson.loads(record.data) for record in streams.records["audit"])
+    assert (done["action"], done["target"], done["result"]) == ("chaos.replace", "local: nan_output", "done")
+    assert refused["target"] == "gone: hang" and refused["result"].startswith("refused: invalid_request")
+    assert done["who"] == refused["who"] != "-", "the key that did it"
     with serving(fake_services()) as url:
         assert httpx.get(f"{url}/admin/chaos", headers=ADMIN, timeout=60).status_code == 404

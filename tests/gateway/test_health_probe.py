@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from gateway.health import HealthProbe
 from gateway.http.testing import FakeText
 from gateway.reception import Reception
 from gateway.vitals import Vitals
-from gateway.wiring_metrics import health_collector
+from gateway.wiring_metrics import first_ready, health_collector
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 
@@ -104,11 +105,13 @@ def test_each_check_alone_makes_it_not_ready_and_the_metrics_say_the_same(
     ready, body = health.ready()
     checks: Any = body["checks"]
     assert not ready and [name for name, holds in checks.items() if not holds] == [failing]
-    whole, each = health_collector(health).collect()
+    never = first_ready(health, clock=lambda: 0.0, unix_time=time.time)
+    whole, each, after = health_collector(health, never).collect()
     assert whole.samples[0].value == 0.0
     assert {s.labels["check"]: s.value for s in each.samples} == {
         name: float(v) for name, v in checks.items()
     }
+    assert after.samples == [], "it was never ready"
 
 
 def test_a_full_pool_beside_one_with_room_leaves_it_ready() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.vitals import MIN_SAMPLES, Vitals
+from gateway.vitals import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, Vitals
 from observability.events import RequestRecord
 
 
@@ -135,3 +137,41 @@ def test_the_rate_of_requests_is_over_the_time_that_was_seen() -> None:
     assert vitals.figures()["requests_per_second"] == 2.0
     clock.now = 69.0
     assert vitals.figures()["requests_per_second"] == pytest.approx(20 / 60, abs=0.001)
+
+
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(["ok", "failed", "restart"]), st.floats(0.0, WINDOW_S / 2)), max_size=80
+    )
+)
+def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
+    events: list[str | float],
+) -> None:
+    clock = Clock()
+    vitals = Vitals(clock)
+    seen: list[tuple[float, bool]] = []
+    anew_at = float("-inf")
+    for event in events:
+        if isinstance(event, float):
+            clock.now += event
+        elif event == "restart":
+            vitals.engine_restarted()
+            anew_at = clock.now
+        else:
+            failed = event == "failed"
+            vitals.saw(record(status=503, error_code="backend_unavailable") if failed else record())
+            seen.append((clock.now, failed))
+        counted = [failed for at, failed in seen if at >= max(clock.now - WINDOW_S, anew_at)]
+        expected = sum(counted) / len(counted) if len(counted) >= MIN_SAMPLES else 0.0
+        assert vitals.error_rate() == expected
+        assert vitals.figures()["requests_last_minute"] == sum(at >= clock.now - WINDOW_S for at, _ in seen)
+
+
+def test_of_more_samples_than_there_is_room_for_the_newest_count() -> None:
+    vitals = Vitals(Clock())
+    for _ in range(MAX_SAMPLES):
+        vitals.saw(record(status=503, error_code="backend_unavailable"))
+    for _ in range(MAX_SAMPLES // 2):
+        vitals.saw(record())
+    assert vitals.figures()["requests_last_minute"] == MAX_SAMPLES
+    assert vitals.error_rate() == 0.5

@@ -112,6 +112,6 @@ async def test_a_key_that_is_given_little_may_do_little(connect: Connect) -> Non
 
 
 async def test_the_api_document_names_them(connect: Connect) -> None:
-    async with connect(fake_services()) as client:
+    async with connect(fake_services(key_desk=Desk())) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}

@@ -1,10 +1,12 @@
-"""Canaries in real processes: a good one gets the route, a slow one loses it by itself."""
+"""Canaries in real processes: a good one gets the route, a bad one loses it by itself."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,68 @@ from typer.testing import CliRunner
 
 from gateway.cli.main import app
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
-from tests.integration.test_routing import ROUTE, until, worker, write_config
+from tests.integration.test_routing import ROUTE, until, write_config
 
 PLAN = {"route": ROUTE, "steps": [20, 50, 100], "min_samples": 30, "step_seconds": 0, "window_seconds": 1}
+
+SHORT = {**PLAN, "steps": [20, 100], "min_samples": 1000}
+
+
+class Worker(ThreadingHTTPServer):
+    """Answers in JSON; ``broken`` says of a model that it answers with prose, or with an error."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.broken: dict[str, str] = {}
+        super().__init__(("127.0.0.1", 0), Answering)
+
+
+class Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send(200, "application/json", b'{"data": [{"id": "base-a"}, {"id": "base-b"}]}')
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Worker)
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        broken = self.server.broken.get(asked["model"])
+        if broken == "error":
+            self.send(500, "application/json", b'{"error": {"message": "no"}}')
+            return
+        text = "Here you are: yes." if broken == "prose" else '{"answer": "yes"}'
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        parts: list[dict[str, Any]] = [
+            {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+            {"choices": [], "usage": usage},
+        ]
+        head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": asked["model"]}
+        events = [f"data: {json.dumps({**head, **part})}\n\n" for part in parts]
+        self.send(200, "text/event-stream", "".join([*events, "data: [DONE]\n\n"]).encode())
+
+    def send(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: hundreds of lines a second."""
+
+
+@contextmanager
+def worker() -> Iterator[Worker]:
+    with Worker() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
@@ -33,6 +94,7 @@ def callers(lives: list[LiveGateway]) -> Iterator[list[httpx.Response]]:
                     "route": ROUTE,
                     "session_id": f"{number}-{turn}",
                     "messages": [{"role": "user", "content": "hi"}],
+                    "response_format": {"type": "json_object"},
                 }
                 answers.append(client.post(f"{live.url}/v1/generate", json=body))
 
@@ -63,10 +125,10 @@ def share(live: LiveGateway, backend: str) -> float:
 
 
 @contextmanager
-def gateways(folder: Path, count: int) -> Iterator[list[LiveGateway]]:
+def gateways(folder: Path, count: int, port: int) -> Iterator[list[LiveGateway]]:
     """Processes that share a state store, with one worker under two names and faults that can be switched on."""
     with ExitStack() as stack:
-        file = write_config(folder, stack.enter_context(worker()))
+        file = write_config(folder, f"http://127.0.0.1:{port}/v1")
         found = []
         for number in range(count):
             own = folder / f"gateway-{number}"
@@ -79,8 +141,28 @@ def gateways(folder: Path, count: int) -> Iterator[list[LiveGateway]]:
         yield found
 
 
-def test_a_good_canary_gets_the_route_and_a_slow_one_loses_it_by_itself(tmp_path: Path) -> None:
-    with gateways(tmp_path, 2) as lives, callers(lives) as answers:
+def faults(live: LiveGateway, *rules: dict[str, object]) -> None:
+    body = {"faults": list(rules)}
+    switched = httpx.post(f"{live.url}/admin/chaos", json=body, headers=live.headers, timeout=60)
+    assert switched.status_code == 200, switched.text
+
+
+def audit(live: LiveGateway) -> Any:
+    return httpx.get(f"{live.url}/admin/audit", headers=live.headers, timeout=60).json()["entries"]
+
+
+def rolled_back(lives: list[LiveGateway], check: str) -> None:
+    """The canary of ``a`` loses its share everywhere by this check, and the audit log has the reason."""
+    until(lambda: canary(lives[0])["phase"] == "rolled_back", 40)
+    until(lambda: all(share(live, "a") == 0.0 for live in lives))
+    ended = canary(lives[0])
+    assert ended["reason"].startswith(f"{check}: ") and ended["canary_requests"] < 200, ended
+    until(lambda: audit(lives[0])[0]["action"] == "canary.rollback")
+    assert ended["reason"] in audit(lives[0])[0]["comment"]
+
+
+def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path: Path) -> None:
+    with worker() as behind, gateways(tmp_path, 2, behind.server_port) as lives, callers(lives) as answers:
         one, other = lives
         assert canary(one, "/start", backend="b", **PLAN)["phase"] == "running"
         assert share(one, "b") == 20.0
@@ -90,21 +172,32 @@ def test_a_good_canary_gets_the_route_and_a_slow_one_loses_it_by_itself(tmp_path
         told = CliRunner().invoke(app, status)
         assert told.exit_code == 0 and "done" in told.output, told.output
 
+        # Slow.
         for live in lives:
-            rules = {"faults": [{"backend": "a", "kind": "slow", "delay_ms": 400}]}
-            switched = httpx.post(f"{live.url}/admin/chaos", json=rules, headers=live.headers, timeout=60)
-            assert switched.status_code == 200, switched.text
+            faults(live, {"backend": "a", "kind": "slow", "delay_ms": 400})
+        assert audit(one)[0]["action"] == "chaos.replace" and audit(one)[0]["target"] == "a: slow"
         command = ["canary", "start", ROUTE, "a", "--steps", "20,100", "--min-samples", "1000"]
         more = ["--window-seconds", "1", "--yes", "--url", other.url, "--key", ADMIN_KEY]
         started = CliRunner().invoke(app, [*command, *more])
         assert started.exit_code == 0 and "running at 20 %" in started.output, started.output
-        until(lambda: canary(one)["phase"] == "rolled_back", 40)
-        until(lambda: share(one, "a") == share(other, "a") == 0.0)
-        ended = canary(one)
-        assert ended["reason"].startswith("ttft: ") and ended["canary_requests"] < 200, ended
-        audit = httpx.get(f"{one.url}/admin/audit", headers=one.headers, timeout=60).json()["entries"]
-        assert audit[0]["action"] == "canary.rollback" and ended["reason"] in audit[0]["comment"]
+        rolled_back(lives, "ttft")
+        for live in lives:
+            faults(live)
+
+        # Off the format: prose where JSON was asked.
+        behind.broken["base-a"] = "prose"
+        assert canary(other, "/start", backend="a", **SHORT)["phase"] == "running"
+        rolled_back(lives, "guardrail")
         assert (
             "sluice_canary_percent" in httpx.get(f"{one.url}/metrics", headers=one.headers, timeout=60).text
         )
-        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.status_code for answer in list(answers)} == {200}
+
+        # Erroring; here without a fallback, so that callers see it.
+        behind.broken["base-a"] = "error"
+        assert canary(one, "/start", backend="a", **SHORT)["phase"] == "running"
+        rolled_back(lives, "error")
+        after = len(answers)
+        until(lambda: len(answers) > after + 40)
+        # Those that were on their way when it was rolled back may come first.
+        assert {answer.status_code for answer in answers[-20:]} == {200}

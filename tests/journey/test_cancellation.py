@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -108,3 +109,30 @@ async def test_nothing_is_left_when_the_caller_leaves_while_a_large_prompt_is_pl
         await journey
     assert house.left_behind() == []
     assert house.outbox.rows == []
+
+
+async def test_a_request_cut_off_by_its_time_is_told_alike_to_the_caller_the_record_and_the_ledger(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("Hello",), delay_s=60.0))
+    house.journey = replace(house.journey, timeout_s=0.05)
+    sink = await house.run(ask())
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
+    (record,) = house.records
+    assert (record.status, record.error_code, record.finish_reason) == (504, "deadline_exceeded", "error")
+    assert {row.error_code for row in house.outbox.rows} <= {"deadline_exceeded"}
+    assert house.left_behind() == []
+
+
+async def test_a_caller_who_leaves_before_the_time_is_over_has_left(build_house: Build, ask: Ask) -> None:
+    house = build_house(Script(("Hello",), delay_s=60.0))
+    house.journey = replace(house.journey, timeout_s=60.0)
+    journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    journey.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await journey
+    (record,) = house.records
+    assert (record.status, record.error_code) == (499, "cancelled")

@@ -66,6 +66,8 @@ def collecting() -> Iterator[Collected]:
                 collected.paths.add(self.path)
             self.send_response(status)
             self.send_header("content-length", "0")
+            if status != 200:
+                self.send_header("retry-after", "0")
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:

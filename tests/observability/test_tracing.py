@@ -1,49 +1,56 @@
+import logging
 import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from observability.attributes import Value
 from observability.events import RequestRecord, SeamFact
-from observability.trace_encode import ATTRIBUTE, Parent, attributes_of, failed, request, span, state
-from observability.trace_export import MAX_WAITING, TraceSender
+from observability.redact import scrub as without_credentials
+from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
+from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
 from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
-from observability.trace_transport import CollectorAddress, Refused, Transport, TryAgain, connect, traces_url
 from observability.traceparent import parse_traceparent, usable_tracestate
 from observability.tracing import RootSpan, Tracing
 from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
+from tests.observability.conftest import RECORD
 
 Make = Callable[..., RequestRecord]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 START_NS = 1_700_000_000_000_000_000
 
 
-class Kept(Transport):
-    """A collector in memory; raises what it is told to."""
+class Kept(SpanExporter):
+    """A collector in memory; first it fails as often as it is told to."""
 
-    def __init__(self, *failures: Exception) -> None:
-        self.failures = list(failures)
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
         self.batches: list[bytes] = []
-        self.closed = False
+        self.closed = 0
 
-    def send(self, batch: bytes, timeout_s: float) -> None:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         if self.failures:
-            raise self.failures.pop(0)
-        self.batches.append(batch)
+            self.failures -= 1
+            return SpanExportResult.FAILURE
+        self.batches.append(encode_spans(spans).SerializeToString())
+        return SpanExportResult.SUCCESS
 
-    def close(self) -> None:
-        self.closed = True
+    def shutdown(self) -> None:
+        self.closed += 1
 
     @property
     def spans(self) -> list[Span]:
@@ -52,20 +59,39 @@ class Kept(Transport):
         return collected.spans
 
 
-def sender_to(transport: Transport, scrub: Callable[[str], str] = str) -> TraceSender:
+def sender_to(
+    exporter: SpanExporter,
+    scrub: Callable[[str], str] = str,
+    on_change: Callable[[str | None], None] = lambda why: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> TraceSender:
     return TraceSender(
-        transport, resource={"service.name": "sluice"}, version="1.2.3", timeout_s=2.0, scrub=scrub
+        exporter,
+        resource=Resource({"service.name": "sluice"}),
+        version="1.2.3",
+        scrub=scrub,
+        on_change=on_change,
+        clock=clock,
+        delay_s=0.02,
     )
+
+
+def until(true: Callable[[], bool]) -> None:
+    """The sender is a thread and tells nobody."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @dataclass
 class Recorded:
-    transport: Kept
+    exporter: Kept
     tracing: Tracing
 
     def spans(self) -> list[Span]:
         assert self.tracing.shutdown(5)
-        return self.transport.spans
+        return self.exporter.spans
 
     def root(self) -> Span:
         (root,) = [span for span in self.spans() if span.kind == SERVER]
@@ -73,15 +99,15 @@ class Recorded:
 
 
 def recording(**settings: object) -> Recorded:
-    transport = Kept()
+    exporter = Kept()
     scrub = settings.pop("scrub", str)
     tracing = Tracing(
-        sender_to(transport, scrub),  # type: ignore[arg-type]
+        sender_to(exporter, scrub),  # type: ignore[arg-type]
         rng=random.Random(1),
         unix_ns=lambda: START_NS,
         **settings,  # type: ignore[arg-type]
     )
-    return Recorded(transport, tracing)
+    return Recorded(exporter, tracing)
 
 
 @pytest.fixture
@@ -105,7 +131,7 @@ def test_without_a_collector_trace_ids_are_real_and_unique() -> None:
 def test_without_a_collector_nothing_of_the_export_is_imported() -> None:
     code = (
         "import sys; from observability.tracing import Tracing; Tracing().begin(); "
-        "assert not any(name.startswith(('opentelemetry', 'urllib3', 'grpc')) for name in sys.modules)"
+        "assert not any(name.startswith(('opentelemetry', 'requests', 'grpc')) for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
@@ -421,43 +447,40 @@ def test_a_request_that_never_finishes_leaves_no_span(recorded: Recorded) -> Non
 # The wire
 
 
-Texts = st.text(max_size=200)
-Values = (
-    Texts
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False)
-    | st.lists(Texts, max_size=4).map(tuple)
-)
+Texts = st.text(max_size=200) | st.just("\ud800 alone")
 
 
-@given(
-    st.dictionaries(st.text(min_size=1, max_size=150), Values, max_size=8),
-    Texts,
-    st.none() | st.integers(1, 2**64 - 1),
-    st.none() | Texts,
-)
-def test_the_official_messages_read_what_is_written(
-    values: dict[str, Value], name: str, parent_id: int | None, error: str | None
-) -> None:
-    more = attributes_of(ATTRIBUTE, values) + state("a=1") + (b"" if error is None else failed(error))
-    written = span(Parent.of(bytes(range(16)), parent_id), 7, name, 1, 5, 9, more)
-    batch = ExportTraceServiceRequest.FromString(request({"service.name": "s"}, "sluice", "1", [written] * 2))
-    (resource,) = batch.resource_spans
-    assert resource.resource.attributes[0].value.string_value == "s"
-    (scope,) = resource.scope_spans
-    assert (scope.scope.name, scope.scope.version, len(scope.spans)) == ("sluice", "1", 2)
-    read = scope.spans[0]
-    assert read.name == name.encode("utf-8", "replace").decode()
-    assert (read.trace_id, read.span_id) == (bytes(range(16)), (7).to_bytes(8, "big"))
-    assert read.parent_span_id == (b"" if parent_id is None else parent_id.to_bytes(8, "big"))
-    assert (read.start_time_unix_nano, read.end_time_unix_nano, read.trace_state) == (5, 9, "a=1")
-    assert (read.status.code, read.status.message) == (
-        (0, "") if error is None else (2, error.encode("utf-8", "replace").decode())
+@given(Texts, Texts, Texts)
+def test_no_text_of_a_request_makes_a_batch_unreadable(request_id: str, model: str, error: str) -> None:
+    recorded = recording()
+    strange = replace(RECORD, request_id=request_id, model=model, status=503, error_code=error)
+    step = StepFact("attempt", 1, 0.0, 1.0, model, error)
+    recorded.tracing.finish(recorded.tracing.begin(), strange, lambda: TraceFacts((step,)))
+    recorded.tracing.finish(recorded.tracing.begin(), RECORD)
+    strange_root, other = [span for span in recorded.spans() if span.kind == SERVER]
+    assert told(other)["sluice.request_id"] == RECORD.request_id
+
+    def as_told(text: str) -> str:
+        return without_credentials(text).encode("utf-8", "replace").decode()
+
+    assert told(strange_root)["sluice.request_id"] == as_told(request_id)
+    assert strange_root.name == f"chat {model}".encode("utf-8", "replace").decode()
+    assert strange_root.status.message == (error or "503").encode("utf-8", "replace").decode()
+
+
+def test_spans_tell_who_speaks_and_the_callers_trace_state() -> None:
+    recorded = recording()
+    recorded.tracing.finish(
+        recorded.tracing.begin(f"00-{TRACE}-{SPAN}-01", trace_state="a=1,b@c=x y"), RECORD
     )
-    assert told(read) == {
-        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-    }
+    spans = recorded.spans()
+    (resource,) = ExportTraceServiceRequest.FromString(recorded.exporter.batches[0]).resource_spans
+    assert [(one.key, one.value.string_value) for one in resource.resource.attributes] == [
+        ("service.name", "sluice")
+    ]
+    (scope,) = resource.scope_spans
+    assert (scope.scope.name, scope.scope.version) == ("sluice", "1.2.3")
+    assert {span.trace_state for span in spans} == {"a=1,b@c=x y"}
 
 
 # The collector
@@ -473,7 +496,7 @@ def test_a_collector_over_http_gets_each_root_span_once_and_the_headers(
     collector: Collected, record: Make
 ) -> None:
     address = CollectorAddress(collector.url, headers=(("x-key", "abc"),))
-    tracing = Tracing(sender_to(connect(address)))
+    tracing = Tracing(sender_to(exporter_to(address)))
     begun = [tracing.begin() for _ in range(300)]
     for number, root in enumerate(begun):
         tracing.finish(root, record(status=503 if number % 3 == 0 else 200))
@@ -503,7 +526,7 @@ def test_a_collector_over_grpc_gets_each_root_span_once_and_the_headers(record: 
     server.start()
     try:
         address = CollectorAddress(f"http://127.0.0.1:{port}", "grpc", (("X-Key", "abc"),))
-        tracing = Tracing(sender_to(connect(address)))
+        tracing = Tracing(sender_to(exporter_to(address)))
         begun = [tracing.begin() for _ in range(200)]
         for root in begun:
             tracing.finish(root, record())
@@ -518,45 +541,83 @@ def test_a_collector_over_grpc_gets_each_root_span_once_and_the_headers(record: 
 
 def test_a_batch_that_a_full_collector_turns_away_is_sent_again(collector: Collected, record: Make) -> None:
     collector.statuses = [503, 429]
-    tracing = Tracing(sender_to(connect(CollectorAddress(collector.url))))
+    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url))))
     root = tracing.begin()
     tracing.finish(root, record())
-    deadline = time.monotonic() + 60
-    while not tracing.figures.sent and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: tracing.figures.sent == 1)
     assert [span.trace_id.hex() for span in collector.roots] == [root.trace_id]
     assert tracing.shutdown()
 
 
-def test_a_batch_that_the_collector_cannot_use_is_given_up_and_counted(record: Make) -> None:
+def test_a_batch_that_the_collector_cannot_use_is_given_up_counted_and_told_by_us_alone(
+    collector: Collected, record: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.statuses = [400]
     told_why: list[str | None] = []
-    transport = Kept(Refused("status 400"))
-    sender = TraceSender(
-        transport, resource={}, version="1", timeout_s=1.0, scrub=str, on_change=told_why.append
-    )
-    tracing = Tracing(sender)
+    tracing = Tracing(sender_to(exporter_to(CollectorAddress(collector.url)), on_change=told_why.append))
     tracing.finish(tracing.begin(), record())
-    deadline = time.monotonic() + 60
-    while not tracing.figures.failed and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: tracing.figures.failed == 1)
     tracing.finish(tracing.begin(), record())
-    while not tracing.figures.sent and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tracing.figures.failed, tracing.figures.sent) == (1, 1)
-    assert told_why == ["status 400", None]
-    assert tracing.shutdown() and transport.closed
+    until(lambda: tracing.figures.sent == 1)
+    assert len(told_why) == 2
+    assert told_why[0] is not None and "code: 400" in told_why[0] and told_why[1] is None
+    assert not [line for line in caplog.records if line.name.startswith("opentelemetry")]
+    assert tracing.shutdown()
+    logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").warning("another's")
+    assert [line.message for line in caplog.records] == ["another's"]
+
+
+def test_a_collector_that_comes_and_goes_is_told_of_once_a_minute(record: Make) -> None:
+    told_why: list[str | None] = []
+    now = [0.0]
+    exporter = Kept()
+    tracing = Tracing(sender_to(exporter, on_change=told_why.append, clock=lambda: now[0]))
+
+    def batch(*, fails: bool) -> None:
+        exporter.failures = int(fails)
+        before = tracing.figures
+        tracing.finish(tracing.begin(), record())
+        until(lambda: tracing.figures.sent + tracing.figures.failed > before.sent + before.failed)
+
+    for _ in range(2):
+        batch(fails=True)
+        batch(fails=False)
+    assert told_why == ["no reason given", None]
+    now[0] = 61.0
+    batch(fails=True)
+    assert told_why == ["no reason given", None, "no reason given"]
+    tracing.shutdown()
+    assert exporter.closed == 1
+
+
+def test_an_exporter_that_breaks_costs_its_batch_and_no_more(record: Make) -> None:
+    class Broken(Kept):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            if self.failures:
+                self.failures = 0
+                raise ValueError("closed")
+            return super().export(spans)
+
+    told_why: list[str | None] = []
+    tracing = Tracing(sender_to(Broken(1), on_change=told_why.append))
+    tracing.finish(tracing.begin(), record())
+    until(lambda: tracing.figures.failed == 1)
+    tracing.finish(tracing.begin(), record())
+    until(lambda: tracing.figures.sent == 1)
+    assert told_why == ["ValueError", None]
+    assert tracing.shutdown()
 
 
 def test_an_unreachable_collector_costs_requests_nothing_and_the_loss_is_counted(record: Make) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # never listens: connections are refused
         address = CollectorAddress(f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        tracing = Tracing(sender_to(connect(address)))
+        tracing = Tracing(sender_to(exporter_to(address)))
         for _ in range(MAX_WAITING + 500):
             tracing.finish(tracing.begin(), record())
         figures = tracing.figures
-        assert figures.waiting <= MAX_WAITING + 128
-        assert figures.dropped >= 500 - 128
+        assert figures.waiting <= MAX_WAITING + MAX_BATCH
+        assert figures.dropped >= 500 - MAX_BATCH
         began = time.perf_counter()
         assert not tracing.shutdown()
         assert time.perf_counter() - began < 3.0
@@ -565,7 +626,7 @@ def test_an_unreachable_collector_costs_requests_nothing_and_the_loss_is_counted
 def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(record: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
         address = CollectorAddress(f"http://127.0.0.1:{hole.getsockname()[1]}")
-        tracing = Tracing(sender_to(connect(address)))
+        tracing = Tracing(sender_to(exporter_to(address)))
         tracing.finish(tracing.begin(), record())
         hole.settimeout(10)
         hanging, _ = hole.accept()  # the batch is under way now
@@ -576,14 +637,16 @@ def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(rec
 
 
 def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) -> None:
-    tracing = Tracing(sender_to(Kept(*[TryAgain("away")] * 50)))
-    tracing.finish(tracing.begin(), record())
-    deadline = time.monotonic() + 60
-    while tracing.figures.waiting and not tracing._sender._failing and time.monotonic() < deadline:  # type: ignore[union-attr]
-        time.sleep(0.02)
-    began = time.perf_counter()
-    tracing.shutdown(timeout_s=30)
-    assert time.perf_counter() - began < 5.0
+    told_why: list[str | None] = []
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = CollectorAddress(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_s=60)
+        tracing = Tracing(sender_to(exporter_to(address), on_change=told_why.append))
+        tracing.finish(tracing.begin(), record())
+        until(lambda: bool(told_why))  # the exporter waits for its second try
+        began = time.perf_counter()
+        tracing.shutdown(timeout_s=30)
+        assert time.perf_counter() - began < 5.0
 
 
 def test_the_collectors_address_is_completed_and_checked() -> None:
@@ -592,4 +655,4 @@ def test_the_collectors_address_is_completed_and_checked() -> None:
     with pytest.raises(ValueError, match=r"tracing\.otlp_endpoint"):
         traces_url("c:4317")
     with pytest.raises(ValueError, match=r"tracing\.protocol: 'thrift'; allowed: http/protobuf, grpc"):
-        connect(CollectorAddress("http://c:4318", "thrift"))
+        exporter_to(CollectorAddress("http://c:4318", "thrift"))

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.audit import Audit
 from gateway.canary_desk import CanaryDesk
-from gateway.canary_driver import CanaryDriver
+from gateway.canary_driver import FORGET_EVERY, CanaryDriver
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
 from gateway.ports import CanaryOrder, RoutingOrder
 from gateway.routing.book import STREAM as ROUTING
@@ -146,6 +146,42 @@ async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes(
         assert (canary["phase"], canary["canary_requests"]) == ("done", 200)
         done = [entry["action"] for entry in await one.routing.audit(10)]
         assert done == ["canary.done", "canary.step", "canary.step", "canary.start", *done[4:]]
+
+
+async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> None:
+    async with processes() as found:
+        one, _ = found
+        told: Any = await one.desk.start(replace(ORDER, dry_run=True))
+        assert told["dry_run"] and told["canary"]["backend"] == "new"
+        [added] = [one for one in told["changes"] if one["path"] == "routes.chat.backends[new]"]
+        assert added["before"] is None and added["after"]["weight"] == 5.0
+        with pytest.raises(InvalidRequest, match="unknown 'mars'"):
+            await one.desk.start(replace(ORDER, backend="mars", dry_run=True))
+        with pytest.raises(RevisionConflict, match="no canary to abort"):
+            await one.desk.abort("key_1", "", dry_run=True)
+        assert one.driver.standing is None and one.share == 0.0
+        await one.desk.start(ORDER)
+        back: Any = await one.desk.abort("key_1", "why", dry_run=True)
+        assert {"path": "routes.chat.backends[new].weight", "before": 5.0, "after": 0.0} in back["changes"]
+        assert one.share == 5.0 and one.driver.standing is not None and not one.driver.standing.ended
+        assert [entry["action"] for entry in await one.routing.audit(9)] == ["canary.step", "canary.start"]
+
+
+async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.standing is not None)
+        for _ in range(FORGET_EVERY):
+            await one.store.append(SAMPLES, b"{}", author="another canary's")
+        for _ in range(2):
+            for process in found:
+                process.serve("new", 50)
+                process.serve("old", 60)
+            await window(found, seconds=60.0)
+        assert one.share == other.share == 100.0
+        assert len(one.streams.records[SAMPLES]) < FORGET_EVERY
+        assert (await one.store.heads())[SAMPLES] > FORGET_EVERY
 
 
 async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_log() -> None:

@@ -251,3 +251,17 @@ async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_
             assert shown["behind"]["revision"] == 3 and "'pool'" in shown["behind"]["reason"]  # type: ignore[index]
             await small.desk.roll_back(2, ME)
             assert small.desk.show()["revision"] == 4 and small.desk.show()["behind"] is None
+
+
+async def test_a_store_that_has_lost_revisions_takes_no_change_and_says_so() -> None:
+    streams = MemoryStreams()
+    one = Process(streams)
+    async with running(one):
+        await one.desk.apply(config(90, 10), ME)
+        streams.records[STREAM].clear()
+        with pytest.raises(
+            BackendUnavailable, match="it has lost revisions: its last one is 0, 2 is in force"
+        ):
+            await one.desk.apply(config(50, 50), ME)
+        assert one.weights() == {"local": 90.0, "pool": 10.0}
+        assert not streams.records[STREAM]

@@ -27,6 +27,21 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield running
 
 
+async def test_after_a_restart_no_idle_connection_of_before_fails_a_command(server: RedisServer) -> None:
+    store = redis_store(server)
+    await store.append("s", b"1", author="ann")
+    # As many connections as commands at once.
+    await asyncio.gather(*(store.read("s") for _ in range(8)))
+    await asyncio.to_thread(server.kill)
+    with pytest.raises(StateUnavailable):
+        await store.heads()
+    await asyncio.to_thread(server.start)
+    for _ in range(3):
+        found = await asyncio.gather(*(store.read("s") for _ in range(8)))
+        assert [[record.data for record in one] for one in found] == [[b"1"]] * 8
+    await store.close()
+
+
 async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_and_all_catch_up(
     server: RedisServer,
 ) -> None:

@@ -67,10 +67,16 @@ async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_
         assert 0.2 < time.monotonic() - begun < 15.0
         assert [record.data for record in await store.read("s")] == [b"1"]
         assert store.healthy, "it is there; only its writers wait"
+        late = on(path, busy_timeout_ms=300)
+        await late.open()
+        assert late.healthy, "a process that starts meanwhile reads it too"
+        assert [record.data for record in await late.read("s")] == [b"1"]
         locker.stdin.close()
         await asyncio.to_thread(locker.wait)
     assert (await store.append("s", b"2", author="ann")).number == 2
+    assert (await late.append("s", b"3", author="ann")).number == 3
     await store.close()
+    await late.close()
 
 
 async def test_processes_that_make_the_file_and_append_at_once_leave_no_gap_and_lose_nothing(

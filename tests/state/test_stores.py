@@ -36,6 +36,28 @@ async def test_records_are_numbered_from_one_and_read_back_by_another_store_as_t
         assert list(await reader.read("other")) == [] == list(await reader.read("other", newest_first=True))
 
 
+async def test_what_was_forgotten_is_gone_and_the_others_keep_their_numbers(world: World) -> None:
+    async with world.running() as store, world.running() as other:
+        written = await add(store, 5)
+        await store.forget("s", 2)
+        await store.forget("s", 1)
+        await store.forget("nothing", 9)
+        assert list(await other.read("s")) == written[2:]
+        assert list(await other.read("s", after=1, limit=2)) == written[2:4]
+        assert list(await other.read("s", after=3)) == written[3:]
+        assert list(await other.read("s", limit=9, newest_first=True)) == written[:1:-1]
+        with pytest.raises(Conflict):
+            await other.append("s", data(6), author="ann", expected=3)
+        assert (await other.append("s", data(6), author="ann", expected=5)).number == 6
+        await other.forget("s", 99)
+        assert list(await store.read("s")) == [] == list(await store.read("s", newest_first=True))
+        assert (await store.heads())["s"] == 6
+        assert (await store.append("s", data(7), author="ann")).number == 7
+        assert [record.number for record in await other.read("s")] == [7]
+        with pytest.raises(ValueError, match="up_to"):
+            await store.forget("s", -1)
+
+
 async def test_streams_do_not_know_of_each_other(world: World) -> None:
     async with world.running() as store:
         assert dict(await store.heads()) == {}

@@ -11,13 +11,13 @@ from admission.values import Load
 from gateway.backends.begun import check_begun, generate_behind
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
 from gateway.backends.workers.answer import AnswerReader
-from gateway.backends.workers.choice import NO_WISH, Choice, Wish
+from gateway.backends.workers.choice import NO_WISH, Wish
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import RequestWriter, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
-from gateway.backends.workers.load import pool_load
+from gateway.backends.workers.pool import Pool
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
 from gateway.prompts.fingerprint import chain_of, salt_number
@@ -49,12 +49,11 @@ class WorkersBackend:
         model: the base model's public id.
         workers: all of them.
         writer: writes requests in the workers' dialect.
-        choice: picks a worker.
+        pool: the same workers together: picks one.
         features: what the workers can honour.
         token_bytes: what a token id stands for.
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
-        max_running: most sequences of one worker's batch; 0 when unknown.
         clock: seconds, monotonic.
         hedging: when a late request is asked of a second worker too; ``None``: never.
     """
@@ -68,12 +67,11 @@ class WorkersBackend:
         model: str,
         workers: Sequence[Worker],
         writer: RequestWriter,
-        choice: Choice,
+        pool: Pool[Worker],
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
         block_tokens: int,
         max_attempts: int,
-        max_running: int,
         clock: Callable[[], float],
         hedging: HedgePolicy | None = None,
     ) -> None:
@@ -83,11 +81,10 @@ class WorkersBackend:
         self.features = features
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
-        self._choice = choice
+        self._pool = pool
         self._token_bytes = token_bytes
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
-        self._max_running = max_running
         self._clock = clock
         self._hedging = hedging
         self._stopped = False
@@ -107,13 +104,7 @@ class WorkersBackend:
     @property
     def load(self) -> Load | None:
         """The workers in service, together; ``None`` while none of them tells its figures."""
-        now = self._clock()
-        serving = [worker.load for worker in self._workers.values() if worker.health.in_service]
-        if len(serving) <= 1:
-            return serving[0].told(now) if serving else None
-        return pool_load(
-            [load.told(now) for load in serving], [load.in_flight for load in serving], self._max_running
-        )
+        return self._pool.load(self._clock())
 
     def status(self) -> tuple[WorkerStatus, ...]:
         """Each worker, in the order of the configuration."""
@@ -161,7 +152,7 @@ class WorkersBackend:
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._max_attempts:
-            worker = self._pick(wish, tried)
+            worker = self._pool.pick(wish, tried, self._clock())
             if worker is None:
                 break
             tried.add(worker.url)
@@ -201,7 +192,7 @@ class WorkersBackend:
             return lambda push: self._on(one, path, body, work, wish, _Attempt(push), hedge=hedge)
 
         def second() -> Run | None:
-            other = self._pick(wish, tried) if len(tried) < self._max_attempts else None
+            other = self._pool.pick(wish, tried, self._clock()) if len(tried) < self._max_attempts else None
             if other is None or not policy.grant():
                 return None
             tried.add(other.url)
@@ -240,8 +231,7 @@ class WorkersBackend:
     async def _booked(
         self, worker: Worker, path: str, body: bytes, work: Work, wish: Wish, attempt: _Attempt
     ) -> Completion:
-        ticket = worker.load.sent(len(work.token_ids))
-        self._choice.sent(worker.url, wish)
+        ticket = self._pool.sent(worker, len(work.token_ids), wish)
         try:
             completion = await self._ask(worker, path, body, work, attempt)
             worker.succeeded()
@@ -255,7 +245,7 @@ class WorkersBackend:
                 worker.failed(last=self._is_last(worker))
             raise
         finally:
-            worker.load.ended(ticket)
+            self._pool.ended(worker, ticket)
 
     async def _ask(self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt) -> Completion:
         adapter, loras = self._writer.to_load(work), worker.loras
@@ -287,7 +277,7 @@ class WorkersBackend:
                 )
                 if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.lost(name)
-                    self._choice.lost(worker.url, name)
+                    self._pool.lost(worker.url, name)
                 raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_shown(connection.content_type)} instead of {EVENT_STREAM}")
@@ -320,16 +310,6 @@ class WorkersBackend:
         adapter = self._writer.adapter_name(work)
         chain = chain_of(work.token_ids, self._block_tokens, salt_number(work.cache_salt, adapter))
         return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
-
-    def _pick(self, wish: Wish, tried: set[str]) -> Worker | None:
-        serving = [
-            worker for url, worker in self._workers.items() if worker.health.in_service and url not in tried
-        ]
-        if len(serving) <= 1:
-            return serving[0] if serving else None
-        now = self._clock()
-        name = self._choice.choose(wish, [worker.view(now) for worker in serving])
-        return self._workers[name] if name is not None else None
 
     def _is_last(self, worker: Worker) -> bool:
         return not any(other.health.in_service for other in self._workers.values() if other is not worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter
 from gateway.backends.workers.health import HealthRules
 from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.loras import WorkerLoras
+from gateway.backends.workers.pool import Pool
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.config_backends import OpenAIBackend
 
@@ -132,12 +134,11 @@ def make_workers(
             loads=section.load_adapters,
             folder=section.adapters_folder,
         ),
-        choice=choice,
+        pool=Pool(workers, choice, max_running=section.max_running, random=random.Random()),
         features=features,
         token_bytes=token_bytes,
         block_tokens=section.affinity_block_tokens,
         max_attempts=section.max_attempts,
-        max_running=section.max_running,
         clock=clock,
         hedging=HedgePolicy(rules) if hedge.enabled else None,
     )

@@ -82,6 +82,16 @@ class Ring:
         start = bisect_right(self._places, _spread(key))
         return list(dict.fromkeys(self._names[start:] + self._names[:start]))
 
+    def near(self, key: int, count: int) -> list[str]:
+        """The first ``count`` different names from the key's place on."""
+        names, size = self._names, len(self._names)
+        start, found = bisect_right(self._places, _spread(key)), dict[str, None]()
+        for step in range(size):
+            found[names[(start + step) % size]] = None
+            if len(found) == count:
+                break
+        return list(found)
+
     def first(self, key: int, allowed: frozenset[str] | set[str]) -> str | None:
         """The first allowed name from the key's place on."""
         names, size = self._names, len(self._names)
@@ -166,14 +176,24 @@ class Choice:
         self._turns = {name: self._turns.get(name, self._turn) for name in names}
         self._adapters = {name: self._adapters.get(name, OrderedDict()) for name in names}
 
-    def choose(self, wish: Wish, workers: Sequence[WorkerView]) -> str | None:
+    def near(self, wish: Wish, count: int) -> list[str]:
+        """The first ``count`` workers on the ring from a prompt's place; none where load alone decides."""
+        return self._ring.near(_key(wish), count) if self._affinity and wish.chain else []
+
+    def choose(self, wish: Wish, workers: Sequence[WorkerView], share: float | None = None) -> str | None:
         """The worker for a request; ``None`` when there is none.
 
         Deterministic: the same calls before, wish and workers give the same name.
+
+        Args:
+            share: requests of a worker of weight 1, this one included, where ``workers`` are not all of the
+                pool; when all of them are over the bound the load alone decides.
         """
         if not workers:
             return None
-        under = self.under_bound(workers)
+        under = self.under_bound(workers, share)
+        if not under:
+            return self._least_loaded(workers, wish.adapter)
         if len(under) == 1:
             return under[0].name
         if not self._affinity or not wish.chain:
@@ -184,12 +204,13 @@ class Choice:
             best = [worker for match, worker in matches if match == longest]
             return self._least_loaded(best, wish.adapter)
         holders = {worker.name for worker in under if self._holds(worker, wish.adapter)}
-        key = wish.chain[max(0, min(wish.stable_blocks, len(wish.chain)) - 1)]
-        return self._ring.first(key, holders or {worker.name for worker in under})
+        return self._ring.first(_key(wish), holders or {worker.name for worker in under})
 
-    def under_bound(self, workers: Sequence[WorkerView]) -> list[WorkerView]:
-        """The workers that may take one more request."""
-        share = (sum(worker.requests for worker in workers) + 1.0) / sum(worker.weight for worker in workers)
+    def under_bound(self, workers: Sequence[WorkerView], share: float | None = None) -> list[WorkerView]:
+        """The workers that may take one more request; ``share`` as in :meth:`choose`."""
+        if share is None:
+            weight = sum(worker.weight for worker in workers)
+            share = (sum(worker.requests for worker in workers) + 1.0) / weight
         # Strictly under the bound: were all at it or over it, they had more requests than there are.
         return [worker for worker in workers if worker.requests < self._factor * share * worker.weight]
 
@@ -225,6 +246,10 @@ class Choice:
         """The worker came back after it was away: its cache and its adapters may be gone."""
         self._index[name].clear()
         self._adapters[name].clear()
+
+
+def _key(wish: Wish) -> int:
+    return wish.chain[max(0, min(wish.stable_blocks, len(wish.chain)) - 1)]
 
 
 def _place(text: str) -> int:

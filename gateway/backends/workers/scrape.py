@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 RUNNING = "vllm:num_requests_running"
@@ -14,7 +15,7 @@ PROMPT_TOKENS = "vllm:prompt_tokens_total"
 GENERATION_TOKENS = "vllm:generation_tokens_total"
 _WANTED = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, LORA, PROMPT_TOKENS, GENERATION_TOKENS)
 
-_LINE = re.compile(rf"^({'|'.join(map(re.escape, _WANTED))})(?:\{{(.*)\}})? (\S+)", re.MULTILINE)
+_REST = re.compile(r"(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -50,7 +51,7 @@ def read_figures(text: str) -> WorkerFigures | None:
     adapters: frozenset[str] = frozenset()
     told_at = float("-inf")
     found = False
-    for name, labels, value in _LINE.findall(text):
+    for name, labels, value in _lines(text):
         number = _number(value)
         if number is None:
             continue
@@ -85,6 +86,19 @@ def read_figures(text: str) -> WorkerFigures | None:
         tokens.get(PROMPT_TOKENS),
         tokens.get(GENERATION_TOKENS),
     )
+
+
+def _lines(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, labels and value of each wanted line; a search for each name skips the hundreds of others."""
+    for name in _WANTED:
+        at = 0 if text.startswith(name) else text.find("\n" + name) + 1
+        while at or text.startswith(name, at):
+            rest = _REST.match(text, at + len(name))
+            if rest is not None:
+                yield name, rest[1] or "", rest[2]
+            at = text.find("\n" + name, at) + 1
+            if not at:
+                break
 
 
 def _number(value: str) -> float | None:

@@ -1,0 +1,1 @@
+"""A fleet of 1 to 1,000 simulated workers behind the production code that places and admits."""

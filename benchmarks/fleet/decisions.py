@@ -1,0 +1,78 @@
+"""What placing one request costs with so many workers, without the gate: the pool's load, pick, books."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from benchmarks.fleet.front import Seen
+from evaluation.simulator.measures import percentile
+from gateway.backends.workers.choice import Choice, Wish
+from gateway.backends.workers.pool import WHOLE_UP_TO, Pool
+from gateway.backends.workers.scrape import WorkerFigures
+
+# Requests that are on each worker, blocks of a prompt, turns of a conversation that are asked again.
+ON_EACH, BLOCKS, CONVERSATIONS = 4, 16, 500
+REQUESTS = 1500
+# Requests a second and worker: how often the pool's sums are made anew against how many ask for them.
+RATE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time of a request, microseconds: every worker looked at, and a shortlist."""
+
+    workers: int
+    whole_p50_us: float
+    whole_mean_us: float
+    short_p50_us: float
+    short_p99_us: float
+    short_mean_us: float
+
+
+def cost_of(workers: int, *, requests: int = REQUESTS, seed: int = 1) -> Cost:
+    """Measure both ways."""
+    whole = _costs(workers, workers, max(50, min(requests, 100_000 // workers)), seed)
+    short = _costs(workers, WHOLE_UP_TO, requests, seed)
+    return Cost(
+        workers,
+        1e6 * percentile(whole, 0.5),
+        1e6 * sum(whole) / len(whole),
+        1e6 * percentile(short, 0.5),
+        1e6 * percentile(short, 0.99),
+        1e6 * sum(short) / len(short),
+    )
+
+
+def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[float]:
+    draw = random.Random(seed)
+    seen = [Seen(number, interval_s=1.0, max_running=128) for number in range(workers)]
+    choice = Choice([one.url for one in seen])
+    pool = Pool(seen, choice, max_running=128, random=draw, whole_up_to=whole_up_to)
+    figures = WorkerFigures(running=2 * ON_EACH, kv_usage=0.3, total_blocks=6800, block_size=16)
+    for one in seen:
+        one.load.scraped(figures, 0.0)
+    out: deque[tuple[Seen, int]] = deque()
+    for number in range(ON_EACH * workers):
+        one = seen[number % workers]
+        out.append((one, pool.sent(one, 1000, Wish((-number - 1,)))))
+    costs = []
+    for number in range(requests):
+        now = 0.001 + number / (RATE * workers)
+        # Every second one goes on with a conversation; the others are new.
+        first = draw.randrange(CONVERSATIONS) if number % 2 else CONVERSATIONS + number
+        wish = Wish([first * 1000 + block for block in range(BLOCKS)])
+        if number % max(1, round(RATE * workers)) == 0:
+            for one in seen:
+                one.load.scraped(figures, now)
+        began = time.thread_time()
+        pool.load(now)
+        picked = pool.pick(wish, (), now)
+        if picked is None:
+            raise AssertionError("no worker is in service, and none was taken out")
+        out.append((picked, pool.sent(picked, 1000, wish)))
+        pool.ended(*out.popleft())
+        costs.append(time.thread_time() - began)
+    return sorted(costs)

@@ -1,0 +1,177 @@
+"""One simulated gateway process: the production pool and gate, and what it has seen of the workers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from admission.events import Outcome
+from admission.gate import Gate, Refusal
+from admission.ticket import Ticket
+from admission.values import Demand, Limits, Load
+from evaluation.simulator.values import Fate
+from gateway.backends.workers.choice import Choice, Wish, WorkerView
+from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.pool import Pool
+from gateway.backends.workers.scrape import WorkerFigures
+
+
+class Seen:
+    """A worker as one gateway knows it; in service from the beginning."""
+
+    def __init__(self, number: int, *, interval_s: float, max_running: int) -> None:
+        self.number = number
+        self.url = f"http://worker-{number}:8000/v1"
+        self.load = WorkerLoad(interval_s=interval_s, max_running=max_running)
+        self.health = WorkerHealth(HealthRules())
+        self.health.probe_succeeded(0.0)
+
+    def view(self, now: float) -> WorkerView:
+        """How the choice sees it."""
+        requests, kv_usage = self.load.seen(now)
+        return WorkerView(self.url, requests, kv_usage, self.health.weight(now))
+
+
+def figures_of(load: Load) -> WorkerFigures:
+    """What a scrape of a worker with this load tells."""
+    return WorkerFigures(load.running, load.waiting, load.kv_usage, load.total_blocks, load.block_size)
+
+
+@dataclass(slots=True)
+class _Given:
+    """A request that was handed on: its tickets of gate and worker, and which worker."""
+
+    ticket: Ticket
+    seen: Seen
+    load_ticket: int
+
+
+class Front:
+    """A gateway in front of all workers.
+
+    Args:
+        workers: how many.
+        limits: the gate's.
+        interval_s: between two scrapes of a worker.
+        max_running: sequences that a worker runs side by side.
+        affinity: off, load alone decides.
+        whole_up_to: the pool's; above it a shortlist is looked at.
+        produced: tokens of an answer so far, as they have come through here.
+        seed: of all that is drawn.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        limits: Limits,
+        *,
+        interval_s: float,
+        max_running: int,
+        affinity: bool,
+        whole_up_to: int,
+        produced: Callable[[Fate], int],
+        seed: int,
+    ) -> None:
+        self.seen = [Seen(n, interval_s=interval_s, max_running=max_running) for n in range(workers)]
+        choice = Choice([seen.url for seen in self.seen], affinity=affinity)
+        draw = random.Random(seed)
+        self.pool = Pool(self.seen, choice, max_running=max_running, random=draw, whole_up_to=whole_up_to)
+        self.gate = Gate(limits, random=draw)
+        self._produced = produced
+        self._fates: dict[Ticket, Fate] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._given: dict[int, _Given] = {}
+        # CPU time that each request's decisions took, seconds; a queue's later looks are its next ones'.
+        self.costs_s: list[float] = []
+        self.queued_most = 0
+        self.shortened = 0
+
+    def arrive(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+        """A request comes; who is handed on by that, and to which worker."""
+        began = time.thread_time()
+        self._listen(now)
+        arrival, produced = fate.arrival, self._produced
+        demand = Demand(
+            "pool",
+            arrival.tenant,
+            arrival.priority,
+            arrival.prompt,
+            arrival.max_tokens,
+            arrived_at=now,
+            produced=lambda: produced(fate),
+        )
+        offered = self.gate.offer(demand, now)
+        if isinstance(offered, Refusal):
+            _refuse(fate, offered.reason.value, now)
+        else:
+            self._tickets[arrival.number], self._fates[offered] = offered, fate
+            if offered.shrunk:
+                fate.max_tokens = offered.max_tokens
+                self.shortened += 1
+        moves = self._settle(now)
+        self.costs_s.append(time.thread_time() - began)
+        self.queued_most = max(self.queued_most, self.gate.queued)
+        return moves
+
+    def first_token(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+        """A first token has come."""
+        self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
+        return self.look(now)
+
+    def finished(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+        """An answer is whole."""
+        number = fate.arrival.number
+        given, ticket = self._given.pop(number), self._tickets.pop(number)
+        del self._fates[ticket]
+        self.pool.ended(given.seen, given.load_ticket)
+        self.gate.release(ticket, Outcome.SUCCEEDED, now, output_tokens=fate.produced)
+        return self.look(now)
+
+    def look(self, now: float) -> list[tuple[Fate, int]]:
+        """Something has changed: who can go on now, if anybody waits."""
+        if not self.gate.queued:
+            return []
+        self._listen(now)
+        return self._settle(now)
+
+    def next_change(self) -> float | None:
+        """When the clock alone changes something."""
+        return self.gate.next_change() if self.gate.queued else None
+
+    def _listen(self, now: float) -> None:
+        load = self.pool.load(now)
+        if load is not None and load != self.gate.load:
+            self.gate.told(load, now)
+
+    def _settle(self, now: float) -> list[tuple[Fate, int]]:
+        gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
+        handed_on = self.gate.pump(now)
+        for ticket in (*gone, *self.gate.pushed_out()):
+            fate = self._fates.pop(ticket)
+            del self._tickets[fate.arrival.number]
+            _refuse(fate, ticket.refusal.reason.value if ticket.refusal else "gone", now)
+        return [(self._fates[ticket], self._place(ticket, now)) for ticket in handed_on]
+
+    def _place(self, ticket: Ticket, now: float) -> int:
+        fate = self._fates[ticket]
+        arrival = fate.arrival
+        # A trace without prefixes: a prompt that is like no other.
+        wish = Wish(arrival.units or (-arrival.number - 1,))
+        seen = self.pool.pick(wish, (), now)
+        if seen is None:
+            raise AssertionError("no worker is in service, and none is ever taken out")
+        self._given[arrival.number] = _Given(ticket, seen, self.pool.sent(seen, arrival.prompt, wish))
+        fate.handed_on_at = now
+        return seen.number
+
+
+def _refuse(fate: Fate, reason: str, now: float) -> None:
+    fate.refused_at, fate.reason = now, reason
+
+
+def costs_of(fronts: Sequence[Front]) -> list[float]:
+    """Of all requests, in order of size, seconds."""
+    return sorted(cost for front in fronts for cost in front.costs_s)

@@ -1,0 +1,80 @@
+"""What a run of a fleet was worth."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.fleet.front import costs_of
+from benchmarks.fleet.simulation import Result
+from benchmarks.fleet.traffic import ideal_hits
+from evaluation.simulator.measures import Slo, percentile
+
+# Requests of the first part of a run find idle workers: they count for caches, not for goodput.
+WARM_UP = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One fleet.
+
+    Args:
+        offered: requests, a second and worker; after the warm-up, as the next two.
+        goodput: requests that met the SLO, a second and worker.
+        attainment: share of the requests that did.
+        refused: share of all requests, by reason.
+        ttft_p50_s, ttft_p99_s: of the answered.
+        hits: share of the prompt tokens handed on that a worker's cache held.
+        ideal: the same of one endless cache over all requests.
+        balance: the 99th percentile of requests on a worker over their mean, once a second, averaged.
+        cost_p50_us, cost_p99_us, cost_mean_us: CPU time of a request's decisions (pool's load, gate, place).
+    """
+
+    requests: int
+    offered: float
+    goodput: float
+    attainment: float
+    refused: dict[str, float]
+    ttft_p50_s: float
+    ttft_p99_s: float
+    hits: float
+    ideal: float
+    balance: float
+    cost_p50_us: float
+    cost_p99_us: float
+    cost_mean_us: float
+
+
+def figures(results: Sequence[Result], slo: Slo, workers: int, span_s: float, unit_tokens: int) -> Figures:
+    """Of several runs of the same fleet, each with at least one request."""
+    fates = [fate for result in results for fate in result.fates]
+    counted = [fate for fate in fates if fate.arrival.at >= WARM_UP * span_s]
+    good = sum(slo.met_by(fate) for fate in counted)
+    whole_s = (1 - WARM_UP) * span_s * workers * len(results)
+    ttft = sorted(fate.ttft_s for fate in fates if fate.ttft_s is not None)
+    costs = sorted(cost for result in results for cost in costs_of(result.fronts))
+    reasons = Counter(fate.reason for fate in fates if fate.reason is not None)
+    handed_on = sum(fate.arrival.prompt for fate in fates if fate.handed_on_at is not None)
+    found = [ideal_hits([fate.arrival for fate in result.fates], unit_tokens) for result in results]
+    return Figures(
+        requests=len(fates),
+        offered=len(counted) / whole_s,
+        goodput=good / whole_s,
+        attainment=good / max(1, len(counted)),
+        refused={reason: count / len(fates) for reason, count in sorted(reasons.items())},
+        ttft_p50_s=percentile(ttft, 0.5),
+        ttft_p99_s=percentile(ttft, 0.99),
+        hits=sum(fate.cached for fate in fates) / max(1, handed_on),
+        ideal=sum(found) / max(1, sum(fate.arrival.prompt for fate in fates)),
+        balance=_balance([sample for result in results for sample in result.samples]),
+        cost_p50_us=1e6 * percentile(costs, 0.5),
+        cost_p99_us=1e6 * percentile(costs, 0.99),
+        cost_mean_us=1e6 * sum(costs) / max(1, len(costs)),
+    )
+
+
+def _balance(samples: Sequence[tuple[int, ...]]) -> float:
+    ratios = [percentile(sorted(one), 0.99) * len(one) / sum(one) for one in samples if sum(one)]
+    return sum(ratios) / len(ratios) if ratios else math.nan

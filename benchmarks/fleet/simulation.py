@@ -1,0 +1,158 @@
+"""The events: requests come to a gateway, gateways scrape, workers end their steps, gates' clocks run out."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from admission.values import Limits
+from benchmarks.fleet.front import Front, figures_of
+from evaluation.simulator.values import Arrival, Fate, Profile
+from evaluation.simulator.worker import StepEnd, Worker
+
+# Kinds of event, in the order in which those of one moment are dealt with.
+_STEP, _SCRAPE, _TIMER, _SAMPLE = range(4)
+SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One fleet.
+
+    Args:
+        workers: how many.
+        gateways: how many processes in front; each request goes to one of them at random.
+        interval_s: between two scrapes of a worker by one gateway.
+        affinity: off, load alone decides.
+        whole_up_to: size of a pool up to which every worker is looked at for each request.
+        limits: each gateway's gate.
+        seed: of what is drawn.
+    """
+
+    workers: int
+    gateways: int
+    interval_s: float
+    affinity: bool
+    whole_up_to: int
+    limits: Limits
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of every request; the gateways; requests on each worker, once a second."""
+
+    fates: Sequence[Fate]
+    fronts: Sequence[Front]
+    samples: Sequence[tuple[int, ...]]
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, plan: Plan, profile: Profile, arrivals: Sequence[Arrival]) -> None:
+        self._plan = plan
+        self._draw = random.Random(plan.seed)
+        self._workers = [Worker(profile) for _ in range(plan.workers)]
+        self._ends: list[StepEnd | None] = [None] * plan.workers
+        self._inside = [0] * plan.workers
+        self._fates = [Fate(arrival) for arrival in arrivals]
+        # By request: its gateway, and its worker once it has one.
+        self._front_of = [self._draw.randrange(plan.gateways) for _ in arrivals]
+        self._worker_of = [-1] * len(arrivals)
+        self._fronts = [
+            Front(
+                plan.workers,
+                plan.limits,
+                interval_s=plan.interval_s,
+                max_running=profile.max_num_seqs,
+                affinity=plan.affinity,
+                whole_up_to=plan.whole_up_to,
+                produced=self._produced,
+                seed=self._draw.randrange(1 << 30),
+            )
+            for _ in range(plan.gateways)
+        ]
+        self._timers = [math.inf] * plan.gateways
+        self._events: list[tuple[float, int, int, int]] = []
+        self._samples: list[tuple[int, ...]] = []
+        self._busy = 0  # workers in a step
+
+    def run(self, progress: Callable[[int], None] = lambda _: None) -> Result:
+        """Until every request has its fate."""
+        plan, fates, events = self._plan, self._fates, self._events
+        last = fates[-1].arrival.at if fates else 0.0
+        for front in range(plan.gateways):
+            for worker in range(plan.workers):
+                at = self._draw.random() * plan.interval_s
+                events.append((at, _SCRAPE, front, worker))
+        events.append((SAMPLE_S, _SAMPLE, 0, 0))
+        heapq.heapify(events)
+        following = 0
+        while following < len(fates) or self._busy or any(front.gate.queued for front in self._fronts):
+            arrives_at = fates[following].arrival.at if following < len(fates) else math.inf
+            if events[0][0] > arrives_at:
+                self._arrive(fates[following], arrives_at)
+                following += 1
+                progress(following)
+                continue
+            now, kind, number, worker = heapq.heappop(events)
+            if kind == _STEP:
+                self._end_step(number, now)
+            elif kind == _SCRAPE:
+                seen = self._fronts[number].seen[worker]
+                seen.load.scraped(figures_of(self._workers[worker].load), now)
+                heapq.heappush(events, (now + plan.interval_s, _SCRAPE, number, worker))
+            elif kind == _TIMER:
+                if self._timers[number] == now:
+                    self._timers[number] = math.inf
+                    self._act(number, self._fronts[number].look(now), now)
+            else:
+                if now <= last:
+                    self._samples.append(tuple(self._inside))
+                heapq.heappush(events, (now + SAMPLE_S, _SAMPLE, 0, 0))
+        return Result(fates, self._fronts, self._samples)
+
+    def _produced(self, fate: Fate) -> int:
+        return self._workers[self._worker_of[fate.arrival.number]].produced(fate)
+
+    def _arrive(self, fate: Fate, now: float) -> None:
+        number = self._front_of[fate.arrival.number]
+        self._act(number, self._fronts[number].arrive(fate, now), now)
+
+    def _end_step(self, number: int, now: float) -> None:
+        end, self._ends[number] = self._ends[number], None
+        if end is None:
+            raise AssertionError("a step ended that had not begun")
+        self._busy -= 1
+        self._workers[number].settle()
+        self._inside[number] -= len(end.finished)
+        for fate in end.first:
+            front = self._front_of[fate.arrival.number]
+            self._act(front, self._fronts[front].first_token(fate, now), now)
+        for fate in end.finished:
+            front = self._front_of[fate.arrival.number]
+            self._act(front, self._fronts[front].finished(fate, now), now)
+        self._begin(number, now)
+
+    def _act(self, front: int, handed_on: Sequence[tuple[Fate, int]], now: float) -> None:
+        for fate, worker in handed_on:
+            self._worker_of[fate.arrival.number] = worker
+            self._inside[worker] += 1
+            self._workers[worker].submit(fate)
+            self._begin(worker, now)
+        change = self._fronts[front].next_change()
+        if change is not None and change < self._timers[front]:
+            self._timers[front] = max(change, now)
+            heapq.heappush(self._events, (self._timers[front], _TIMER, front, 0))
+
+    def _begin(self, number: int, now: float) -> None:
+        worker = self._workers[number]
+        if self._ends[number] is None and worker.busy:
+            # One step: what comes during it goes into the next.
+            self._ends[number] = end = worker.advance(now, now)
+            self._busy += 1
+            heapq.heappush(self._events, (end.at, _STEP, number, 0))

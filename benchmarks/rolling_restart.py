@@ -1,0 +1,324 @@
+"""Does anybody notice when every gateway is restarted? Real processes behind a real HAProxy, at steady load.
+
+    python -m benchmarks.rolling_restart                     # 4 gateways, two minutes
+    python -m benchmarks.rolling_restart --gateways 2 --rate 5 --json
+
+Gateways without an engine share one SQLite file, and stand between ``deploy/haproxy/haproxy.cfg`` as it is
+shipped and one stand-in worker, whose streams take seconds. Requests come at a steady rate, answered or not,
+every second one streamed. Each gateway in turn gets SIGTERM, is waited for, started again, and the next one
+follows once HAProxy sends to it. An answer counts only when it is whole, the right one for its question, and
+no fallback; and the ledger must hold each exactly once. It needs HAProxy (``apt-get install haproxy``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import aiohttp
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.forwarding.workload import answer_text
+from benchmarks.rolling_site import DEFAULT, DRAIN_S, KEY, SLOTS, Broken, Plan, Site, site
+from gateway.chaos.caller import Caller
+from gateway.chaos.heard import Heard
+from gateway.chaos.workload import Question
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 90.0
+POLL_S = 0.05
+# Reports may lag five seconds behind the answers.
+LEDGER_TIMEOUT_S = 10.0
+# Of so many requests under way the load is no longer steady.
+MAX_UNDER_WAY = 512
+MAX_TOKENS = 200
+# The way that the caller has been told of: the ticket makes each answer its own.
+TICKET = "{:08d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One gateway's, in seconds from its SIGTERM.
+
+    ``noticed_s``: HAProxy sends it nothing more. ``ended_s``: the process has ended. ``back_s``: HAProxy
+    sends to the new one.
+    """
+
+    gateway: str
+    noticed_s: float
+    ended_s: float
+    back_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """In ms, of whole answers."""
+
+    answers: int
+    ttft_p50: float
+    ttft_p99: float
+    whole_p50: float
+    whole_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``failed``: answers that were not whole, right and from the backend; ``broken``: streams among them."""
+
+    gateways: int
+    requests: int
+    streams: int
+    failed: int
+    broken: int
+    failures: Mapping[str, int]
+    ledger_missing: int
+    ledger_doubled: int
+    connections_tried_again: int
+    restarts: Sequence[Restart]
+    steady: Latencies
+    rolling: Latencies
+
+    @property
+    def good(self) -> bool:
+        """Nobody noticed."""
+        return not (self.failed or self.ledger_missing or self.ledger_doubled)
+
+
+async def until(holds: Callable[[], bool], what: str, timeout_s: float) -> float:
+    """Seconds until it held. Raises Broken when it never did."""
+    begun = time.monotonic()
+    while not holds():
+        if time.monotonic() - begun > timeout_s:
+            raise Broken(f"{what} did not happen within {timeout_s:g} s")
+        await asyncio.sleep(POLL_S)
+    return time.monotonic() - begun
+
+
+async def restart(here: Site, place: int) -> Restart:
+    """One gateway, by SIGTERM. Raises Broken when it does not end well or does not come back."""
+    name, process, begun = f"gateway-{place + 1}", here.running[place], time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    noticed_s = await until(lambda: not here.up(place), f"{name} being left alone", STOP_TIMEOUT_S)
+    await until(lambda: process.poll() is not None, f"{name}'s end", STOP_TIMEOUT_S)
+    ended_s = time.monotonic() - begun
+    if process.returncode:
+        raise Broken(f"{name} ended with {process.returncode}; its log: {here.folder}/{name}.log")
+    here.start(place)
+    await until(lambda: here.up(place), f"{name} being back", START_TIMEOUT_S)
+    return Restart(name, noticed_s, ended_s, time.monotonic() - begun)
+
+
+class Load:
+    """Requests at a steady rate, each with its own right answer."""
+
+    def __init__(self, plan: Plan, caller: Caller, clock: Callable[[], float]) -> None:
+        self.heard: list[Heard] = []
+        self._plan = plan
+        self._caller = caller
+        self._clock = clock
+        self._over = asyncio.Event()
+        self._under_way = 0
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        self._over.set()
+
+    async def run(self) -> None:
+        """Ask until stopped, then wait for the answers. Raises Broken when they pile up."""
+        async with asyncio.TaskGroup() as tasks:
+            number = 0
+            while not self._over.is_set():
+                if self._under_way >= MAX_UNDER_WAY:
+                    raise Broken(f"{MAX_UNDER_WAY} requests are under way; take a smaller --rate")
+                tasks.create_task(self._ask(number))
+                number += 1
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, number / self._plan.rate - self._clock())):
+                        await self._over.wait()
+
+    async def _ask(self, number: int) -> None:
+        ticket = TICKET.format(number)
+        question = Question(f"roll-{number}", f"Recommend something; ticket {ticket}", number % 2 == 0)
+        self._under_way += 1
+        heard = await self._caller.ask(question, MAX_TOKENS, None)
+        self._under_way -= 1
+        if heard.code is None and heard.text != answer_text(ticket):
+            heard.code = "wrong_answer"
+        elif heard.code is None and heard.answer is not None and heard.answer["fallback"] is not None:
+            heard.code = "fallback"
+        self.heard.append(heard)
+
+
+async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
+    """One run over a site that was started. ``tell``: what is done now, and how many gateways are back."""
+    plan = here.plan
+    tell("starting", 0)
+    for place in range(SLOTS):
+        wanted = place < plan.gateways
+        await until(lambda: here.up(place) is wanted, f"gateway-{place + 1}'s state", START_TIMEOUT_S)  # noqa: B023 - awaited here
+    async with aiohttp.ClientSession() as session:
+        control = f"http://127.0.0.1:{here.worker_port}/control"
+        async with session.post(control, json={"step_ms": plan.step_ms}) as response:
+            response.raise_for_status()
+    begun = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - begun
+
+    restarts: list[Restart] = []
+    async with (
+        Caller(here.url, key=KEY, timeout_s=DRAIN_S, clock=clock, on_piece=_nobody) as caller,
+        asyncio.TaskGroup() as tasks,
+    ):
+        load = Load(plan, caller, clock)
+        tasks.create_task(load.run())
+        tell("steady load", 0)
+        await asyncio.sleep(plan.steady_s)
+        from_s = clock()
+        for place in range(plan.gateways):
+            tell(f"restarting gateway-{place + 1}", place)
+            restarts.append(await restart(here, place))
+        until_s = clock()
+        tell("steady load", plan.gateways)
+        await asyncio.sleep(plan.steady_s)
+        load.stop()
+    figures = here.status()
+    asked = {one.question.request_id for one in load.heard if one.code is None}
+    tell("waiting for the ledger", plan.gateways)
+    with contextlib.suppress(Broken):  # what is missing then is told as missing
+        await until(lambda: asked <= set(_rows(here)), "the ledger being whole", LEDGER_TIMEOUT_S)
+    return _result(here, load.heard, restarts, (from_s, until_s), figures)
+
+
+def _nobody() -> None:
+    """Pieces are counted in what was heard."""
+
+
+def _result(
+    here: Site,
+    heard: Sequence[Heard],
+    restarts: Sequence[Restart],
+    rolling: tuple[float, float],
+    figures: Mapping[str, Mapping[str, str]],
+) -> Result:
+    bad = [one for one in heard if one.code is not None or one.status != 200]
+    whole = [one for one in heard if one not in bad]
+    during = [one for one in whole if rolling[0] <= one.sent_s < rolling[1]]
+    rows = _rows(here)
+    return Result(
+        gateways=here.plan.gateways,
+        requests=len(heard),
+        streams=sum(one.question.stream for one in heard),
+        failed=len(bad),
+        broken=sum(one.question.stream and one.first_s is not None for one in bad),
+        failures=dict(Counter(one.code or f"status {one.status}" for one in bad)),
+        ledger_missing=sum(one.question.request_id not in rows for one in whole),
+        ledger_doubled=sum(count > 1 for count in rows.values()),
+        connections_tried_again=int(figures["BACKEND"]["wretr"] or 0),
+        restarts=restarts,
+        steady=_latencies([one for one in whole if one not in during]),
+        rolling=_latencies(during),
+    )
+
+
+def _rows(here: Site) -> Counter[str]:
+    """How many rows each answered request has."""
+    with contextlib.closing(sqlite3.connect(here.ledger)) as database:
+        found = database.execute("SELECT request_id FROM generations WHERE error_code IS NULL")
+        return Counter(name for (name,) in found)
+
+
+def _latencies(heard: Sequence[Heard]) -> Latencies:
+    ttft = [
+        (one.first_s - one.sent_s) * 1e3 for one in heard if one.question.stream and one.first_s is not None
+    ]
+    # Streams take as long as the worker's steps; what gateways add shows in answers that are not streamed.
+    whole = [
+        (one.ended_s - one.sent_s) * 1e3
+        for one in heard
+        if not one.question.stream and one.ended_s is not None
+    ]
+    return Latencies(len(heard), *_percentiles(ttft), *_percentiles(whole))
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (0.0, 0.0)
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[98]
+
+
+def show(result: Result, console: Console) -> None:
+    """The figures as tables."""
+    table = Table("figure", "value", title=f"load average {os.getloadavg()[0]:.1f}")
+    for name in ("gateways", "requests", "streams", "failed", "broken", "ledger_missing", "ledger_doubled",
+                 "connections_tried_again"):  # fmt: skip
+        table.add_row(name, str(getattr(result, name)))
+    for code, count in result.failures.items():
+        table.add_row(f"  {code}", str(count))
+    console.print(table)
+    latencies = Table("", "answers", "TTFT p50 ms", "p99", "not streamed p50 ms", "p99")
+    for name, one in (("steady", result.steady), ("while restarting", result.rolling)):
+        figures = (one.ttft_p50, one.ttft_p99, one.whole_p50, one.whole_p99)
+        latencies.add_row(name, str(one.answers), *(f"{value:,.0f}" for value in figures))
+    console.print(latencies)
+    restarts = Table("", "left alone after s", "ended after s", "back after s")
+    for back in result.restarts:
+        restarts.add_row(back.gateway, *(f"{s:.1f}" for s in (back.noticed_s, back.ended_s, back.back_s)))
+    console.print(restarts)
+
+
+def main(
+    gateways: Annotated[int, typer.Option(min=2, max=SLOTS)] = DEFAULT.gateways,
+    rate: Annotated[float, typer.Option(min=0.1, max=1_000, help="Requests a second.")] = DEFAULT.rate,
+    step_ms: Annotated[
+        float, typer.Option(min=1, max=1_000, help="Between a stream's tokens.")
+    ] = DEFAULT.step_ms,
+    lame_duck: Annotated[
+        float, typer.Option(min=0, max=60, help="server.lame_duck_seconds.")
+    ] = DEFAULT.lame_duck_s,
+    steady: Annotated[
+        float, typer.Option(min=0, max=600, help="Seconds before and after.")
+    ] = DEFAULT.steady_s,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Measure and print; exit code 1 when an answer failed or the ledger differs."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its processes end with it
+    plan = Plan(gateways, rate, step_ms, lame_duck, steady)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    try:
+        with (
+            Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+            site(plan) as here,
+        ):
+            line = bar.add_task("", total=gateways)
+            result = asyncio.run(
+                measure(here, lambda what, back: bar.update(line, description=what, completed=back))
+            )
+    except* Broken as broken:
+        for one in broken.exceptions:
+            print(f"rolling_restart: {one}")
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(asdict(result)))
+    else:
+        show(result, Console())
+    if not result.good:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,95 @@
+"""Leaving service: first not ready, then closed, then empty."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from budgeting.values import Message, Role
+from gateway.app import create_app
+from gateway.audit import Audit
+from gateway.config import ServerConfig
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.drain import Drain, DrainDesk
+from gateway.errors import Draining
+from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services
+from gateway.reception import Reception
+from gateway.state.memory import MemoryStateStore
+
+
+def request_of(request_id: str = "req_1") -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        generation_id="gen_1",
+        contract=Contract.NATIVE,
+        caller=Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=1_700_000_000,
+        messages=(Message(Role.USER, "hello"),),
+    )
+
+
+def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment() -> None:
+    reception = Reception()
+    drain = Drain(reception, lame_duck_s=0.0)
+    assert not drain.begun and not reception.draining
+    drain.begin()
+    assert drain.begun and reception.draining
+    with pytest.raises(Draining), reception.receive(request_of()):
+        raise AssertionError("nobody is let in")
+
+
+async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for() -> None:
+    reception = Reception()
+    drain = Drain(reception, lame_duck_s=0.05)
+    async with asyncio.TaskGroup() as tasks:
+        running, empty = tasks.create_task(drain.run()), tasks.create_task(drain.emptied())
+        drain.begin()
+        assert reception.draining, "not ready at once"
+        with reception.receive(request_of()):
+            async with asyncio.timeout(10):
+                await running
+            with pytest.raises(Draining), reception.receive(request_of(request_id="later")):
+                raise AssertionError("the time is over")
+            assert not empty.done() and drain.in_flight == 1
+        async with asyncio.timeout(10):
+            await empty
+
+
+async def test_a_hurry_ends_the_time_for_load_balancers_too() -> None:
+    reception = Reception()
+    drain = Drain(reception, lame_duck_s=3600.0)
+    drain.begin()
+    drain.cut()
+    with pytest.raises(Draining), reception.receive(request_of()):
+        raise AssertionError("nobody is let in")
+    async with asyncio.timeout(10):
+        await drain.emptied()
+
+
+async def test_an_operator_drains_once_and_may_ask_again() -> None:
+    reception, store = Reception(), MemoryStateStore(unix_time=lambda: 0.0)
+    desk = DrainDesk(Drain(reception, lame_duck_s=0.0), Audit(store, unix_time=lambda: 0.0))
+    transport = httpx.ASGITransport(create_app(fake_services(drain=desk)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
+        refused = await client.post("/admin/drain", headers={"authorization": f"Bearer {CALLER_KEY}"})
+        assert refused.status_code == 403 and not reception.draining
+        for _ in range(2):
+            told = await client.post("/admin/drain", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+            assert told.json() == {"draining": True, "closed": True, "in_flight": 0}
+    assert reception.draining
+    records = await store.read("audit")
+    assert len(records) == 1, "what was done once is told once"
+
+
+def test_load_balancers_are_waited_for_within_the_drain() -> None:
+    fitting: Any = {"drain_seconds": 5, "lame_duck_seconds": 5}
+    assert ServerConfig(**fitting).lame_duck_seconds == 5
+    with pytest.raises(
+        ValidationError, match=r"lame_duck_seconds is 6; allowed: at most server\.drain_seconds, 5"
+    ):
+        ServerConfig(drain_seconds=5, lame_duck_seconds=6)

@@ -1,0 +1,48 @@
+"""How long it took to be ready is counted once, from the process' start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.backends.scripted import ScriptedBackend
+from gateway.first_ready import FirstReady
+from gateway.wiring_metrics import first_ready, health_collector
+from tests.gateway.test_health_probe import probe
+
+
+def test_the_first_time_is_kept_whatever_becomes_of_it_later() -> None:
+    now, ready = 3.0, False
+    first = FirstReady(lambda: ready, lambda: now)
+    assert first.after_s() is None
+    now, ready = 41.0, True
+    assert first.after_s() == 41.0
+    now = 50.0
+    assert first.after_s() == 41.0
+    ready = False
+    assert first.after_s() == 41.0
+
+
+async def test_it_is_seen_though_nobody_asks() -> None:
+    now, ready = 7.0, False
+    first = FirstReady(lambda: ready, lambda: now)
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(first.run())
+        await asyncio.sleep(0)
+        assert not looking.done()
+        ready = True
+        async with asyncio.timeout(10):
+            await looking
+    now = 100.0
+    assert first.after_s() == 7.0
+
+
+def test_the_metric_counts_from_the_process_start_which_came_before_the_gateway() -> None:
+    health, now = probe(ScriptedBackend()), 1_000.0
+    first = first_ready(health, clock=lambda: now, unix_time=lambda: time.time() + 60.0)
+    now += 5.0
+    *_, after = health_collector(health, first).collect()
+    [sample] = after.samples
+    assert (sample.name, sample.labels) == ("sluice_ready_after_seconds", {})
+    # This process began a moment ago, by a clock that is a minute ahead.
+    assert sample.value >= 65.0

@@ -1,0 +1,131 @@
+"""The OpenAPI document of the gateway as it is wired: every path, what it asks for, what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from starlette.routing import Route
+
+from gateway.app import create_app
+from gateway.config import load_settings
+from gateway.http.surfaces import for_callers
+from gateway.wiring import build
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key-for-tests-0123456789"
+# The framework's own pages are not of the document.
+FRAMEWORK = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+# Their bodies are not looked at.
+BODILESS = ("/verify", "/preload", "/pin", "/unpin", "/admin/drain")
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Any:
+    (tmp_path / "sluice.json").write_text(
+        json.dumps(
+            {
+                "engine": {"kind": "none", "model": str(ROOT / "models/demo"), "max_model_len": 4096},
+                "backends": {
+                    "local": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "base"}
+                },
+                "routing": {"file": str(ROOT / "routing.yaml")},
+                "prompts": {"folder": str(ROOT / "prompts")},
+                "chaos": {"enabled": True},
+                "state": {"url": f"sqlite:///{tmp_path}/state.db"},
+                "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path}/ledger.db"},
+            }
+        )
+    )
+    return build(load_settings(tmp_path / "sluice.json", {}), admin_key=KEY)
+
+
+def routes_of(app: Any) -> set[tuple[str, str]]:
+    return {
+        (route.path_format, method)
+        for route in app.routes
+        if isinstance(route, Route) and route.path not in FRAMEWORK
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+
+
+def told_of(document: Any) -> set[tuple[str, str]]:
+    return {(path, method.upper()) for path, found in document["paths"].items() for method in found}
+
+
+async def test_the_document_has_every_path_and_method_that_there_is_and_no_other(services: Any) -> None:
+    whole = create_app(services.services)
+    document = whole.openapi()
+    assert told_of(document) == routes_of(whole)
+    assert {"/admin/chaos", "/admin/adapters", "/admin/canary", "/admin/drain"} <= set(document["paths"])
+    callers = create_app(services.services, shown=for_callers)
+    assert told_of(callers.openapi()) == routes_of(callers)
+    assert not any(path.startswith("/admin") for path in callers.openapi()["paths"])
+
+
+async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answers(services: Any) -> None:
+    document = create_app(services.services).openapi()
+    for path, operations in document["paths"].items():
+        for method, told in operations.items() if path.startswith("/admin") else ():
+            asks = method in ("post", "put") and not path.endswith(BODILESS)
+            assert ("requestBody" in told) == asks, path
+            [status] = [one for one in told["responses"] if one.startswith("2")]
+            assert status == "204" or "application/json" in told["responses"][status]["content"], path
+            named = {one["name"] for one in told["parameters"] if one["in"] == "path"}
+            assert named == ({"id"} if "{id}" in path else set()), path
+    text = json.dumps(document)
+    used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert used <= set(document["components"]["schemas"])
+
+
+def checked(document: Any, method: str, path: str, answer: httpx.Response) -> Any:
+    """The answer, which has the shape that the document tells; by name, ``path`` has ``{id}`` in it."""
+    told = document["paths"][path][method]["responses"]
+    assert str(answer.status_code) in told, (path, answer.status_code, answer.text)
+    schema = told[str(answer.status_code)]["content"]["application/json"]["schema"]
+    jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
+    return answer.json()
+
+
+async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(services: Any) -> None:
+    app = create_app(services.services)
+    document = app.openapi()
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        services.running(),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://gateway", headers=headers, timeout=60
+        ) as client,
+    ):
+
+        async def asked(method: str, path: str, body: Any = None, at: str = "") -> Any:
+            answer = await client.request(method, at or path, json=body)
+            return checked(document, method.lower(), path.split("?")[0], answer)
+
+        for path in ("prompts", "adapters", "keys", "routing", "audit", "canary", "admission", "chaos"):
+            await asked("GET", f"/admin/{path}")
+        config = (await asked("GET", "/admin/routing"))["config"]
+        route = next(iter(config["routes"]))
+        await asked("PUT", "/admin/routing", {"config": config, "comment": "again"})
+        await asked("PUT", "/admin/routing", {"config": config, "dry_run": True})
+        await asked("GET", "/admin/routing/history")
+        await asked("GET", "/admin/routing/diff", at="/admin/routing/diff?a=1&b=2")
+        await asked("POST", "/admin/routing/weights", {"route": route, "backend": "mars", "percent": 5})
+        await asked("POST", "/admin/canary/start", {"route": route, "backend": "mars"})
+        made = await asked("POST", "/admin/keys", {"tenant": "acme", "limits": {"requests_per_minute": 5}})
+        assert made["key"] and (await asked("GET", "/admin/keys"))["keys"][0]["id"] == made["id"]
+        prompt = (await asked("GET", "/admin/prompts"))["prompts"][0]["id"]
+        await asked("GET", "/admin/prompts/{id}", at=f"/admin/prompts/{prompt}")
+        await asked("GET", "/admin/adapters/{id}", at="/admin/adapters/nobody")
+        for path in ("usage", "usage/rows", "usage/reconcile"):
+            await asked("GET", f"/admin/{path}")
+        await asked("POST", "/admin/chaos", {"faults": [{"backend": "local", "kind": "slow"}]})
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        await asked("POST", "/admin/budget/preview", body)
+        assert (await asked("POST", "/admin/drain"))["draining"]
+        await asyncio.sleep(0)

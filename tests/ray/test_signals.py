@@ -1,0 +1,69 @@
+"""Hearing the replicas' figures: who is late is not gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.handle import DeploymentHandle
+
+from gateway.ray.port import ReplicaLost
+from gateway.ray.replicas import ServeReplicas
+from gateway.ray.wire import Signals, encode
+
+
+class Answer:
+    """One replica's answer to a broadcast."""
+
+    def __init__(self, told: bytes | Exception | None) -> None:
+        self.told = told
+        self.cancelled = False
+
+    async def get_async(self) -> bytes:
+        if self.told is None:
+            await asyncio.Event().wait()
+        if isinstance(self.told, Exception):
+            raise self.told
+        return cast(bytes, self.told)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Handle:
+    """A deployment's handle whose replicas answer as listed."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = answers
+
+    def options(self, **_: object) -> Handle:
+        return self
+
+    def broadcast(self, method: str, teller: str, queued: int) -> Handle:
+        return self
+
+    async def _fetch_replica_results_async(self) -> tuple[Answer, ...]:
+        return self.answers
+
+
+async def told(*answers: Answer) -> list[str]:
+    replicas = ServeReplicas(cast("DeploymentHandle[Any]", Handle(*answers)))
+    return [one.replica for one in await replicas.signals("gateway-1", 0, 0.05)]
+
+
+async def test_a_replica_that_is_late_is_left_out_and_its_question_withdrawn() -> None:
+    late = Answer(None)
+    assert await told(Answer(encode(Signals("a"))), late) == ["a"]
+    assert late.cancelled
+
+
+async def test_replicas_that_are_all_late_are_not_taken_for_none() -> None:
+    with pytest.raises(ReplicaLost, match="in time"):
+        await told(Answer(None), Answer(RayActorError()))
+
+
+async def test_replicas_that_are_all_gone_are_none() -> None:
+    assert await told(Answer(RayActorError())) == []
+    assert await told() == []

@@ -1,0 +1,150 @@
+"""A pool too large to look at every worker for each request: it still places and tells as a small one does."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.fleet.front import Seen
+from gateway.backends.workers.choice import Choice, Wish
+from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, Pool
+from gateway.backends.workers.scrape import WorkerFigures
+from gateway.backends.workers.shortlist import KEPT, PLACES, Hints
+
+MANY = 200
+IDLE = WorkerFigures(kv_usage=0.1, total_blocks=100, block_size=16)
+
+
+def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[Pool[Seen], list[Seen]]:
+    members = [Seen(number, interval_s=1.0, max_running=8) for number in range(size)]
+    for member in members:
+        member.load.scraped(IDLE, 0.0)
+    choice = Choice([member.url for member in members])
+    draws = random.Random(1)
+    return Pool(members, choice, max_running=8, random=draws, whole_up_to=whole_up_to), members
+
+
+def placed(pool: Pool[Seen], wish: Wish, now: float = 0.0) -> tuple[Seen, int]:
+    member = pool.pick(wish, (), now)
+    assert member is not None
+    return member, pool.sent(member, 64, wish)
+
+
+def conversation(number: int, blocks: int) -> Wish:
+    return Wish([number * 1000 + block for block in range(blocks)], stable_blocks=1)
+
+
+def test_a_conversation_goes_back_to_its_worker() -> None:
+    pool, _ = made()
+    homes = {}
+    for number in range(300):
+        homes[number], ticket = placed(pool, conversation(number, 5))
+        pool.ended(homes[number], ticket)
+    for number in range(300):
+        assert pool.pick(conversation(number, 9), (), 0.1) is homes[number]
+
+
+def test_conversations_that_begin_alike_each_go_back_to_their_own_worker() -> None:
+    pool, _ = made()
+    shared = list(range(20))
+    begun, tickets = {}, {}
+    for number in range(100):
+        begun[number], tickets[number] = placed(
+            pool, Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1007)], 20)
+        )
+    assert len({member.url for member in begun.values()}) > 20, "a beginning that all share spreads"
+    for number, ticket in tickets.items():
+        pool.ended(begun[number], ticket)
+    back = [
+        pool.pick(Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1009)], 20), (), 0.1)
+        is begun[number]
+        for number in begun
+    ]
+    assert all(back)
+
+
+@settings(deadline=None, max_examples=6)
+@given(st.integers(0, 2**32), st.sampled_from([0, 1, 6]))
+def test_the_load_is_spread_nearly_as_if_all_were_looked_at(seed: int, blocks: int) -> None:
+    pool, members = made()
+    draw = random.Random(seed)
+    for _ in range(5 * MANY):
+        placed(pool, conversation(draw.randrange(1 << 40), blocks))
+    counts = [member.load.in_flight for member in members]
+    assert max(counts) <= 2 * 5
+    assert sum(count < 2 for count in counts) < 0.1 * MANY
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=33, max_size=60))
+def test_its_load_is_the_sum_of_its_workers_when_it_looks(told: list[tuple[int, int, int]]) -> None:
+    (large, some), (small, others) = made(len(told)), made(len(told), len(told))
+    for pool, members in ((large, some), (small, others)):
+        for member, (running, waiting, ours) in zip(members, told, strict=True):
+            for _ in range(ours):
+                pool.sent(member, 64, Wish())
+            member.load.scraped(replace(IDLE, running=running, waiting=waiting), 1.0)
+    assert large.load(1.0) == small.load(1.0)
+
+
+def test_between_two_looks_our_own_requests_are_in_its_load() -> None:
+    pool, _ = made()
+    first = pool.load(0.0)
+    assert first is not None and (first.running, first.waiting) == (0, 0)
+    out = [placed(pool, conversation(number, 2)) for number in range(30)]
+    told = pool.load(LOOK_S / 2)
+    assert told is not None and (told.running, told.workers) == (30, MANY)
+    for member, ticket in out:
+        pool.ended(member, ticket)
+    told = pool.load(LOOK_S / 2)
+    assert told is not None and told.running == 0
+
+
+def test_neither_those_tried_nor_those_out_of_service_are_picked() -> None:
+    pool, members = made()
+    home, _ = placed(pool, conversation(1, 5))
+    other = pool.pick(conversation(1, 5), {home.url}, 0.0)
+    assert other is not None and other is not home
+    for member in members[: MANY - 3]:
+        member.health.probe_failed(0.1)
+        member.health.probe_failed(0.1)
+    # At once, although the pool has not looked again; and when nobody of a shortlist serves, all are asked.
+    picked = Counter(pool.pick(conversation(number, 5), (), 0.1) for number in range(50))
+    assert set(picked) <= set(members[MANY - 3 :])
+
+
+def test_with_nobody_in_service_nobody_is_picked_and_the_first_back_is_found_at_once() -> None:
+    pool, members = made()
+    for member in members:
+        member.health.probe_failed(0.1)
+        member.health.probe_failed(0.1)
+    assert pool.pick(conversation(1, 5), (), 0.1 + LOOK_S) is None and pool.load(0.1 + LOOK_S) is None
+    members[7].health.probe_succeeded(10.0)
+    assert pool.pick(conversation(1, 5), (), 10.0) is members[7]
+
+
+def test_an_adapter_goes_where_it_was() -> None:
+    pool, members = made()
+    for number in range(8):
+        pool.ended(members[number], pool.sent(members[number], 64, Wish((), adapter=f"a-{number}")))
+    for number in range(8):
+        assert pool.pick(Wish((), adapter=f"a-{number}"), (), 0.0) is members[number]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 40)), max_size=60))
+def test_hints_are_bounded_and_name_the_last_worker_first(sent: list[tuple[int, int, int]]) -> None:
+    hints = Hints(most=50)
+    for worker, number, blocks in sent:
+        wish = conversation(number, blocks)
+        hints.sent(f"w{worker}", wish.chain, None)
+        assert len(hints) <= 50
+        found = hints.of(wish.chain, None)
+        assert found[0] == f"w{worker}" and len(found) <= KEPT
+
+
+def test_the_places_of_hints_rise() -> None:
+    assert list(PLACES) == sorted(set(PLACES))
