@@ -8,8 +8,6 @@ TORCH  := torch==2.13.0
 TORCH_ARGS ?=
 CONFIG ?= sluice.yaml
 ARGS   ?=
-# Keys are asked for when there is one; without SLUICE_ADMIN_KEY the gateway serves this machine only, keys off.
-export SLUICE_AUTH__ENABLED ?= $(if $(SLUICE_ADMIN_KEY),true,false)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-env lint format bench clean check audit
@@ -35,6 +33,8 @@ $(VENV)/.test: pyproject.toml scripts/test-env | $(VENV)/.torch
 	@PIP='$(PIP)' sh scripts/test-env
 	@touch $@ $(VENV)/.run
 
+# Keys are asked for when there is one; without SLUICE_ADMIN_KEY the gateway serves this machine only, keys off.
+run: export SLUICE_AUTH__ENABLED ?= $(if $(SLUICE_ADMIN_KEY),true,false)
 run: $(VENV)/.run ## Start the gateway on 127.0.0.1:8000 with the demo model
 	@exec $(BIN)/sluice serve --config $(CONFIG) $(ARGS)
 

@@ -220,7 +220,10 @@ async def held_by_one(client: aiohttp.ClientSession, url: str) -> int:
     key = await made(client, url, "tiny", {"tokens_per_day": 1})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     async with client.post(f"{url}/v1/chat/completions", data=body_of(0), headers=headers) as response:
-        told = (await response.json())["error"]["message"]
+        body = await response.json()
+    if "error" not in body:
+        raise RuntimeError(f"a request beyond its limit was answered: {response.status} {body}")
+    told = body["error"]["message"]
     return int(told.split("needs ")[1].split(",")[0])
 
 

@@ -165,7 +165,12 @@ def test_a_ledger_that_cannot_be_written_costs_no_answer_and_the_loss_is_counted
     nowhere = tmp_path / "not-a-folder"
     nowhere.write_text("a file where a folder should be")
     url = f"sqlite+aiosqlite:///{nowhere}/ledger.db"
-    with gateway(tmp_path, SLUICE_LEDGER__URL=url, SLUICE_LEDGER__OUTBOX_ROWS="2") as live:
+    with gateway(
+        tmp_path,
+        SLUICE_LEDGER__URL=url,
+        SLUICE_LEDGER__OUTBOX_ROWS="2",
+        SLUICE_LEDGER__DURABILITY="memory",
+    ) as live:
         for _ in range(4):
             answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
             assert answer.status_code == 200 and answer.json()["fallback"] is None
