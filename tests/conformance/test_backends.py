@@ -409,14 +409,20 @@ async def test_the_load_is_told_without_waiting_and_falls_back_to_nothing(specim
         while specimen.backend.load is None:  # noqa: ASYNC110 (it is told, not announced)
             await asyncio.sleep(0.05)
     async with asyncio.TaskGroup() as group:
-        for number in range(4):
-            work = specimen.work(f"{LONG_QUESTION} {number}", max_tokens=60, logit_bias={END_TOKEN: -100.0})
-            group.create_task(hear(specimen.backend, work))
+        answers = [
+            group.create_task(
+                hear(
+                    specimen.backend,
+                    specimen.work(f"{LONG_QUESTION} {number}", max_tokens=60, logit_bias={END_TOKEN: -100.0}),
+                )
+            )
+            for number in range(4)
+        ]
         busiest = 0
-        for _ in range(20):
-            await asyncio.sleep(0.02)
+        while not busiest and not all(answer.done() for answer in answers):
+            await asyncio.sleep(0.01)
             load = specimen.backend.load
-            busiest = max(busiest, load.running + load.waiting if load else 0)
+            busiest = load.running + load.waiting if load else 0
     assert busiest >= 1
     await specimen.at_rest()
     for _ in range(100):
