@@ -140,7 +140,7 @@ async def remote(
             "dialect": dialect,
             "api_key_env": "WORKER_KEY",
             "send_priority": True,
-            "metrics_interval_seconds": 0.2,
+            "metrics_interval_seconds": 1.0,
             "probe_timeout_seconds": 10,
             **changes,
             **options,
