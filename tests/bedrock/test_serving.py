@@ -49,7 +49,9 @@ def ask(live: LiveGateway, path: str = "/v1/generate", **body: Any) -> httpx.Res
 
 @pytest.mark.timeout(300)
 def test_bedrock_answers_when_the_engine_is_dead(tmp_path: Path, bedrock: StandIn) -> None:
-    with gateway(tmp_path, config=config(tmp_path, bedrock, engine="embedded"), **CREDENTIALS) as live:
+    dead = {"SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR": "0"}  # once dead it stays so
+    at = config(tmp_path, bedrock, engine="embedded")
+    with gateway(tmp_path, config=at, **CREDENTIALS, **dead) as live:
         assert ask(live).json()["backend"] == "embedded"
         os.kill(live.engine_pid(), signal.SIGKILL)
         answer = ask(live).json()
