@@ -105,8 +105,13 @@ class Course:
 
     # What happened
 
-    def failed(self, backend: str, kind: FailureKind, *, moved: bool) -> None:
-        """A backend failed; ``moved``: it moved the answer on before, and could go on with it itself."""
+    def failed(self, backend: str, kind: FailureKind, *, moved: bool, away: bool = False) -> None:
+        """A backend failed.
+
+        Args:
+            moved: it moved the answer on before, and could go on with it itself.
+            away: its state tells that it takes no work now.
+        """
         if moved and kind not in _LEFT_ALONE:
             self._passed.discard(backend)
             self._hurried = False
@@ -117,7 +122,7 @@ class Course:
             self._shut |= self._beside(backend)
         if kind in _AWAY and backend in self._on_engine:
             self._passed |= self._beside(backend)
-        if backend in self._beside(self._primary) and (kind in _AWAY or kind is _NOT_READY):
+        if backend in self._beside(self._primary) and (away or kind in _AWAY or kind is _NOT_READY):
             self._away = True
 
     def refused(self, backend: str, *, memory: bool) -> None:

@@ -108,7 +108,7 @@ class FallbackChain:
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and meter.started_at is not None,
         )
-        _note(course, primary.name, cause, moved=_goes_on(primary, job, meter))
+        _note(course, primary, cause, moved=_goes_on(primary, job, meter))
         while (step := course.next(self._view(job, meter))) is not None:
             if isinstance(step, Wait):
                 await self._wait(course, step, job, meter)
@@ -223,7 +223,7 @@ class FallbackChain:
                     raise
                 meter.rewind()
             moved = meter.given > given and _goes_on(backend, job, meter)
-            _note(course, backend.name, failure, moved=moved)
+            _note(course, backend, failure, moved=moved)
             return None
         except DeadlinePassed:
             if not meter.committed:
@@ -258,11 +258,12 @@ def _may_go_on(cause: Refused | BackendFailure) -> bool:
     return isinstance(cause, Refused) or cause.policy.resumes
 
 
-def _note(course: Course, backend: str, cause: Refused | BackendFailure, *, moved: bool) -> None:
+def _note(course: Course, backend: Backend, cause: Refused | BackendFailure, *, moved: bool) -> None:
     if isinstance(cause, Refused):
-        course.refused(backend, memory=cause.reason is Reason.MEMORY_PRESSURE)
+        course.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
     else:
-        course.failed(backend, cause.kind, moved=moved and not cause.final)
+        away = backend.state is not BackendState.READY
+        course.failed(backend.name, cause.kind, moved=moved and not cause.final, away=away)
 
 
 def _fallback(kind: str, cause: Refused | BackendFailure) -> Fallback:

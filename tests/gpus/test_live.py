@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -55,33 +56,60 @@ def workers(live: LiveGateway) -> list[psutil.Process]:
     ]
 
 
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """To a worker and its engine."""
+    for one in (process, *process.children(recursive=True)):
+        os.kill(one.pid, number)
+
+
+def in_service(live: LiveGateway) -> int:
+    """Workers that the front gives requests to."""
+    return round(live.metric("sluice_worker_in_service"))
+
+
+def wait_for(count: int, counted: Callable[[], int]) -> None:
+    deadline = time.monotonic() + 60
+    while counted() != count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert counted() == count
+
+
 def test_a_worker_killed_under_streams_is_replaced_and_every_answer_is_whole(tmp_path: Path) -> None:
     with gateway(tmp_path, words=("--workers", "2")) as live:
         expected = [streamed(live, number)[0] for number in range(STREAMS)]
+        found: dict[int, tuple[str, dict[str, object]]] = {}
+
+        def killed_under_streams(victim: psutil.Process, then: Callable[[], None]) -> None:
+            begun = threading.Semaphore(0)
+
+            def caller(number: int) -> None:
+                found[number] = streamed(live, number, begun)
+
+            threads = [threading.Thread(target=caller, args=(number,)) for number in range(STREAMS)]
+            for thread in threads:
+                thread.start()
+            for _ in range(STREAMS // 2):
+                assert begun.acquire(timeout=60)
+            os.kill(victim.pid, signal.SIGKILL)
+            then()
+            for thread in threads:
+                thread.join(120)
+            assert [found[number][0] for number in range(STREAMS)] == expected, found
+            assert all(last["type"] == "done" for _, last in found.values()), found
+
         first = workers(live)
         assert len(first) == 2
-        begun, found = threading.Semaphore(0), {}
-
-        def caller(number: int) -> None:
-            found[number] = streamed(live, number, begun)
-
-        threads = [threading.Thread(target=caller, args=(number,)) for number in range(STREAMS)]
-        for thread in threads:
-            thread.start()
-        for _ in range(STREAMS // 2):
-            assert begun.acquire(timeout=60)
-        os.kill(first[0].pid, signal.SIGKILL)
-        for thread in threads:
-            thread.join(120)
-        assert [found[number][0] for number in range(STREAMS)] == expected
-        assert all(last["type"] == "done" and last["fallback"] is None for _, last in found.values()), found
-
-        deadline = time.monotonic() + 60
-        while len(workers(live)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        killed_under_streams(first[0], lambda: None)
+        wait_for(2, lambda: len(workers(live)))
         now = workers(live)
-        assert len(now) == 2
         assert first[0].pid not in {process.pid for process in now}
+
+        # The only one left in service dies: whoever it had waits for the next that answers.
+        wait_for(2, lambda: in_service(live))
+        halted, last_one = now
+        send(halted, signal.SIGSTOP)
+        wait_for(1, lambda: in_service(live))
+        killed_under_streams(last_one, lambda: send(halted, signal.SIGCONT))
 
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(60) == 0

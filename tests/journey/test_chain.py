@@ -157,6 +157,17 @@ def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_leg
     assert it.next(away) == Give(DEGRADED)
 
 
+def test_a_pool_whose_last_worker_broke_a_stream_off_is_waited_for_like_an_engine() -> None:
+    it = Course("pool", (DEGRADED,), RESUME, in_hand=True)
+    it.failed("pool", FailureKind.STREAM_BROKEN, moved=True, away=True)
+    assert it.next(view(back_in_s=0.25, restarts=True, committed=True)) == Wait(RESUME.wait_s)
+    it.waited(1.5, back=True)
+    assert it.next(view("pool", back_in_s=0.0, restarts=True, committed=True)) == Try("pool")
+    it.failed("pool", FailureKind.STREAM_BROKEN, moved=True, away=True)
+    long_away = view(back_in_s=20.0, restarts=True, committed=True)
+    assert it.next(long_away) == Wait(RESUME.max_wait_s - RESUME.wait_s + 1.5)
+
+
 def test_an_engine_that_comes_back_in_vain_is_left_to_the_other_legs() -> None:
     it = course(("far", DEGRADED))
     there = view("gpu", "far", back_in_s=0.0, restarts=True)

@@ -17,7 +17,9 @@ from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import RequestWriter, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
+from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import Pool
+from gateway.backends.workers.presence import LOOK_S, Presence
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
 from gateway.prompts.fingerprint import chain_of, salt_number
@@ -44,12 +46,15 @@ _WORKERS_FAULT = frozenset(
 class WorkersBackend:
     """Generates on one of several workers, and on another one when that fails before its first token.
 
+    While none is in service it can be waited for: :class:`gateway.backends.port.Restarting` too.
+
     Args:
         name: its name in the configuration.
         model: the base model's public id.
         workers: all of them.
         writer: writes requests in the workers' dialect.
         pool: the same workers together: picks one.
+        presence: tells whether one of them is in service.
         features: what the workers can honour.
         token_bytes: what a token id stands for.
         block_tokens: tokens of a block of the fingerprint.
@@ -68,6 +73,7 @@ class WorkersBackend:
         workers: Sequence[Worker],
         writer: RequestWriter,
         pool: Pool[Worker],
+        presence: Presence,
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
         block_tokens: int,
@@ -82,6 +88,7 @@ class WorkersBackend:
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
+        self._presence = presence
         self._token_bytes = token_bytes
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
@@ -96,15 +103,32 @@ class WorkersBackend:
         """Ready while a worker is in service; else it waits for one."""
         if self._stopped:
             return BackendState.STOPPED
-        for worker in self._workers.values():
-            if worker.health.in_service:
-                return BackendState.READY
-        return BackendState.STARTING
+        return BackendState.STARTING if self._presence.none else BackendState.READY
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Seconds until a worker is expected back: what has lasted so long is taken to last as long again.
+
+        ``None`` when one is in service, and before the first one has been.
+        """
+        away_s = self._presence.away_s
+        return None if away_s is None or self._stopped else max(LOOK_S, away_s)
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until a worker is in service, at most so long; whether one is."""
+        if not self._stopped:
+            await self._presence.wait(timeout_s)
+        return self.state is BackendState.READY
 
     @property
     def load(self) -> Load | None:
         """The workers in service, together; ``None`` while none of them tells its figures."""
         return self._pool.load(self._clock())
+
+    def loras(self) -> list[WorkerLoras]:
+        """What this gateway has loaded on each worker in service; none of those that it loads nothing on."""
+        serving = (worker.loras for worker in self._workers.values() if worker.health.in_service)
+        return [one for one in serving if one is not None]
 
     def status(self) -> tuple[WorkerStatus, ...]:
         """Each worker, in the order of the configuration."""
@@ -129,6 +153,7 @@ class WorkersBackend:
                     loops.create_task(worker.run(), name=f"worker {worker.url}")
         finally:
             self._stopped = True
+            self._presence.close()
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early, in whatever way, closes the connection, which ends it on the worker.
@@ -164,8 +189,9 @@ class WorkersBackend:
                 return await self._hedged(self._hedging, worker, path, body, work, wish, tried, attempt)
             except BackendFailure as error:
                 failure = error
-            if failure.kind in _WORKERS_FAULT and self._others_serve(tried):
-                # Health has taken the worker's part of the blame: the pool's circuit is for the pool.
+            if failure.kind in _WORKERS_FAULT and (self._presence.none or self._others_serve(tried)):
+                # Health has taken the worker's part of the blame: the pool's circuit is for the pool. Where
+                # that was the last one the pool's state tells, and an open circuit would outlive its return.
                 failure.isolated = True
             if attempt.delivered or not failure.policy.other_backend:
                 raise failure
@@ -238,6 +264,7 @@ class WorkersBackend:
             return completion
         except TransportError as error:
             if not isinstance(error, ConnectionsInUse):
+                await worker.broke(error)
                 worker.failed(last=self._is_last(worker))
             raise failure_of_transport(error, delivered=attempt.delivered) from error
         except BackendFailure as error:

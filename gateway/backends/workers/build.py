@@ -17,6 +17,7 @@ from gateway.backends.workers.health import HealthRules
 from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import Pool
+from gateway.backends.workers.presence import Presence
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.config_backends import OpenAIBackend
 
@@ -84,6 +85,7 @@ def make_workers(
         index_blocks=section.affinity_index_blocks,
         affinity=section.affinity,
     )
+    presence = Presence(clock)
     workers = [
         Worker(
             url,
@@ -114,6 +116,7 @@ def make_workers(
             ),
             max_running=section.max_running,
             clock=clock,
+            presence=presence,
             on_return=choice.forget,
             make_loras=make_loras if section.load_adapters else None,
         )
@@ -135,6 +138,7 @@ def make_workers(
             folder=section.adapters_folder,
         ),
         pool=Pool(workers, choice, max_running=section.max_running, random=random.Random()),
+        presence=presence,
         features=features,
         token_bytes=token_bytes,
         block_tokens=section.affinity_block_tokens,

@@ -169,7 +169,7 @@ class WorkerClient:
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {self._timeouts.connect_s:g} s") from error
         except (OSError, ssl.SSLError) as error:
-            raise ConnectFailed(f"no connection: {_why(error)}") from error
+            raise ConnectFailed(f"no connection: {_why(error)}", refused=_refused(error)) from error
         finally:
             self._opening -= 1
         return connection
@@ -211,6 +211,14 @@ async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> by
             raise BadHttp(f"the answer is longer than {limit} bytes")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def _refused(error: OSError) -> bool:
+    """Whether it says something of the other side: too few descriptors, or a name unknown just now, do not.
+
+    For a name with several addresses asyncio raises an OSError of no number.
+    """
+    return isinstance(error, ConnectionRefusedError) or (type(error) is OSError and error.errno is None)
 
 
 def _why(error: OSError) -> str:

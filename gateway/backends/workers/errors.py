@@ -18,7 +18,16 @@ class TransportError(Exception):
 
 
 class ConnectFailed(TransportError):
-    """No connection could be made."""
+    """No connection could be made.
+
+    Args:
+        message: what happened.
+        refused: nobody listens there, or the way there is closed; it was not merely slow.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        super().__init__(message)
 
 
 class ConnectionsInUse(TransportError):

@@ -4,7 +4,7 @@
 
     new ──probe ok──▶ in service ──failures──▶ ejected ──probe failed once the time is up──▶ ejected, longer
                           ▲                       │
-                          └──── probe ok once the time is up, slow start
+                          └──── probe ok once the time is up, or when nobody else serves; slow start
 """
 
 from __future__ import annotations
@@ -125,10 +125,21 @@ class WorkerHealth:
             return True
         return False
 
-    def probe_succeeded(self, now: float) -> bool:
-        """A probe was answered; whether that puts it in service."""
+    def refused(self, now: float) -> bool:
+        """Nobody listens there any more, which needs no second sign; whether that ejects it."""
+        if not self.in_service:
+            return False
+        self._eject(now)
+        return True
+
+    def probe_succeeded(self, now: float, *, alone: bool = False) -> bool:
+        """A probe was answered; whether that puts it in service.
+
+        Args:
+            alone: nobody else is in service: then it does not wait for its time.
+        """
         self._probe_failures = 0
-        if self.state is WorkerState.EJECTED and now < self._until:
+        if self.state is WorkerState.EJECTED and now < self._until and not alone:
             return False
         if self.in_service:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,15 +11,19 @@ import structlog
 
 from gateway.backends.workers.choice import WorkerView
 from gateway.backends.workers.client import Timeouts, WorkerClient
-from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.load import WorkerLoad
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, listed_models
+from gateway.backends.workers.presence import Presence
 from gateway.backends.workers.scrape import read_figures
 from observability.workers import WorkerStatus
 
 # Connections of the probe and the scrape; they must not have to wait for requests to end.
 WATCH_CONNECTIONS = 2
+# A request whose connection broke waits so long for a probe's word on whether the worker is still there: a
+# refused connection tells within a millisecond, seconds.
+VERDICT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Worker:
         watch: how it is asked after.
         max_running: most sequences of its batch; 0 when unknown.
         clock: seconds, monotonic.
+        presence: told when it comes into service and when it leaves.
         on_return: told when it is in service anew: what it had cached may be gone.
         make_loras: makes what loads adapters there; ``None``: nothing does.
     """
@@ -68,6 +74,7 @@ class Worker:
         watch: WatchRules,
         max_running: int,
         clock: Callable[[], float],
+        presence: Presence,
         on_return: Callable[[str], None],
         make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
     ) -> None:
@@ -84,7 +91,11 @@ class Worker:
         )
         self._watch = watch
         self._clock = clock
+        self._presence = presence
         self._on_return = on_return
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()  # a probe's outcome; another one for each probe
+        presence.join(url, self._wake.set)
         self._probe_path = watch.probe_path
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
@@ -122,7 +133,24 @@ class Worker:
     def failed(self, *, last: bool) -> None:
         """A request met a failure that is this worker's."""
         if self.health.failed(self._clock(), last=last):
-            self._log.warning("worker ejected", reason="requests failed", ejections=self.health.ejections)
+            self._left("requests failed")
+
+    async def broke(self, error: TransportError) -> None:
+        """A request's connection broke or could not be made: a dead worker is told from a living one at once.
+
+        Waits at most ``VERDICT_S``.
+        """
+        if isinstance(error, ConnectFailed):
+            if error.refused:
+                self._refused()
+            return
+        if not isinstance(error, ConnectionLost):
+            return
+        self._wake.set()
+        # Of two requests that broke together the second needs no probe of its own.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(VERDICT_S):
+                await self._told.wait()
 
     def succeeded(self) -> None:
         """A request got its answer."""
@@ -143,18 +171,30 @@ class Worker:
 
     async def _probe_forever(self) -> None:
         while True:
+            self._wake.clear()
             good = await self._probe()
             now = self._clock()
-            if good and self.health.probe_succeeded(now):
+            if good and self.health.probe_succeeded(now, alone=self._presence.none):
                 self._log.info("worker in service")
                 self._returned()
             elif not good and self.health.probe_failed(now):
-                self._log.warning("worker ejected", reason="probes failed", ejections=self.health.ejections)
+                self._left("probes failed")
+            told, self._told = self._told, asyncio.Event()
+            told.set()
             if good and self._watch.lists_models:
                 await self._list()
-            wait_s = self._watch.probe_interval_s
-            back_s = self.health.returns_in(now)
-            await asyncio.sleep(min(wait_s, back_s) if back_s > 0.0 else wait_s)
+            await self._sleep(now)
+
+    async def _sleep(self, now: float) -> None:
+        """Until the next probe: its time, the end of an ejection, or somebody who wants to know."""
+        wait_s, back_s = self._watch.probe_interval_s, self.health.returns_in(now)
+        if self._presence.none:
+            wait_s = min(wait_s, self._presence.look_s)
+        elif back_s > 0.0:
+            wait_s = min(wait_s, back_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
 
     async def _probe(self) -> bool:
         timeout_s = self._watch.probe_timeout_s
@@ -163,12 +203,24 @@ class Worker:
             if answer.status == 404 and self._probe_path == self._watch.probe_path:
                 self._probe_path = self.client.prefix + MODELS_PATH
                 answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
-        except TransportError:
+        except TransportError as error:
+            if isinstance(error, ConnectFailed) and error.refused:
+                self._refused()
             return False
         # A server that asks the prober for a key lives; requests will tell whether theirs is taken.
         return answer.status < 400 or answer.status in (401, 403)
 
+    def _refused(self) -> None:
+        if self.health.refused(self._clock()):
+            self._left("nobody listens")
+
+    def _left(self, reason: str) -> None:
+        self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
+        # An ejection that is made longer is told as well; leaving twice is leaving once.
+        self._presence.left(self.url)
+
     def _returned(self) -> None:
+        self._presence.came(self.url)
         self._listed = frozenset()
         if self.loras is not None:
             self.loras.forget()

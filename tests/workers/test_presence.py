@@ -1,0 +1,155 @@
+"""A pool that loses its last worker: noticed at once, waited for, and there again with the first that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.backends.port import BackendState, Restarting
+from gateway.backends.workers.presence import LOOK_S, MAX_LOOKS, Presence
+from resilience.failures import BackendFailure, FailureKind
+from tests.conformance.harness import hear
+from tests.workers.raw_worker import (
+    STREAM_HEAD,
+    RawWorker,
+    Request,
+    answers,
+    chunk,
+    piece,
+    pool,
+    until,
+    work,
+)
+
+GOOD = answers("Hello", " there")
+# Nobody is asked again, and nobody comes back, by the mere passing of time.
+PATIENT: dict[str, Any] = {"probe_interval_seconds": 60.0, "eject_seconds": 60.0, "eject_max_seconds": 60.0}
+
+
+def away(presence: Presence) -> float | None:
+    """Asked anew each time, which a property is not for the type checker."""
+    return presence.away_s
+
+
+def dying(worker: RawWorker) -> None:
+    """Its next request gets one piece, and then the process is gone."""
+
+    async def behave(request: Request) -> None:
+        await request.send(STREAM_HEAD, chunk(piece("Hello")))
+        await worker.die()
+
+    worker.behaviours[:] = [behave]
+
+
+async def test_a_worker_that_dies_under_a_stream_is_out_of_service_when_the_stream_fails() -> None:
+    lost, other = RawWorker([GOOD]), RawWorker([GOOD])
+    dying(lost)
+    async with pool(lost, other, affinity=False, **PATIENT) as backend:
+        failures = []
+        for _ in range(2):  # equals take turns: one of the two is the dying one's
+            try:
+                await hear(backend, work())
+            except BackendFailure as error:
+                failures.append(error)
+                assert [one.state for one in backend.status()] == ["ejected", "in_service"]
+        [failure] = failures
+        assert failure.kind is FailureKind.STREAM_BROKEN and failure.isolated
+
+
+async def test_the_last_workers_death_is_told_by_the_pools_state_and_not_by_its_circuit() -> None:
+    only = RawWorker([GOOD])
+    dying(only)
+    async with pool(only, **PATIENT) as backend:
+        with pytest.raises(BackendFailure) as caught:
+            await hear(backend, work())
+        assert caught.value.kind is FailureKind.STREAM_BROKEN
+        assert not caught.value.counts
+        assert backend.state is BackendState.STARTING
+
+
+async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_stream() -> None:
+    only = RawWorker([GOOD])
+
+    async def cut(request: Request) -> None:
+        await request.send(STREAM_HEAD, chunk(piece("Hello")))
+        request.reset()
+
+    only.behaviours[:] = [cut, GOOD]
+    async with pool(only, **PATIENT) as backend:
+        with pytest.raises(BackendFailure) as caught:
+            await hear(backend, work())
+        assert caught.value.counts
+        assert backend.state is BackendState.READY
+        assert (await hear(backend, work())).text == "Hello there"
+
+
+async def test_whoever_waits_goes_on_with_the_first_worker_that_answers_again() -> None:
+    one, two = RawWorker([GOOD]), RawWorker([GOOD])
+    async with pool(one, two, **PATIENT) as backend:
+        waiting: Restarting = backend  # what makes the fallback chain wait
+        assert waiting.ready_in_s is None
+        await one.die()
+        await two.die()
+        for _ in range(2):
+            with pytest.raises(BackendFailure):
+                await hear(backend, work())
+        assert backend.state is BackendState.STARTING
+        assert (backend.ready_in_s or 0.0) >= LOOK_S
+        assert not await backend.wait_ready(0.01)
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(backend.wait_ready(60.0)) for _ in range(3)]
+            await asyncio.sleep(0)
+            await two.start()  # its ejection lasts for another minute, but there is nobody else
+        assert all(wait.result() for wait in waits)
+        assert backend.ready_in_s is None
+        assert (await hear(backend, work())).text == "Hello there"
+        assert [status.state for status in backend.status()] == ["ejected", "in_service"]
+
+
+async def test_before_a_worker_has_ever_been_there_nobody_can_tell_when_one_will_be() -> None:
+    worker = RawWorker([GOOD])
+    async with pool(worker, started=False) as backend:
+        assert backend.ready_in_s is None
+        assert not await backend.wait_ready(0.01)
+        await worker.start()
+        await worker.die()  # it has a port now, and nobody listens there
+    assert not await backend.wait_ready(60.0)  # stopped: at once
+
+
+async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
+    now, looked = [100.0], []
+    presence = Presence(lambda: now[0])
+    for url in ("a", "b"):
+        presence.join(url, lambda url=url: looked.append(url))  # type: ignore[misc]
+    assert presence.none and away(presence) is None
+    presence.came("a")
+    presence.came("b")
+    presence.left("a")
+    assert away(presence) is None and not looked
+    presence.left("b")
+    assert away(presence) == 0.0
+    assert looked == ["a", "b"], "the last one's leaving makes all be looked at"
+    now[0] += 3.0
+    presence.left("b")  # an ejection that is made longer
+    assert away(presence) == 3.0 and looked == ["a", "b"]
+    presence.came("a")
+    assert away(presence) is None
+
+
+def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_times_a_second() -> None:
+    presence = Presence(lambda: 0.0)
+    for number in range(1_000):
+        presence.join(str(number), lambda: None)
+    assert 1_000 / presence.look_s == MAX_LOOKS
+
+
+async def test_a_hung_worker_among_the_waiting_is_no_answer() -> None:
+    worker = RawWorker([GOOD])
+    async with pool(worker) as backend:
+        worker.healthy = False
+        await until(lambda: backend.state is BackendState.STARTING)
+        assert not await backend.wait_ready(0.3)
+        worker.healthy = True
+        assert await backend.wait_ready(30.0)
