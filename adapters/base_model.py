@@ -11,6 +11,7 @@ from typing import Any
 LLAMA_LIKE = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "olmo2", "smollm3"}
 )
+_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class BaseModel:
             adapter's shapes are compared with each other only.
         aliases: other names under which adapters may have been trained (``org/name``).
         max_lora_rank: highest rank that the engine runs.
+        embedded: the embedded engine runs it, which adapts all layers, or none.
     """
 
     model_id: str
@@ -31,6 +33,14 @@ class BaseModel:
     shapes: Mapping[str, tuple[int, int]]
     max_lora_rank: int
     aliases: tuple[str, ...] = ()
+    embedded: bool = False
+
+    def tensor_name(self, layer: str, module: str, side: str) -> str | None:
+        """What PEFT calls an adapter's tensor; ``None`` when the architecture is not known here."""
+        if module not in self.shapes:
+            return None
+        part = "self_attn" if module in _ATTENTION else "mlp"
+        return f"base_model.model.model.layers.{int(layer)}.{part}.{module}.lora_{side}.weight"
 
     def serves(self, name: str) -> bool:
         """Whether ``name``, as an adapter's configuration gives it, is this model.
@@ -41,7 +51,12 @@ class BaseModel:
 
 
 def base_model(
-    model_id: str, config: Mapping[str, Any], *, max_lora_rank: int, aliases: tuple[str, ...] = ()
+    model_id: str,
+    config: Mapping[str, Any],
+    *,
+    max_lora_rank: int,
+    aliases: tuple[str, ...] = (),
+    embedded: bool = False,
 ) -> BaseModel:
     """The base model of a ``config.json``."""
     hidden, heads = int(config.get("hidden_size", 0)), int(config.get("num_attention_heads", 0))
@@ -60,4 +75,4 @@ def base_model(
             "down_proj": (inner, hidden),
         }
     layers = int(config.get("num_hidden_layers", 0))
-    return BaseModel(model_id, layers, MappingProxyType(dict(shapes)), max_lora_rank, aliases)
+    return BaseModel(model_id, layers, MappingProxyType(dict(shapes)), max_lora_rank, aliases, embedded)

@@ -97,6 +97,12 @@ def promote(
             f"the evaluation of {adapter_id!r} {why}; run python -m evaluation.adapter_regression, or "
             "say force"
         )
+    led = catalogue.aliases.get(alias) if alias is not None else None
+    if percent < 100 and alias is not None and (led is None or led.target is None):
+        raise CatalogueError(
+            f"percent: given {percent:g}, and alias {alias!r} leads nowhere yet, so that the other sessions "
+            "would get nothing; allowed: 100, then a canary beside it"
+        )
     forced = force and not version.passed
     return _checked(
         catalogue,
@@ -107,7 +113,7 @@ def promote(
 def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:
     """Lead an alias back: to a version, or to the last one before this that is not retired.
 
-    Raises CatalogueError when there is none.
+    Raises CatalogueError when there is none, or when the alias never led to that version.
     """
     found = catalogue.aliases.get(alias)
     if found is None:
@@ -123,6 +129,12 @@ def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, commen
         if not usable:
             raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired; name one")
         to = usable[-1]
+    elif catalogue.version(to).adapter_id not in (found.target, *found.history):
+        # Back is where it was: what never served there is promoted, with the evaluation that takes.
+        before = ", ".join(dict.fromkeys(reversed(found.history))) or "none"
+        raise CatalogueError(
+            f"to: {alias!r} never led to {to!r}; allowed: {before}; to lead it elsewhere, promote"
+        )
     return _checked(catalogue, _event("rolled_back", alias=alias, to=to, comment=comment))
 
 
@@ -137,7 +149,15 @@ def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes
 
 
 def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -> bytes:
-    """Keep an evaluation with a version; ``report`` says at least whether it ``passed``."""
+    """Keep an evaluation with a version; ``report`` says at least whether it ``passed``.
+
+    Raises CatalogueError when it does not, or says that other content was compared (``candidate_sha256``).
+    """
+    held, compared = catalogue.version(adapter_id).sha256, report.get("candidate_sha256", None)
+    if compared is not None and compared != held:
+        raise CatalogueError(
+            f"report.candidate_sha256: given {str(compared)[:64]!r}; allowed: {held!r}, as of {adapter_id}"
+        )
     return _checked(catalogue, _event("evaluated", id=adapter_id, report=dict(report)))
 
 

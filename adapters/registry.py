@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from adapters.values import Adapter, Selection
 class Lease:
     """An adapter in use by one request; ``None`` is the base model.
 
-    ``rule`` tells what decided: ``explicit``, ``rule[0]``…, ``canary(25%)``, ``none``.
+    ``rule`` tells what decided: ``explicit``, ``rule[0]``…, ``canary(25%)``, ``none``; ``missing`` what it
+    named when the base model stands in for it.
     """
 
     adapter: Adapter | None
     rule: str
+    missing: str | None = None
 
 
 class AdapterRegistry:
@@ -76,6 +78,8 @@ class AdapterRegistry:
         offer = self._offer
         usable = [name for name, state in offer.states.items() if state is not State.RETIRED]
         self._ids = frozenset((*usable, *offer.aliases, *self._expected))
+        coming = self._expected - offer.states.keys() - offer.aliases.keys() - offer.refused.keys()
+        self._servable = coming.union(offer.served)
 
     @property
     def offered(self) -> Offer:
@@ -95,7 +99,12 @@ class AdapterRegistry:
     @property
     def names(self) -> Collection[str]:
         """The same, as it stands whenever it is looked at."""
-        return _Names(self)
+        return _Names(lambda: self._ids)
+
+    @property
+    def servable(self) -> Collection[str]:
+        """What any caller gets, or will once the file is taken in; as it stands whenever it is looked at."""
+        return _Names(lambda: self._servable)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -128,7 +137,7 @@ class AdapterRegistry:
         adapter = choice.adapter
         if adapter is not None:
             self._in_use[adapter.adapter_id] = self._in_use.get(adapter.adapter_id, 0) + 1
-        return Lease(adapter, choice.rule)
+        return Lease(adapter, choice.rule, choice.missing)
 
     def _give_back(self, lease: Lease) -> None:
         if lease.adapter is None:
@@ -168,16 +177,16 @@ class _Lending(AbstractContextManager[Lease]):
 
 
 class _Names(Collection[str]):
-    """The registry's names, looked up when asked."""
+    """Names of the registry, looked up when asked."""
 
-    def __init__(self, registry: AdapterRegistry) -> None:
-        self._registry = registry
+    def __init__(self, look: Callable[[], frozenset[str]]) -> None:
+        self._look = look
 
     def __contains__(self, name: object) -> bool:
-        return name in self._registry.ids
+        return name in self._look()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.ids)
+        return iter(self._look())
 
     def __len__(self) -> int:
-        return len(self._registry.ids)
+        return len(self._look())

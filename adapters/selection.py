@@ -46,11 +46,12 @@ class Choice:
     """The adapter, ``None`` for the base model, and what decided.
 
     ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session that an alias leads to
-    its canary.
+    its canary. ``missing`` is what the rule named and the base model stands in for.
     """
 
     adapter: Adapter | None
     rule: str
+    missing: str | None = None
 
 
 def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
@@ -71,6 +72,8 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
 def select(selection: Selection, offer: Offer) -> Choice:
     """The adapter of a request.
 
+    What a caller names must be served to him; where a rule leads to what is not, the base model may answer.
+
     Raises:
         UnknownAdapter: the wish, or the rule that decided, names none that is served; tells why.
         AdapterForbidden: the caller's key is limited to others.
@@ -88,12 +91,17 @@ def select(selection: Selection, offer: Offer) -> Choice:
     if alias is not None:
         version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
         if version is None:
-            raise UnknownAdapter(wish, offer.served, why="has no version for all sessions yet")
+            raise UnknownAdapter(wish, _known(offer, selection), why="has no version for all sessions yet")
         if version == alias.canary:
             rule = f"canary({alias.percent:g}%)"
         name = version
-    check_allowed(wish, (wish, name), selection.allowed)
-    return Choice(_served(name, offer, selection), rule)
+    try:
+        check_allowed(wish, (wish, name), selection.allowed)
+        return Choice(_served(name, offer, selection), rule)
+    except (UnknownAdapter, AdapterForbidden):
+        if not selection.or_base or selection.adapter_id is not None:
+            raise
+        return Choice(None, rule, missing=name)
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
@@ -125,7 +133,13 @@ def _served(name: str, offer: Offer, selection: Selection) -> Adapter:
         why = "is staged: promote it, or ask with an operator's key"
     elif name in offer.refused:
         why = f"was refused ({offer.refused[name]})"
-    raise UnknownAdapter(name, offer.served, why=why)
+    raise UnknownAdapter(name, _known(offer, selection), why=why)
+
+
+def _known(offer: Offer, selection: Selection) -> tuple[str, ...]:
+    """What the caller may be told of."""
+    allowed = selection.allowed
+    return tuple(one for one in offer.served if allowed is None or one in allowed)
 
 
 def _by_labels(labels: Mapping[str, str], offer: Offer) -> str | None:

@@ -14,9 +14,10 @@ import tempfile
 from pathlib import Path
 
 from adapters.base_model import BaseModel
+from adapters.peft_config import CONFIG_FILE
 from adapters.rejection import AdapterRejected, Rejection
 from adapters.unpack import is_archive, unpack
-from adapters.verify import CONFIG_FILE, WEIGHTS_FILE, Verified, list_files, verify
+from adapters.verify import WEIGHTS_FILE, Verified, list_files, verify
 
 _PARTS = ".parts"
 _PIECE = 1 << 20

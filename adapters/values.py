@@ -51,6 +51,7 @@ class Selection:
         sticky_key: the session, else the request; keeps a caller on one version of an alias.
         allowed: the versions and aliases that the key may use; ``None``: all.
         operator: may name versions that are staged.
+        or_base: where a rule leads to what is not served, the base model answers.
     """
 
     adapter_id: str | None
@@ -59,3 +60,4 @@ class Selection:
     sticky_key: str = ""
     allowed: tuple[str, ...] | None = None
     operator: bool = False
+    or_base: bool = False

@@ -7,22 +7,19 @@ it is executed or unpickled, and the weights are read in pieces. All functions b
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from adapters.base_model import BaseModel
 from adapters.finite import is_finite
+from adapters.peft_config import CONFIG_FILE, read_config
 from adapters.rejection import AdapterRejected, Rejection
 from adapters.safetensors_header import TensorPlace, read_header
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-MAX_CONFIG_BYTES = 1 << 20
 # A rank-256 adapter of a 70B model has about 3.3 GB.
 MAX_BYTES = 8 << 30
 MAX_FILES = 64
@@ -32,24 +29,10 @@ _HASH_BYTES = 1 << 20
 _OTHER_WEIGHTS = frozenset(
     {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy", ".joblib", ".h5"}
 )
+# As PEFT names them in the file of a causal model; engines find them by these names alone.
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?:.*\.)?layers\.(?P<layer>[0-9]+)\.(?:[a-z_]+\.)*(?P<module>[a-z0-9_]+)"
-    r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
-)
-# Keys that change what an adapter computes in ways that neither vLLM nor the embedded engine runs.
-_MUST_BE_EMPTY = (
-    "use_dora",
-    "use_qalora",
-    "lora_bias",
-    "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
-    "layer_replication",
-    "megatron_config",
-    "trainable_token_indices",
-    "fan_in_fan_out",
-    "exclude_modules",
-    "alora_invocation_tokens",
+    r"base_model\.model\.(?:.*\.)?layers\.(?P<layer>[0-9]+)\.(?:[a-z_]+\.)*(?P<module>[a-z0-9_]+)"
+    r"\.lora_(?P<side>[AB])\.weight"
 )
 
 
@@ -93,13 +76,10 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
         raise AdapterRejected(
             Rejection.WRONG_CHECKSUM, f"{folder.name}: the files' SHA-256 is {digest}, not {sha256.lower()}"
         )
-    config = _read_config(folder)
-    base_name = _check_base(config, base)
-    rank, alpha = _check_rank(config, base)
-    targets = _check_targets(config, base)
+    config = read_config(folder, base)
     weights = folder / WEIGHTS_FILE
     tensors = read_header(weights)
-    _check_tensors(tensors, rank, targets, base)
+    _check_tensors(tensors, config.rank, config.targets, base)
     with weights.open("rb") as file:
         for tensor in tensors.values():
             if not is_finite(file, tensor):
@@ -107,7 +87,9 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
                     Rejection.NOT_FINITE, f"{WEIGHTS_FILE}: tensor {tensor.name!r} holds NaN or infinity"
                 )
     size = sum(files.values())
-    return Verified(rank, alpha, targets, size, digest, base_name, bool(base.shapes))
+    return Verified(
+        config.rank, config.alpha, config.targets, size, digest, config.base_name, bool(base.shapes)
+    )
 
 
 def list_files(folder: Path) -> Mapping[str, int]:
@@ -168,77 +150,6 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from _walk(path)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    path = folder / CONFIG_FILE
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: more than {MAX_CONFIG_BYTES:,} bytes")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        why = str(error).split("\n")[0]
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: not valid JSON: {why}") from None
-    if not isinstance(config, dict):
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: must be a JSON object")
-    if config.get("peft_type") != "LORA":
-        raise AdapterRejected(
-            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: peft_type is {config.get('peft_type')!r}; allowed: 'LORA'"
-        )
-    if config.get("bias", "none") != "none":
-        raise AdapterRejected(
-            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: bias is {config['bias']!r}; allowed: 'none'"
-        )
-    for key in _MUST_BE_EMPTY:
-        if config.get(key):
-            raise AdapterRejected(
-                Rejection.UNSUPPORTED, f"{CONFIG_FILE}: {key} is set; engines do not run it"
-            )
-    return config
-
-
-def _check_base(config: Mapping[str, Any], base: BaseModel) -> str:
-    name = config.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: base_model_name_or_path is missing")
-    if not base.serves(name):
-        raise AdapterRejected(
-            Rejection.WRONG_BASE, f"{CONFIG_FILE}: trained for {name!r}; served here: {base.model_id!r}"
-        )
-    return name
-
-
-def _check_rank(config: Mapping[str, Any], base: BaseModel) -> tuple[int, float]:
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1:
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: r is {rank!r}; allowed: a whole number from 1"
-        )
-    if rank > base.max_lora_rank:
-        raise AdapterRejected(
-            Rejection.RANK_TOO_HIGH, f"{CONFIG_FILE}: r is {rank}; allowed: at most {base.max_lora_rank}"
-        )
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: lora_alpha is {alpha!r}; allowed: a number"
-        )
-    return rank, float(alpha)
-
-
-def _check_targets(config: Mapping[str, Any], base: BaseModel) -> tuple[str, ...]:
-    targets = config.get("target_modules")
-    if not isinstance(targets, list) or not targets or not all(isinstance(one, str) for one in targets):
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: target_modules must be a list of module names"
-        )
-    names = tuple(sorted({one.rsplit(".", 1)[-1] for one in targets}))
-    unknown = [name for name in names if base.shapes and name not in base.shapes]
-    if unknown:
-        raise AdapterRejected(
-            Rejection.UNKNOWN_TARGET,
-            f"{CONFIG_FILE}: target_modules has {unknown[0]!r}; allowed: {', '.join(sorted(base.shapes))}",
-        )
-    return names
-
-
 def _check_tensors(
     tensors: Mapping[str, TensorPlace], rank: int, targets: tuple[str, ...], base: BaseModel
 ) -> None:
@@ -249,7 +160,11 @@ def _check_tensors(
             raise AdapterRejected(
                 Rejection.UNKNOWN_TARGET, f"{WEIGHTS_FILE}: tensor {name!r} belongs to no target module"
             )
-        layer = int(match["layer"])
+        layer, wanted = int(match["layer"]), base.tensor_name(**match.groupdict())
+        if wanted is not None and name != wanted:
+            raise AdapterRejected(
+                Rejection.UNKNOWN_TARGET, f"{WEIGHTS_FILE}: tensor {name!r}; allowed: {wanted!r}"
+            )
         if base.layers and layer >= base.layers:
             raise AdapterRejected(
                 Rejection.BAD_SHAPE, f"{WEIGHTS_FILE}: {name!r}: the base model has {base.layers} layers"
@@ -264,6 +179,14 @@ def _check_tensors(
         raise AdapterRejected(
             Rejection.MISSING_TENSOR, f"{WEIGHTS_FILE}: no tensors for target module {sorted(absent)[0]!r}"
         )
+    for layer in range(base.layers if base.embedded else 0):
+        for module in targets:
+            if (layer, module) not in pairs:
+                raise AdapterRejected(
+                    Rejection.MISSING_TENSOR,
+                    f"{WEIGHTS_FILE}: no tensors for layer {layer}, {module}; the embedded engine adapts all "
+                    f"{base.layers} layers",
+                )
 
 
 def _check_pair(

@@ -56,6 +56,8 @@ class Circuit:
         """How it stands."""
         if now < self._open_until:
             return CircuitState.OPEN
+        if not self._failed:
+            return CircuitState.CLOSED
         self._forget(now)
         return CircuitState.HALF_OPEN if self._rate() > HALF_AT else CircuitState.CLOSED
 

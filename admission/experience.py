@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from admission.lengths import OutputLengths
 from admission.limit import AdaptiveLimit
+from admission.pace import Pace
 from admission.rates import CachedShares, Rates
 from admission.ticket import Ticket
 from admission.values import Demand, Limits
@@ -13,13 +14,13 @@ RELEARN_S = 5.0
 
 
 class Experience:
-    """One backend's rates, lengths of answers, cached shares, and how many sequences it should run.
+    """One backend's rates, lengths of answers, pace, cached shares, and how many sequences it should run.
 
     Args:
         limits: the backend's thresholds.
     """
 
-    __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "rates")
+    __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "pace", "rates")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -30,6 +31,7 @@ class Experience:
         self.lengths = OutputLengths(limits.output_share)
         self.cached_shares = CachedShares()
         self.limit = AdaptiveLimit(limits.max_in_flight)
+        self.pace = Pace()
 
     def uncached(self, demand: Demand) -> int:
         """Prompt tokens that must be computed for it; at least one."""
@@ -89,6 +91,14 @@ class Experience:
         self.rates.ttft_error_s.learn(abs(really_s - ticket.estimated_first_token_s))
         if cached_tokens is not None:
             self.cached_shares.learn(ticket.kind, cached_tokens, ticket.demand.input_tokens)
+        demand = ticket.demand
+        target_s = (demand.limits or self._limits).tpot_slo_s
+        self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
+
+    def look(self, now: float) -> None:
+        """Keep the limit to what the pace of those in flight allows."""
+        if self.pace.look(now) and (allows := self.pace.allows()) is not None:
+            self.limit.paced(*allows)
 
     def succeeded(
         self, ticket: Ticket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1

@@ -5,7 +5,7 @@ The gate asks it whether one more may go on, and how long that will take; it dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from admission.events import Outcome
 from admission.experience import Experience
@@ -22,8 +22,7 @@ PLACES_A_RESERVE = 16
 RESERVE_FOR_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """What of the line would be served before a request: how many, and their uncached prompt tokens."""
 
     requests: int = 0
@@ -67,6 +66,8 @@ class Flight:
         self.prefill.bound(self.signals.workers, now, self.experience.rates.s_per_token)
         if load.max_running:
             self.experience.limit.bound(load.max_running)
+        self.experience.pace.beside(self.sequences + self.foreign, now)
+        self.experience.look(now)
 
     def add(self, ticket: Ticket, now: float) -> None:
         """It is handed on, and what it will need is reserved."""
@@ -77,6 +78,7 @@ class Flight:
         self.prefill.add(ticket.number, ticket.uncached, now, self.experience.rates.s_per_token)
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
+        self.experience.pace.beside(self.sequences + self.foreign, now)
         self.memory.add(ticket)
 
     def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
@@ -94,6 +96,9 @@ class Flight:
         del self.tickets[ticket.number]
         self.sequences -= sequences
         self.signals.left(sequences, ticket.handed_on_at)
+        self.experience.pace.end(ticket.number, output_tokens, now)
+        self.experience.pace.beside(self.sequences + self.foreign, now)
+        self.experience.look(now)
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
             self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
@@ -116,7 +121,7 @@ class Flight:
     @property
     def foreign_waiting(self) -> int:
         """Of those that wait inside the engine, as many as may be none of ours."""
-        return min(self.signals.waiting, self.foreign)
+        return min(self.signals.waiting, self.foreign) if self.signals.waiting else 0
 
     def capacity(self, now: float) -> int:
         """Sequences that may be in flight now; at least one."""
@@ -138,6 +143,12 @@ class Flight:
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that one of the backend's workers must compute before a new one's."""
         return self.prefill.ahead(now, self.experience.rates.s_per_token)
+
+    def hold_s(self, now: float) -> float:
+        """How long a place is held; while no answer has ended, as long as the oldest has been there."""
+        if self.experience.rates.hold_s.samples or not self.tickets:
+            return self.experience.rates.hold_s.value
+        return now - next(iter(self.tickets.values())).handed_on_at
 
     def out_of_memory(self, priority: int, limits: Limits, now: float) -> bool:
         """Whether waiting would not help: the pool is all but full, or full of what is not ours."""
@@ -194,12 +205,14 @@ class Flight:
         if by_memory and self.sequences:
             places = self.sequences
         foreign = self.foreign
-        free = max(0, places - self.sequences - foreign)
-        missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences - free
+        missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
+        missing -= max(0, places - self.sequences - foreign)
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = tokens_ahead - self._limits.max_prefill_tokens
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        first_s = max(self._first_token_s(tokens_ahead + uncached), slot_s + self._first_token_s(uncached))
+        first_s = self._first_token_s(tokens_ahead + uncached)
+        if slot_s > 0.0:
+            first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s
 
     def _first_token_s(self, tokens_ahead: int) -> float:

@@ -74,7 +74,8 @@ class Gate(Standing):
         flight = self._flight
         flight.asked(demand.priority, now)
         uncached, due = flight.experience.uncached(demand), demand.due(limits)
-        rung = self._ladders.of(limits.rungs).at(self.depth)
+        waiting = self._waiting_in_all
+        rung = self._ladders.of(limits.rungs).at(waiting // flight.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
@@ -91,7 +92,7 @@ class Gate(Standing):
             reason = Reason.TOKEN_BUDGET_EXCEEDED
         elif flight.out_of_memory(demand.priority, limits, now):
             reason = Reason.MEMORY_PRESSURE
-        elif self._full(demand, limits, factor, now) and not self._make_room(demand, now):
+        elif self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now):
             reason = Reason.QUEUE_FULL
         elif wait_s >= limits.max_wait_s * factor or flight.misses(due, first_s, now):
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
@@ -193,15 +194,16 @@ class Gate(Standing):
 
     def _estimates(self, demand: Demand, uncached: int, now: float) -> tuple[float, float]:
         """Seconds until it would be handed on, and to its first token."""
-        ahead, waiting = NOBODY, len(self._line)
-        if waiting:
+        ahead, by_memory = NOBODY, False
+        if self._tickets:
             requests = self._line.ahead_of(demand.tenant, demand.priority)
-            ahead = Ahead(requests, self._line.tokens * requests // waiting)
-        by_memory = self.hold is Hold.MEMORY
+            if requests:
+                ahead = Ahead(requests, self._line.tokens * requests // len(self._tickets))
+            by_memory = self._hold is Hold.MEMORY
         return self._flight.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
-    def _full(self, demand: Demand, limits: Limits, factor: float, now: float) -> bool:
-        waiting, workers = self._waiting_in_all, self._flight.signals.workers
+    def _full(self, demand: Demand, limits: Limits, factor: float, waiting: int, now: float) -> bool:
+        workers = self._flight.signals.workers
         if not waiting:
             flight = self._flight
             return limits.max_queue == 0 and flight.sequences + flight.foreign >= flight.capacity(now)
@@ -233,11 +235,13 @@ class Gate(Standing):
 
     def _gone(self, ticket: Ticket, reason: Reason, now: float) -> None:
         ticket.state = TicketState.GONE
-        wait_s = max(ticket.estimated_wait_s, now - ticket.waiting.arrived_at)
+        # Whoever asks again joins the line as it is now.
+        again_s, _ = self._estimates(ticket.demand, ticket.uncached, now)
+        wait_s = max(again_s, now - ticket.waiting.arrived_at)
         ticket.refusal = self._refusal(reason, wait_s, now, queued=True)
 
     def _refusal(self, reason: Reason, wait_s: float, now: float, *, queued: bool = False) -> Refusal:
-        turnover_s = self.rates.hold_s.value / max(1, self.limit.value)
+        turnover_s = self._flight.hold_s(now) / max(1, self.limit.value)
         again_s = retry_after_s(wait_s, turnover_s, self._random.random())
         if reason is Reason.CIRCUIT_OPEN:
             again_s = max(again_s, self.circuit.retry_after_s(now))

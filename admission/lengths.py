@@ -7,8 +7,10 @@ of that. A forecast that reserved the former would leave most of the KV cache id
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import accumulate
 
 # Buckets grow by a fourth of an octave: a quantile is at most 19 % too long.
 STEPS_PER_OCTAVE = 4
@@ -28,24 +30,29 @@ def bucket_of(tokens: int) -> int:
     return min(BUCKETS - 1, math.ceil(math.log2(tokens) * STEPS_PER_OCTAVE))
 
 
-def upper_edge(bucket: int) -> int:
-    """The longest length of a bucket, tokens."""
-    return math.floor(2 ** (bucket / STEPS_PER_OCTAVE))
+# The longest length of each bucket, tokens.
+UPPER_EDGES = tuple(math.floor(2 ** (bucket / STEPS_PER_OCTAVE)) for bucket in range(BUCKETS))
 
 
 class Histogram:
     """Lengths with exponentially fading weights; learning and asking cost the same however many were seen."""
 
-    __slots__ = ("_counts", "_gain", "weight")
+    __slots__ = ("_asked", "_counts", "_gain", "_used", "weight")
 
     def __init__(self) -> None:
         self._counts = [0.0] * BUCKETS
+        self._used = 0  # buckets below the first that has never had one
+        self._asked: tuple[float, int] | None = (
+            None  # the last share of all, and its answer until the next one
+        )
         self._gain = 1.0
         self.weight = 0.0
 
     def learn(self, tokens: int) -> None:
         """Take one length. New samples weigh more, which is the same as fading the old ones."""
-        self._counts[bucket_of(tokens)] += self._gain
+        bucket = bucket_of(tokens)
+        self._counts[bucket] += self._gain
+        self._used, self._asked = max(self._used, bucket + 1), None
         self.weight = self.weight * DECAY + 1.0
         self._gain /= DECAY
         if self._gain > 1e12:
@@ -54,16 +61,16 @@ class Histogram:
 
     def quantile(self, share: float, *, beyond: int = 0) -> int | None:
         """The length that ``share`` of those longer than ``beyond`` do not exceed; ``None`` without any."""
+        if beyond <= 0 and self._asked is not None and self._asked[0] == share:
+            return self._asked[1]
         first = bucket_of(beyond) + 1 if beyond > 0 else 0
-        tail = self._counts[first:]
-        left = share * sum(tail)
-        if left <= 0.0:
+        sums = list(accumulate(self._counts[first : self._used]))
+        if not sums or sums[-1] <= 0.0:
             return None
-        for offset, count in enumerate(tail):
-            left -= count
-            if left <= 1e-9:
-                return upper_edge(first + offset)
-        return upper_edge(BUCKETS - 1)
+        found = UPPER_EDGES[first + bisect_left(sums, share * sums[-1] - 1e-9)]
+        if not first:
+            self._asked = (share, found)
+        return found
 
 
 class OutputLengths:

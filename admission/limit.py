@@ -3,6 +3,8 @@
 More sequences in a batch mean more tokens a second and a longer time between two tokens of each. The limit
 grows while answers keep to the route's SLO and the batch is full, and shrinks when they do not
 (additive increase, multiplicative decrease; algorithm and limiter apart, as in Netflix' concurrency-limits).
+By that alone it would keep to where some answer in ten is late; the pace of those in flight
+(``admission.pace``) bounds it to where they hardly are, before the first of them has ended.
 
 Of several engines behind one name an answer tells about one: it moves the limit by that one's share. Else one
 late answer in a hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
@@ -15,6 +17,8 @@ BACKOFF = 0.9
 SETTLE_S = 2.0
 # The limit only grows while it is what holds requests back.
 FULL_SHARE = 0.9
+# What the pace allows is followed down by at most so much a window: one that was a chance costs little.
+LEAST_SHARE = 0.7
 
 
 class AdaptiveLimit:
@@ -25,13 +29,14 @@ class AdaptiveLimit:
         least: lower bound.
     """
 
-    __slots__ = ("_good", "_least", "_most", "_shrunk_at", "_value")
+    __slots__ = ("_allowed", "_good", "_least", "_most", "_shrunk_at", "_value")
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most = max(least, most)
         self._least = least
         self._value = float(self._most)
         self._good = 0
+        self._allowed = float("inf")
         self._shrunk_at = float("-inf")
 
     @property
@@ -47,6 +52,12 @@ class AdaptiveLimit:
         self._most = max(self._least, most)
         self._value = float(self._most) if was_full else min(self._value, float(self._most))
 
+    def paced(self, allowed: float, sequences: float) -> None:
+        """The pace of ``sequences`` in flight says that ``allowed`` keep to their targets."""
+        self._allowed = allowed
+        if allowed < sequences and allowed < self._value:
+            self._value = max(float(self._least), allowed, self._value * LEAST_SHARE)
+
     def saw(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
         """An answer has ended, and whether its pace met the targets; so many ``workers`` are side by side."""
         if not in_slo:
@@ -57,7 +68,7 @@ class AdaptiveLimit:
                 to = min(self._value, float(in_flight)) * BACKOFF
                 self._value = max(float(self._least), self._value + (to - self._value) / workers)
             return
-        if in_flight < self._value * FULL_SHARE:
+        if in_flight < self._value * FULL_SHARE or self._allowed <= self._value:
             return
         self._good += 1
         if self._good >= self._value / workers:

@@ -19,7 +19,6 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 # Tenants without a waiting request whose last turns are remembered; the one seen longest ago is forgotten.
 MAX_AWAY = 1_000
@@ -32,7 +31,6 @@ SWEEP_FROM = 64
 NEVER = float("inf")
 
 _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
-_time_of = itemgetter(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +146,7 @@ class _Class:
         own = tenant.living if tenant is not None else 0
         at = tenant.turn[0] if tenant is not None else max(self._time - CREDIT, self._away.get(name, 0))
         at += own * self._cost // self.living
-        before = bisect_right(self._turns, at, key=_time_of) - (tenant is not None)
+        before = bisect_right(self._turns, (at, self._entries + 1, "")) - (tenant is not None)
         return own + min(self.living - own, (own + 1) * before)
 
     def _enter(self, at: int, name: str) -> _Turn:
@@ -253,7 +251,11 @@ class Line:
         """About how many would be served before a new request of that tenant and class: all of the higher
         classes, and in its own those whose turn comes earlier."""
         rank = min(max(rank, self._order[-1]), self._top)
-        above = sum(self._classes[other].living for other in self._order if other > rank)
+        above = 0
+        for other in self._order:
+            if other == rank:
+                break
+            above += self._classes[other].living
         return above + self._classes[rank].ahead_of(tenant)
 
     def counts(self) -> dict[tuple[int, str], int]:

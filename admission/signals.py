@@ -15,20 +15,25 @@ class Signals:
 
     Args:
         limits: how long a word is believed.
+
+    Attributes:
+        workers: engines behind the name that work side by side; at least one.
     """
 
-    __slots__ = ("_just_left", "_limits", "_told_at", "load", "pool")
+    __slots__ = ("_just_left", "_limits", "_told_at", "load", "pool", "workers")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.load: Load | None = None
         self.pool = Pool()
+        self.workers = 1
         self._told_at = float("-inf")
         self._just_left = 0  # sequences released since: the backend may still count them
 
     def told(self, load: Load, now: float) -> None:
         """It has told its load; the size of its pool stays known when this word does not name it."""
         self.load, self._told_at, self._just_left = load, now, 0
+        self.workers = max(1, load.workers)
         if load.total_blocks and load.block_size:
             self.pool = Pool(load.total_blocks, load.block_size)
 
@@ -36,11 +41,6 @@ class Signals:
         """So many of our sequences, handed on at ``since``, have ended: if it told of them, it still does."""
         if since < self._told_at:
             self._just_left += sequences
-
-    @property
-    def workers(self) -> int:
-        """Engines behind the name that work side by side; at least one."""
-        return max(1, self.load.workers) if self.load is not None else 1
 
     @property
     def waiting(self) -> int:

@@ -20,6 +20,7 @@ class Standing:
         circuit: how many of the backend's answers failed.
         rates: how fast it has been seen to be.
         limit: how many sequences it should run, as learned.
+        pace: how fast those in flight get their tokens.
         forecast: the memory that is reserved.
     """
 
@@ -33,6 +34,7 @@ class Standing:
         self.circuit = Circuit()
         self.rates = self._flight.experience.rates
         self.limit = self._flight.experience.limit
+        self.pace = self._flight.experience.pace
         self.forecast = self._flight.memory.forecast
 
     @property
@@ -116,7 +118,7 @@ class Standing:
     @property
     def _waiting_in_all(self) -> int:
         """Here, and inside the backend those that did not come through here."""
-        return len(self._line) + self._flight.foreign_waiting
+        return len(self._tickets) + self._flight.foreign_waiting
 
     def queue_counts(self) -> dict[tuple[int, str], int]:
         """Waiting requests by class and tenant."""

@@ -40,7 +40,12 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     """
     draw, now = random.Random(1), 0.0
     limits = Limits(
-        max_queue=2 * queued, max_wait_s=1e9, rungs=(), max_queue_tokens=1 << 40, max_prefill_tokens=1 << 40
+        max_queue=2 * queued,
+        max_wait_s=1e9,
+        rungs=(),
+        max_queue_tokens=1 << 40,
+        max_prefill_tokens=1 << 40,
+        tpot_slo_s=60.0,  # so that the pace is followed, and never too slow
     )
     gate = Gate(limits, random=draw)
     pool = running * 40 if memory else running * 1000

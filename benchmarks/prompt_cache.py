@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from budgeting.values import Message, Role
+from budgeting.values import Message, Plan, Role
 from gateway.backends.port import Delta
 from gateway.config import Settings, load_settings
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
@@ -88,6 +88,9 @@ class KeepingSink:
     """Keeps the answer."""
 
     answer: Answer | None = None
+
+    def planned(self, plan: Plan) -> None:
+        """Drop it."""
 
     async def delta(self, delta: Delta) -> None:
         """Drop it; the answer has it all."""

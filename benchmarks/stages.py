@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from budgeting.values import EvidenceChunk, Message, Role
+from budgeting.values import EvidenceChunk, Message, Plan, Role
 from gateway.backends.port import Delta
 from gateway.config import Settings, load_settings
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
@@ -49,6 +49,9 @@ WORDS = [
 
 class CountingSink:
     """Takes everything, keeps nothing."""
+
+    def planned(self, plan: Plan) -> None:
+        """Drop it."""
 
     async def delta(self, delta: Delta) -> None:
         """Drop it."""

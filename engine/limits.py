@@ -58,10 +58,11 @@ def _check_adjustments(sampling: SamplingParams, vocab_size: int) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= (value := getattr(sampling, name)) <= 2:
             raise InvalidSampling(f"{name} must be from -2 to 2, not {value}")
-    if not all(0 <= token < vocab_size and -100 <= bias <= 100 for token, bias in sampling.logit_bias):
-        raise InvalidSampling(
-            f"logit_bias must be from -100 to 100, for token ids below the vocabulary's {vocab_size}"
-        )
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise InvalidSampling(f"logit_bias has token id {token}; allowed: below {vocab_size}")
+        if not -100 <= bias <= 100:
+            raise InvalidSampling(f"logit_bias of token {token} must be from -100 to 100, not {bias}")
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
         raise InvalidSampling(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
     if (shape := sampling.structured) is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.adapter_desk import AdapterDesk
 from engine.errors import EngineStartError, RequestRefused
+from engine.log_lines import log_to
 from engine.values import FinishReason, GenerationRequest, SamplingParams, SequenceOutput
 from engine.wire import (
     Abort,
@@ -134,7 +135,7 @@ def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
     # the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
+    log_to(sys.stderr)
     channel = Channel(socket.socket(fileno=int(argv[0])))
     try:
         commands = channel.receive(None)

@@ -84,6 +84,12 @@ class AdapterBook:
         """A version as engines take it. Raises CatalogueError when it is not registered."""
         return self._adapter(self.catalogue.version(adapter_id))
 
+    async def caught_up_to(self, number: int) -> bool:
+        """Wait until that record is in force here; ``False`` when it takes too long."""
+        if self._follower is None:
+            raise RuntimeError("the book has no follower; wiring calls follow()")
+        return await self._follower.caught_up_to(number, IN_FORCE_S)
+
     async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
         """Append what ``decide`` makes of the registry as it stands; ``False`` when there is nothing to do.
 
@@ -102,10 +108,10 @@ class AdapterBook:
                 try:
                     record = await self._store.append(STREAM, event, author=author, expected=catalogue.number)
                 except Conflict:
-                    if not await self._caught_up_to(catalogue.number + 1):
+                    if not await self.caught_up_to(catalogue.number + 1):
                         break
                     continue
-                await self._caught_up_to(record.number)
+                await self.caught_up_to(record.number)
                 self._offer()
                 return True
         except StateUnavailable as error:
@@ -116,11 +122,6 @@ class AdapterBook:
         raise BackendUnavailable(
             "others change the registry at this moment; nothing was changed", retry_after_ms=1_000
         )
-
-    async def _caught_up_to(self, number: int) -> bool:
-        if self._follower is None:
-            raise RuntimeError("the book has no follower; wiring calls follow()")
-        return await self._follower.caught_up_to(number, IN_FORCE_S)
 
     def _offer(self) -> None:
         """Put what the records add up to in force."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from adapters import changes
 from adapters.catalogue import Catalogue, CatalogueError, State, Version, apply
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
+from adapters.rejection import AdapterRejected
 from adapters.verify import Verified
 from gateway.adapter_book import AdapterBook
+from gateway.adapter_orders import AdapterOrders
+from gateway.adapter_pages import alias_page, verified_page, version_page
 from gateway.adapter_rooms import AdapterRooms
 from gateway.adapter_source import AdapterSource
 from gateway.audit import Audit
@@ -31,17 +33,21 @@ class AdapterDesk:
         book: the registry.
         registry: counts leases.
         rooms: what is loaded in this process.
+        orders: to the other processes.
         source: brings and checks.
         audit: who did what.
         base_model: the served one.
+        routed: where the routing in force names an adapter: paths of its rules.
     """
 
     book: AdapterBook
     registry: AdapterRegistry
     rooms: AdapterRooms
+    orders: AdapterOrders
     source: AdapterSource
     audit: Audit
     base_model: str
+    routed: Callable[[str], Sequence[str]]
 
     def show_all(self) -> Mapping[str, object]:
         """Every version and alias, what is loaded here, what is being fetched."""
@@ -76,27 +82,34 @@ class AdapterDesk:
         labels: Mapping[str, str] | None = None,
         base_revision: str | None = None,
         comment: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, object]:
-        """Bring, check and register a version, staged."""
+        """Bring, check and register a version, staged; of a dry run only bring and check."""
+
+        async def checked(check: Callable[..., Awaitable[Verified]]) -> Verified:
+            changes.check_new(self.book.catalogue, adapter_id, labels or {})
+            try:
+                return await check(location, sha256=sha256)
+            except AdapterRejected as error:
+                raise AdapterRejected(error.code, f"{location}: {error.detail}") from error
+
+        def registering(verified: Verified) -> Callable[[Catalogue], bytes | None]:
+            return lambda catalogue: changes.register(
+                catalogue,
+                adapter_id,
+                verified,
+                base_model=self.base_model,
+                location=location,
+                base_revision=base_revision,
+                labels=labels,
+            )
 
         async def adding() -> Mapping[str, object]:
-            changes.check_new(self.book.catalogue, adapter_id, labels or {})
-            verified = await self.source.take(location, sha256=sha256)
-
-            def register(catalogue: Catalogue) -> bytes | None:
-                return changes.register(
-                    catalogue,
-                    adapter_id,
-                    verified,
-                    base_model=self.base_model,
-                    location=location,
-                    base_revision=base_revision,
-                    labels=labels,
-                )
-
-            await self.book.change(register, author=who)
+            await self.book.change(registering(await checked(self.source.take)), author=who)
             return self.show(adapter_id)
 
+        if dry_run:
+            return self._preview(registering(await checked(self.source.check)), adapter_id, who)
         return await self._audited(who, "adapter.add", adapter_id, adding(), comment)
 
     async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
@@ -104,18 +117,23 @@ class AdapterDesk:
         self._version(adapter_id)
 
         async def verifying() -> Mapping[str, object]:
-            return _verified(adapter_id, await self.source.check_kept(adapter_id))
+            return verified_page(adapter_id, await self.source.check_kept(adapter_id))
 
         return await self._audited(who, "adapter.verify", adapter_id, verifying())
 
     async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
-        """Load a version in this process now, ahead of its first request."""
+        """Load a version now, ahead of its first request, here and in every other gateway process.
+
+        ``others_told`` of the answer says whether the others have the order; each tries on its own, and logs
+        what fails.
+        """
         if self._version(adapter_id).state is State.RETIRED:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
 
         async def loading() -> Mapping[str, object]:
+            told = await self.orders.tell(adapter_id, self.book.catalogue.number, author=who)
             await self.rooms.preload(self.book.adapter(adapter_id))
-            return self.show(adapter_id)
+            return {**self.show(adapter_id), "others_told": told}
 
         return await self._audited(who, "adapter.preload", adapter_id, loading())
 
@@ -147,11 +165,21 @@ class AdapterDesk:
     ) -> Mapping[str, object]:
         """Serve a version no more; it is unloaded when its last request has ended."""
         self._version(adapter_id)
+
+        def retiring(catalogue: Catalogue) -> bytes:
+            rules = self.routed(adapter_id)
+            if rules:
+                raise CatalogueError(
+                    f"{adapter_id!r} is what {', '.join(rules)} of the routing leads to, and its requests "
+                    "would be refused; change the routing first"
+                )
+            return changes.retire(catalogue, adapter_id, comment=comment)
+
         return await self._change(
             who,
             "adapter.retire",
             adapter_id,
-            lambda catalogue: changes.retire(catalogue, adapter_id, comment=comment),
+            retiring,
             show=adapter_id,
             comment=comment,
             dry_run=dry_run,
@@ -165,10 +193,12 @@ class AdapterDesk:
             if catalogue.version(adapter_id).pinned == pinned:
                 return None
             held = [one.adapter_id for one in catalogue.versions.values() if one.pinned]
-            if pinned and self.rooms.places and len(held) + 1 >= max(self.rooms.places, 2):
+            places = self.rooms.least_places
+            if pinned and places and len(held) + 1 >= max(places, 2):
                 raise CatalogueError(
-                    f"{len(held)} adapters are pinned and the engine holds {self.rooms.places}; one place "
-                    "must be left for the others: take a pin away, or raise engine.max_loras"
+                    f"{len(held)} adapters are pinned, and the engine or a worker holds {places}; one place "
+                    "must be left for the others: take a pin away, or raise engine.max_loras (of workers: "
+                    "max_loaded_adapters)"
                 )
             return changes.pin(catalogue, adapter_id, pinned)
 
@@ -242,17 +272,22 @@ class AdapterDesk:
     ) -> Mapping[str, object]:
         """Make what ``decide`` says and show it; of a dry run what it would show, audited by nobody."""
         if dry_run:
-            now = self.book.catalogue
-            event = decide(now)
-            then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
-            found = self._alias(show, then) if show in then.aliases else self._shown(then.version(show), then)
-            return {**found, "dry_run": True}
+            return self._preview(decide, show, who)
 
         async def changing() -> Mapping[str, object]:
             await self.book.change(decide, author=who)
             return self.show(show)
 
         return await self._audited(who, action, target, changing(), comment)
+
+    def _preview(
+        self, decide: Callable[[Catalogue], bytes | None], show: str, who: str
+    ) -> Mapping[str, object]:
+        now = self.book.catalogue
+        event = decide(now)
+        then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
+        found = self._alias(show, then) if show in then.aliases else self._shown(then.version(show), then)
+        return {**found, "dry_run": True}
 
     async def _audited(self, who: str, action: str, target: str, doing: Awaitable[T], comment: str = "") -> T:
         try:
@@ -274,54 +309,14 @@ class AdapterDesk:
             raise NoSuchAdapter(f"there is no alias {alias[:140]!r}", param="alias")
 
     def _alias(self, name: str, catalogue: Catalogue) -> Mapping[str, object]:
-        alias = catalogue.aliases[name]
-        return {
-            "alias": alias.name,
-            "target": alias.target,
-            "canary": alias.canary,
-            "percent": alias.percent if alias.canary else None,
-            "history": list(alias.history),
-        }
+        return alias_page(catalogue.aliases[name])
 
     def _shown(self, version: Version, catalogue: Catalogue) -> Mapping[str, object]:
         name = version.adapter_id
-        return {
-            "id": name,
-            "state": version.state.value,
-            "aliases": list(catalogue.named_by(name)),
-            "engine_id": version.engine_id,
-            "base_model": version.base_model,
-            "base_revision": version.base_revision,
-            "rank": version.rank,
-            "alpha": version.alpha,
-            "target_modules": list(version.target_modules),
-            "size_bytes": version.size_bytes,
-            "sha256": version.sha256,
-            "location": version.location,
-            "labels": dict(version.labels),
-            "pinned": version.pinned,
-            "resident": name in self.rooms.resident,
-            "leases": self.registry.leased().get(name, 0),
-            "heat": round(self.rooms.heat_of(name), 3),
-            "evaluation": dict(version.report) or None,
-            "author": version.author,
-            "at": _time(version.at),
-        }
-
-
-def _verified(adapter_id: str, verified: Verified) -> Mapping[str, object]:
-    return {
-        "id": adapter_id,
-        "verified": True,
-        "rank": verified.rank,
-        "alpha": verified.alpha,
-        "target_modules": list(verified.target_modules),
-        "size_bytes": verified.size_bytes,
-        "sha256": verified.sha256,
-        "base_name": verified.base_name,
-        "shapes_checked": verified.shapes_checked,
-    }
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+        return version_page(
+            version,
+            catalogue,
+            resident=name in self.rooms.resident,
+            leases=self.registry.leased().get(name, 0),
+            heat=self.rooms.heat_of(name),
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -22,13 +23,29 @@ from resilience.failures import BackendFailure, FailureKind
 
 # How often it is looked whether something is to be loaded or given up, beside each change of the registry.
 TICK_S = 0.5
+# The same for workers: a pin, and a worker that came back, may wait so long.
+WORKERS_TICK_S = 2.0
 # What was asked for in the last seconds before a kill is not worth more writing.
 SAVE_S = 30.0
 HEAT_FILE = "heat.json"
 
 
+class LoadsElsewhere(Protocol):
+    """A worker that adapters are loaded on while it serves."""
+
+    @property
+    def places(self) -> int:
+        """Most adapters that are loaded there from here."""
+
+    async def preload(self, adapter: Adapter) -> None:
+        """Load it now. Raises BackendFailure."""
+
+    async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
+        """Load the pinned ones and give none of them up; give up the retired. Raises BackendFailure."""
+
+
 class AdapterRooms:
-    """The shelf of the engine that runs, whichever life of it, and what is on it.
+    """The shelf of the engine that runs, whichever life of it, and what is on it; and those of the workers.
 
     Args:
         registry: what requests lease from.
@@ -40,6 +57,7 @@ class AdapterRooms:
         clock: monotonic seconds.
         unix_time: seconds since 1970.
         preload_timeout_s: longest that readiness waits for preloading.
+        workers: those in service that adapters are loaded on.
     """
 
     def __init__(
@@ -54,6 +72,7 @@ class AdapterRooms:
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         preload_timeout_s: float,
+        workers: Callable[[], Sequence[LoadsElsewhere]],
     ) -> None:
         self._registry = registry
         self._book = book
@@ -64,6 +83,7 @@ class AdapterRooms:
         self._clock = clock
         self._unix_time = unix_time
         self._preload_timeout_s = preload_timeout_s
+        self._workers = workers
         self._log = structlog.get_logger("adapters")
         self._shelf: AdapterShelf | None = None
         self._news = asyncio.Event()
@@ -84,6 +104,11 @@ class AdapterRooms:
         """Adapters that the engine holds; 0 without an engine in process."""
         return self._shelf.places if self._shelf is not None else 0
 
+    @property
+    def least_places(self) -> int:
+        """Adapters that the engine holds, or the worker that holds the fewest; 0: nothing here holds any."""
+        return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
+
     def heat_of(self, adapter_id: str) -> float:
         """How much it is asked for."""
         return self._heat.of(adapter_id, self._clock())
@@ -101,21 +126,70 @@ class AdapterRooms:
         self._news.set()
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load an adapter now.
+        """Load an adapter now: in the engine in process, and on the workers that adapters are loaded on.
 
         Raises:
-            BackendFailure: it cannot be loaded, or there is no engine in process.
+            BackendFailure: one of them cannot load it, or nothing here holds adapters.
         """
-        shelf = self._shelf
-        if shelf is None or not shelf.places:
+        shelf, workers, failures = self._shelf, self._workers(), list[BackendFailure]()
+        in_process = shelf is not None and shelf.places
+        if not in_process and not workers:
             raise BackendFailure(
-                FailureKind.BACKEND_UNAVAILABLE, "this gateway has no engine in process that holds adapters"
+                FailureKind.BACKEND_UNAVAILABLE,
+                "this gateway has neither an engine in process nor a worker in service that it loads "
+                "adapters on",
             )
-        shelf.residency.retry(adapter.adapter_id)
-        try:
-            await shelf.preload(adapter)
-        except EngineError as error:
-            raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, str(error)) from error
+
+        async def on_worker(one: LoadsElsewhere) -> None:
+            try:
+                await one.preload(adapter)
+            except BackendFailure as failure:
+                failures.append(failure)
+
+        async def on_engine(shelf: AdapterShelf) -> None:
+            shelf.residency.retry(adapter.adapter_id)
+            try:
+                await shelf.preload(adapter)
+            except BackendFailure as failure:
+                failures.append(failure)
+            except EngineError as error:
+                failures.append(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, str(error)))
+
+        async with asyncio.TaskGroup() as loads:
+            if shelf is not None and in_process:
+                loads.create_task(on_engine(shelf), name=f"preload-{adapter.adapter_id}")
+            for one in workers:
+                loads.create_task(on_worker(one), name=f"preload-{adapter.adapter_id}")
+        if failures:
+            raise failures[0]
+
+    async def preload_ordered(self, adapter_id: str, number: int) -> None:
+        """The same as another process orders it, of the registry's ``number``.
+
+        Raises:
+            AdapterError: it is not registered here.
+            BackendFailure: as :meth:`preload`.
+        """
+        await self._book.caught_up_to(number)
+        if self._book.catalogue.version(adapter_id).state is not State.RETIRED:
+            await self.preload(self._book.adapter(adapter_id))
+
+    async def run_workers(self) -> None:
+        """Keep the pinned ones loaded on the workers and the retired ones away, until cancelled."""
+
+        async def keep(one: LoadsElsewhere, pinned: Collection[str], retired: Collection[str]) -> None:
+            try:
+                await one.keep(self._registry.known, pinned, retired)
+            except BackendFailure as failure:
+                self._log.info("a worker's adapters not looked after", reason=str(failure))
+
+        while True:
+            pinned, versions = self._pinned(), self._book.catalogue.versions
+            retired = [name for name, one in versions.items() if one.state is State.RETIRED]
+            async with asyncio.TaskGroup() as looks:
+                for one in self._workers():
+                    looks.create_task(keep(one, pinned, retired), name="worker-adapters")
+            await asyncio.sleep(WORKERS_TICK_S)
 
     async def run(self, ready: Callable[[], bool]) -> None:
         """Keep what is held in step with the registry and the requests, until cancelled.
@@ -157,7 +231,10 @@ class AdapterRooms:
         self._warm = True
 
     async def _pin(self, shelf: AdapterShelf) -> None:
-        await shelf.pin([one.adapter_id for one in self._book.catalogue.versions.values() if one.pinned])
+        await shelf.pin(self._pinned())
+
+    def _pinned(self) -> list[str]:
+        return [one.adapter_id for one in self._book.catalogue.versions.values() if one.pinned]
 
     async def _preload(self, shelf: AdapterShelf) -> None:
         begun = self._clock()

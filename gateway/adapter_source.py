@@ -69,6 +69,10 @@ class AdapterSource:
         """
         return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
 
+    async def check(self, location: str, *, sha256: str | None = None) -> Verified:
+        """Bring and check an adapter, and keep nothing of it. Raises as :meth:`take`."""
+        return await self._work(location, lambda path: self._store.check(path, self._base, sha256=sha256))
+
     async def check_kept(self, adapter_id: str) -> Verified:
         """Check a registered adapter's copy on this machine anew, byte by byte.
 

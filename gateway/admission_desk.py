@@ -115,6 +115,7 @@ def _figures(name: str, gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now
         kv_usage=used,
         kv_forecast=peak,
         prefill_backlog=gate.prefill_backlog,
+        pace=gate.pace.share,
     )
 
 
@@ -149,6 +150,8 @@ def _shown(gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> d
             "sequences": gate.sequences,
             "limit": gate.capacity(now),
             "adaptive_limit": gate.limit.value,
+            "engine_limit": (load.max_running or None) if load is not None else None,
+            "pace_of_target": None if gate.pace.share is None else round(gate.pace.share, 3),
             "factor": gate.factor,
             "prefill_tokens": gate.prefill_backlog,
         },

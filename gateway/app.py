@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -42,6 +42,8 @@ from gateway.http.sagemaker import sagemaker
 from gateway.http.surfaces import Shown, everything, of_surface
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import Services
+
+GENERATE_SOCKET: Final = "/v1/generate/ws"
 
 
 class GatewayApp(FastAPI):
@@ -156,7 +158,7 @@ def _routes(
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in read.items()),
         *(Route(path, endpoint, methods=["PUT"]) for path, endpoint in put.items()),
         *(Route(path, endpoint, methods=["DELETE"]) for path, endpoint in delete.items()),
-        WebSocketRoute("/v1/generate/ws", GenerateSocket(services)),
+        WebSocketRoute(GENERATE_SOCKET, GenerateSocket(services)),
     ]
 
 
@@ -167,8 +169,14 @@ async def _known_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404 and path == GENERATE_SOCKET and _served(request.app, path):
+        public = PublicError(
+            426, "upgrade_required", f"{path} takes a WebSocket; allowed: Upgrade: websocket"
+        )
+        return _response(request, public, {"upgrade": "websocket"})
     if error.status_code == 404:
-        public = PublicError(404, "not_found", f"there is nothing at {path_of([request.url.path])}")
+        public = PublicError(404, "not_found", f"there is nothing at {path_of([path])}")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         public = PublicError(
@@ -178,6 +186,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
         code = "invalid_request" if error.status_code < 500 else "internal"
         public = PublicError(error.status_code, code, str(error.detail))
     return _response(request, public, error.headers)
+
+
+def _served(app: FastAPI, path: str) -> bool:
+    return any(isinstance(route, WebSocketRoute) and route.path == path for route in app.routes)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

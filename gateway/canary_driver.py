@@ -6,8 +6,8 @@ saves work. What the routing should be is written down before it is changed, so 
 leaves a standing that the next one brings about.
 
 The processes' counts are records of ``canary-samples``; how far they were read is a part of the standing, so
-each counts once whoever drives, and what was read is forgotten. Standings are kept: one or two a window while
-a canary runs, and no canary runs longer than a day.
+each counts once whoever drives, and what was read is forgotten. Of the standings the last one is what counts:
+the others are forgotten too, a hundred at a time, and all of them when the canary has ended.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IDLE_S = 1.0
 MAX_TRIES = 5
 """Others, as the driver at each window, that may come between while an order is written."""
 FORGET_EVERY = 100
-"""Samples that were read are forgotten so many at a time; each time is one more write to the store."""
+"""Samples that were read, and standings, are forgotten so many at a time; each time is one more write."""
 STEPS_AT_ONCE = 4
 """A verdict, its routing, and a conflict with somebody at each; more waits for the next window."""
 
@@ -87,7 +87,7 @@ class CanaryDriver:
         self._unix_time = unix_time
         self._log = structlog.get_logger("canary")
         self._follower: FollowsStream | None = None
-        self._forgotten = 0
+        self._forgotten = {SAMPLES: 0, STREAM: 0}
         self.head = 0
         self.beat: Beat | None = None
 
@@ -135,6 +135,7 @@ class CanaryDriver:
         until = self._unix_time() + LEASE_WINDOWS * standing.plan.window_s
         data = beat_data(Beat(standing, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
+        await self._forget(standing)
 
     async def hand_on(self) -> None:
         """Give what was seen in the windows that are over to the driver; what is not taken is lost.
@@ -203,14 +204,21 @@ class CanaryDriver:
         spare = beat.until - now > LEASE_WINDOWS * standing.plan.window_s / 2
         if judged != standing or beat.holder != self._me or not spare:
             await self.put(judged)
-            await self._forget(read_to)
         return not judged.applied
 
-    async def _forget(self, read_to: int) -> None:
-        """Let go of samples that the last standing has read, whoever drives next. Raises StateUnavailable."""
-        if read_to - self._forgotten >= FORGET_EVERY:
-            await self._store.forget(SAMPLES, read_to)
-            self._forgotten = read_to
+    async def _forget(self, standing: Standing) -> None:
+        """Let go of the samples that the last standing has read, and of the standings before it."""
+        over = standing.ended and standing.applied
+        for stream, up_to in ((SAMPLES, standing.read_to), (STREAM, self.head - 1)):
+            if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
+                continue
+            try:
+                await self._store.forget(stream, up_to)
+            except StateError as error:
+                # What was put is put; they go with the next ones.
+                self._log.info("a canary's records are not forgotten yet", stream=stream, reason=error.code)
+                return
+            self._forgotten[stream] = up_to
 
     async def _place(self, standing: Standing) -> None:
         """Bring the routing to what the standing wants."""

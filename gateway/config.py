@@ -7,7 +7,9 @@ Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that opera
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +34,7 @@ from gateway.config_shadow import ShadowSection
 from gateway.config_state import StateConfig
 from gateway.config_tracing import TracingConfig
 from gateway.config_weights import WeightsSection
+from gateway.contracts.refusals import given
 from gateway.prompts.volatile import VolatilePolicy
 
 ENV_PREFIX = "SLUICE_"
@@ -81,9 +84,13 @@ class ServerConfig(Section):
 
 
 class AuthConfig(Section):
-    """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then."""
+    """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
+
+    With ``metrics`` an operator's or admin's key is asked for at ``/metrics`` too.
+    """
 
     enabled: bool = True
+    metrics: bool = False
 
 
 class RoutingSection(Section):
@@ -257,9 +264,18 @@ def _put(
         place = place.setdefault(key, {})
         if not isinstance(place, dict):  # e.g. SLUICE_SERVER__PORT__X while the file sets server.port
             raise ConfigError(f"environment {name}: {'.'.join(keys[:-1])} is not a section")
-    parsed = yaml.safe_load(value) if value.lower() in ("null", "true", "false") else value
-    place[keys[-1]] = parsed
+    place[keys[-1]] = _parsed(value)
     origins[keys] = name
+
+
+def _parsed(value: str) -> Any:
+    """What a variable says: a word of YAML, a list or mapping in JSON, or a text that pydantic reads."""
+    if value.lower() in ("null", "true", "false"):
+        return yaml.safe_load(value)
+    if value[:1] in ("[", "{"):
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(value)
+    return value
 
 
 def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ...], str]) -> str:
@@ -280,12 +296,16 @@ def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ..
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
         elif not loc:
-            lines.append(f"{where}: {fault['msg']}")
+            lines.append(f"{where}: {_said(fault)}")
         else:
-            given = fault.get("input")
-            shown = repr(given) if isinstance(given, (str, int, float, bool)) else type(given).__name__
-            lines.append(f"{where}: {key}: {fault['msg']}; given: {shown}")
+            value = fault.get("input")
+            shown = repr(value) if isinstance(value, (str, int, float, bool)) else given(value)
+            lines.append(f"{where}: {key}: {_said(fault)}; given: {shown}")
     return "\n".join(lines)
+
+
+def _said(fault: Any) -> str:
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _known_keys(section: tuple[str, ...]) -> list[str]:

@@ -35,7 +35,7 @@ class OpenAIBackend(Section):
     kind: Literal["openai"]
     base_urls: Annotated[list[BaseUrl], Field(min_length=1, max_length=256)]
     model: Annotated[str, Field(min_length=1)]
-    dialect: Literal["vllm", "sluice", "openai"] = "vllm"
+    dialect: Literal["auto", "vllm", "sluice", "openai"] = "auto"
     prompt: Literal["messages", "token_ids"] = "messages"
     features: list[Feature] | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
@@ -72,9 +72,10 @@ class OpenAIBackend(Section):
     @model_validator(mode="after")
     def _workers_can_load(self) -> Self:
         """Only vLLM has endpoints to load adapters."""
-        if self.load_adapters and self.dialect != "vllm":
+        if self.load_adapters and self.dialect not in ("auto", "vllm"):
             raise ValueError(
-                f"load_adapters: workers of dialect {self.dialect!r} load none for us; allowed: 'vllm'"
+                f"load_adapters: workers of dialect {self.dialect!r} load none for us;"
+                " allowed: 'vllm' or 'auto'"
             )
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
 from gateway.routing.route_resume import ResumeRules
-from resilience.failures import FailureKind
+from resilience.failures import POLICIES, FailureKind
 
 # Calls that may go on with one answer. Each gave something, or the next would not have been made; an answer
 # in more pieces than these meets a fault that does not end.
@@ -62,12 +62,14 @@ class View:
         back_in_s: seconds until the primary's engine is expected back; ``None`` when nobody can tell.
         restarts: whether the primary's engine is away and may come back.
         committed: whether the caller has a part of the answer.
+        in_time: whether the caller said how long he can wait, and the engine is expected back before that.
     """
 
     able: Callable[[str], bool]
     back_in_s: float | None
     restarts: bool
     committed: bool
+    in_time: bool = False
 
 
 class Course:
@@ -97,6 +99,7 @@ class Course:
         self._in_hand = in_hand
         self._passed: set[str] = set()  # not again, unless something changes
         self._shut: set[str] = set()  # never again
+        self._anew: set[str] = set()  # asked once more for all of the answer
         self._away = False  # the primary's engine
         self._hurried = False
         self._in_vain = 0  # times that the primary came back and failed at once
@@ -105,17 +108,30 @@ class Course:
 
     # What happened
 
-    def failed(self, backend: str, kind: FailureKind, *, moved: bool, away: bool = False) -> None:
+    def failed(
+        self,
+        backend: str,
+        kind: FailureKind,
+        *,
+        moved: bool,
+        again: Callable[[], bool] = lambda: False,
+        away: bool = False,
+    ) -> None:
         """A backend failed.
 
         Args:
             moved: it moved the answer on before, and could go on with it itself.
+            again: whether it may be asked for all of the answer once more, since nobody has seen what it
+                gave. Looked at last, for it pays; and not where the guard has retried already.
             away: its state tells that it takes no work now.
         """
         if moved and kind not in _LEFT_ALONE:
             self._passed.discard(backend)
             self._hurried = False
             self._in_vain = 0
+        elif self._once_more(backend, kind) and again():
+            self._anew.add(backend)
+            self._passed.discard(backend)
         else:
             self._passed.add(backend)
         if kind is FailureKind.CUDA_OOM:
@@ -151,7 +167,8 @@ class Course:
         1. The primary at once, when it can go on with what it had begun.
         2. The primary soon, when its engine is expected back within ``wait_s``.
         3. The legs of the chain, as they stand there.
-        4. The primary late, for a request that it had in hand; and one that came back in vain before.
+        4. The primary late, for a request that it had in hand or whose caller has the time; and one that came
+           back in vain before.
         5. The degraded text.
 
         The kept texts of 3 and 5 are no continuation: a caller who has a part of an answer is not given them.
@@ -159,7 +176,8 @@ class Course:
         resumes = self._rules.enabled
         most = MAX_SEAMS if view.committed else MAX_SEAMS + len(self._legs)
         if self._tries < most:
-            eager = self._in_vain <= MAX_IN_VAIN
+            # The last call is for another leg, if one is able: the primary has had the others.
+            eager = self._in_vain <= MAX_IN_VAIN and self._tries < most - 1
             there = resumes and self._may(self._primary) and view.able(self._primary)
             if there and eager:
                 return self._try(self._primary)
@@ -178,7 +196,7 @@ class Course:
                     return self._try(leg)
             if there:
                 return self._try(self._primary)
-            if waits and self._in_hand and self._patience_s > 0:
+            if waits and (self._in_hand or view.in_time) and self._patience_s > 0:
                 return self._wait(self._patience_s)
             if waits and soon and not eager and self._patience_s > 0:
                 return self._wait(min(self._rules.wait_s, self._patience_s))
@@ -193,6 +211,9 @@ class Course:
     def _try(self, backend: str) -> Try:
         self._tries += 1
         return Try(backend)
+
+    def _once_more(self, backend: str, kind: FailureKind) -> bool:
+        return backend not in self._anew and kind not in _LEFT_ALONE and not POLICIES[kind].retries_same
 
     def _may(self, backend: str) -> bool:
         return backend not in self._passed and backend not in self._shut

@@ -58,6 +58,10 @@ class Dispatcher:
         self._spelling = spelling
         self._emit = emit
 
+    def affords(self, backend: Backend) -> bool:
+        """Whether ``backend`` may be asked for an answer once more; it is paid for when it may."""
+        return self._guard.affords(backend.name)
+
     async def generate(self, slot: Slot, backend: Backend, job: Job, meter: Meter) -> Outcome:
         """Generate on ``backend``; the slot is the permission to do so.
 
@@ -67,7 +71,7 @@ class Dispatcher:
 
         Raises:
             BackendFailure: the backend failed and retrying on it did not help.
-            DeadlinePassed: before the first token.
+            DeadlinePassed: before the first token; a little before, where the degraded text may be given.
         """
         if backend.state is not BackendState.READY:
             slot.ignored()  # its state tells already; the circuit counts answers
@@ -80,6 +84,8 @@ class Dispatcher:
                 backend=backend.name,
                 delivered=lambda: meter.committed and meter.given > given,
                 deadline=job.request.deadline,
+                begun=lambda: meter.begun,
+                begin_by=job.begin_by,
             )
             slot.succeeded()
         except BackendFailure as failure:

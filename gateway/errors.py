@@ -43,6 +43,7 @@ from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterForbidden, AdapterNotHere, UnknownAdapter
 from adapters.rejection import AdapterRejected
 from admission.errors import Refused
+from admission.values import Reason
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
@@ -217,9 +218,8 @@ def _ms(seconds: float | None) -> int | None:
 
 
 def _refused(error: Refused) -> PublicError:
-    return PublicError(
-        503, error.reason.value, f"the gateway is busy: {error}", retry_after_ms=_ms(error.retry_after_s)
-    )
+    why = "no answer is expected in time" if error.reason is Reason.WAIT_EXCEEDED else "the gateway is busy"
+    return PublicError(503, error.reason.value, f"{why}: {error}", retry_after_ms=_ms(error.retry_after_s))
 
 
 _FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
@@ -233,7 +233,8 @@ _FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
 
 def _backend_failure(error: BackendFailure) -> PublicError:
     status, code = _FAILURE_STATUS.get(error.kind, (503, "backend_unavailable"))
-    message = f"{error.kind.value}: {error}"
+    # The kind says where to look; what the caller got wrong needs no such word.
+    message = str(error) if status < 500 else f"{error.kind.value}: {error}"
     return PublicError(status, code, message, error.param, retry_after_ms=_ms(error.retry_after_s))
 
 

@@ -27,9 +27,10 @@ from resilience.leg_limits import LegLimits, LegUsage, Permit
 # Requests that wait for an engine to come back. Each holds its prompt and a connection; the next one is told
 # what the chain has for it.
 MAX_WAITING = 1_024
-# Kept of a deadline for giving the degraded text, when nothing else has come by then.
-FAREWELL_S = 0.05
 
+
+# What keeps a request from its answer.
+Cause = Refused | BackendFailure | DeadlinePassed
 
 # What a backend refused or never got costs nothing.
 _UNBILLED = frozenset(
@@ -79,17 +80,26 @@ class FallbackChain:
         self._emit = emit
         self._waiting = 0
 
-    async def answer(self, cause: Refused | BackendFailure, job: Job, meter: Meter) -> Outcome:
+    async def answer(self, cause: Cause, job: Job, meter: Meter) -> Outcome:
         """Answer in spite of ``cause``; re-raise it when that cannot be done or may not.
 
-        A part that the caller has is gone on with or stays a part. A caller who wants errors gets no other
-        backend's answer, but the same backend may go on with its own. When the fault lies in the request
-        itself nothing is tried: bad input is never answered by a fallback.
+        Whatever takes all the time there is leaves some for what is kept: an answer given before, or the
+        degraded text. A part that the caller has is gone on with or stays a part. A caller who wants errors
+        gets no other backend's answer, but the same backend may go on with its own. When the fault lies in
+        the request itself nothing is tried: bad input is never answered by a fallback.
 
         Raises:
             Refused, BackendFailure: ``cause``.
-            DeadlinePassed: before the first token.
+            DeadlinePassed: before the first token, and nothing can be given in its place.
         """
+        try:
+            if isinstance(cause, DeadlinePassed):
+                raise cause
+            return await self._go_on(cause, job, meter)
+        except DeadlinePassed as passed:
+            return await self._late(cause, passed, job, meter)
+
+    async def _go_on(self, cause: Refused | BackendFailure, job: Job, meter: Meter) -> Outcome:
         if isinstance(cause, Refused):
             meter.trail.turned_away(job.primary.name, cause.reason.value)
         elif not cause.policy.other_backend:
@@ -108,7 +118,8 @@ class FallbackChain:
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and meter.started_at is not None,
         )
-        _note(course, primary, cause, moved=_goes_on(primary, job, meter))
+        moved = _goes_on(primary, job, meter)
+        self._note(course, primary, cause, moved=moved, unseen=_unseen(meter))
         while (step := course.next(self._view(job, meter))) is not None:
             if isinstance(step, Wait):
                 await self._wait(course, step, job, meter)
@@ -118,20 +129,32 @@ class FallbackChain:
                     return self._named(outcome, cause, job)
             elif step.leg == RESPONSE_CACHE:
                 with meter.trail.step(RESPONSE_CACHE) as looking:
-                    found = await self._answers.find(job, self._left_s(job) - FAREWELL_S)
+                    found = await self._answers.find(job, self._left_s(job) - job.farewell_s)
                     looking.mode = "miss" if found is None else "hit"
                 if found is not None:
                     return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
                 course.gave_nothing(step.leg)
             else:
-                text = Found(job.target.route.degraded_text, FinishReason.DEGRADED)
                 with meter.trail.step(DEGRADED):
-                    return await _give(text, step.leg, "degraded_response", cause, job, meter)
+                    return await _give(_degraded(job), step.leg, "degraded_response", cause, job, meter)
         if meter.committed and self._left_s(job) <= 0:
             return await cut_short(primary, job, meter)
         if not meter.committed:
             meter.rewind()  # nobody has seen it, nobody pays for it
         raise cause
+
+    async def _late(self, cause: Cause, passed: DeadlinePassed, job: Job, meter: Meter) -> Outcome:
+        """Give what is kept in the time that was left for it."""
+        if meter.committed or not job.farewell_s:
+            raise passed
+        if RESPONSE_CACHE in job.target.route.fallback:
+            with meter.trail.step(RESPONSE_CACHE) as looking:
+                found = await self._answers.find(job, self._left_s(job) / 2)
+                looking.mode = "miss" if found is None else "hit"
+            if found is not None:
+                return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
+        with meter.trail.step(DEGRADED):
+            return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, meter)
 
     def remember(self, job: Job, outcome: Outcome, answer: Answer) -> None:
         """Keep an answer to the whole prompt for the day when nothing better can be had."""
@@ -146,7 +169,7 @@ class FallbackChain:
             async with self._admission.admit(demand_of(plain, plain.primary, meter)) as slot:
                 outcome = await self._dispatcher.generate(slot, plain.primary, plain, meter)
         except (Refused, BackendFailure) as failure:
-            outcome = await self.answer(failure, plain, meter)
+            outcome = await self._go_on(failure, plain, meter)
         if not outcome.completion.usage.input_tokens:
             return outcome  # no model has answered
         adapter = job.lease.adapter
@@ -157,11 +180,16 @@ class FallbackChain:
         primary = job.primary
         restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
         back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
+        if primary.state is BackendState.READY:
+            back_in_s = 0.0
         return View(
             able=lambda name: self._able(self._backends[name], job, meter),
-            back_in_s=0.0 if primary.state is BackendState.READY else back_in_s,
+            back_in_s=back_in_s,
             restarts=restarts,
             committed=meter.committed,
+            in_time=job.request.deadline is not None
+            and back_in_s is not None
+            and back_in_s < self._left_s(job) - job.farewell_s,
         )
 
     def _able(self, backend: Backend, job: Job, meter: Meter) -> bool:
@@ -172,7 +200,7 @@ class FallbackChain:
     async def _wait(self, course: Course, step: Wait, job: Job, meter: Meter) -> None:
         """Wait for the primary's engine, never past the deadline."""
         began_at = self._clock()
-        timeout_s = min(step.timeout_s, self._left_s(job) - (0.0 if meter.committed else FAREWELL_S))
+        timeout_s = min(step.timeout_s, self._left_s(job) - (0.0 if meter.committed else job.farewell_s))
         back = False
         if timeout_s > 0 and isinstance(job.primary, Restarting):
             self._waiting += 1
@@ -222,8 +250,9 @@ class FallbackChain:
                 if meter.committed:
                     raise
                 meter.rewind()
-            moved = meter.given > given and _goes_on(backend, job, meter)
-            _note(course, backend, failure, moved=moved)
+            gave = meter.given > given
+            moved = gave and _goes_on(backend, job, meter)
+            self._note(course, backend, failure, moved=moved, unseen=gave and _unseen(meter))
             return None
         except DeadlinePassed:
             if not meter.committed:
@@ -235,6 +264,20 @@ class FallbackChain:
         if backend.name == job.primary.name:
             return self._limits.free()
         return self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
+
+    def _note(
+        self, course: Course, backend: Backend, cause: Refused | BackendFailure, *, moved: bool, unseen: bool
+    ) -> None:
+        if isinstance(cause, Refused):
+            course.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
+            return
+        course.failed(
+            backend.name,
+            cause.kind,
+            moved=moved and not cause.final,
+            again=lambda: unseen and not cause.final and self._dispatcher.affords(backend),
+            away=backend.state is not BackendState.READY,
+        )
 
     def _named(self, outcome: Outcome, cause: Refused | BackendFailure, job: Job) -> Outcome:
         if outcome.backend_name == job.primary.name:
@@ -254,27 +297,29 @@ def _goes_on(backend: Backend, job: Job, meter: Meter) -> bool:
     return mode is not None and (meter.committed or mode is not Mode.TEXT)
 
 
+def _unseen(meter: Meter) -> bool:
+    """Whether there is a part of an answer that the caller has nothing of."""
+    return meter.given > 0 and not meter.committed
+
+
 def _may_go_on(cause: Refused | BackendFailure) -> bool:
     return isinstance(cause, Refused) or cause.policy.resumes
 
 
-def _note(course: Course, backend: Backend, cause: Refused | BackendFailure, *, moved: bool) -> None:
-    if isinstance(cause, Refused):
-        course.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
-    else:
-        away = backend.state is not BackendState.READY
-        course.failed(backend.name, cause.kind, moved=moved and not cause.final, away=away)
-
-
-def _fallback(kind: str, cause: Refused | BackendFailure) -> Fallback:
+def _fallback(kind: str, cause: Cause) -> Fallback:
+    if isinstance(cause, DeadlinePassed):
+        # Whose fault it is nobody can tell: a deadline may be too short for anything.
+        return Fallback(kind, Reason.WAIT_EXCEEDED.value, None)
     reason = cause.reason.value if isinstance(cause, Refused) else cause.kind.value
     retry_after_ms = None if cause.retry_after_s is None else max(1, round(cause.retry_after_s * 1000))
     return Fallback(kind, reason, retry_after_ms)
 
 
-async def _give(
-    found: Found, leg: str, kind: str, cause: Refused | BackendFailure, job: Job, meter: Meter
-) -> Outcome:
+def _degraded(job: Job) -> Found:
+    return Found(job.target.route.degraded_text, FinishReason.DEGRADED)
+
+
+async def _give(found: Found, leg: str, kind: str, cause: Cause, job: Job, meter: Meter) -> Outcome:
     meter.rewind()
     await meter.take(Delta(found.text, 0))
     await meter.commit()

@@ -48,6 +48,7 @@ from gateway.stages import (
     selection_of,
     shortening,
 )
+from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
 
@@ -89,9 +90,10 @@ class Journey:
             if public.code == Internal.code:
                 self.reporter.defect(trip, error)
             trip.failed(public)
-            # What was delivered up to here is billed; without a journal the error goes out all the same.
-            await self.accounts.durable_if_it_can_be()
-            await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
+            with self.reception.telling():
+                # What was delivered up to here is billed; without a journal the error goes out all the same.
+                await self.accounts.durable_if_it_can_be()
+                await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
         finally:
             self.reporter.end(trip)
 
@@ -140,7 +142,7 @@ class Journey:
                     async with self.admission.admit(demand) as slot:
                         trip.laps.lap("admit")
                         outcome = await self.dispatcher.generate(slot, backend, job, meter)
-                except (Refused, BackendFailure) as cause:
+                except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, meter)
                 trip.planned(outcome.plan)
                 trip.laps.lap("generate")

@@ -13,6 +13,9 @@ from gateway.key_book import KeyBook
 from gateway.key_use import KeyUse
 from gateway.ports import KeyOrder
 
+# The last second that can be written, 9999-12-31T23:59:59Z: no key is made that could not be shown.
+LATEST = 253_402_300_799.0
+
 
 @dataclass(frozen=True, slots=True)
 class KeyDesk:
@@ -44,11 +47,10 @@ class KeyDesk:
         Raises InvalidRequest, Forbidden, BackendUnavailable.
         """
         now = self.unix_time()
-        if order.expires_at is not None and order.expires_at <= now:
-            raise InvalidRequest(
-                f"expires_at is {_time(order.expires_at)}; allowed: later than now, {_time(now)}",
-                param="expires_at",
-            )
+        if order.expires_at is not None and not now < order.expires_at <= LATEST:
+            allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
+            shown = _time(order.expires_at) if order.expires_at <= LATEST else "beyond it"
+            raise InvalidRequest(f"expires_at is {shown}; allowed: {allowed}", param="expires_at")
         secret = self.draw()
         record = KeyRecord(
             f"key_{secret.prefix}",
@@ -106,4 +108,5 @@ class KeyDesk:
 
 
 def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    # A key that an older version made may expire later than can be written.
+    return datetime.fromtimestamp(min(at, LATEST), UTC).isoformat(timespec="seconds")

@@ -148,6 +148,7 @@ class Meter:
         self.origin = origin
         self._on_first = on_first
         self._fresh = True
+        self._sink.planned(origin.plan)
         if self.started_at is None:
             self.started_at = self._clock()
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from accounting.keys import KeyLimits
 from accounting.reports import Page, Report, Span
-from budgeting.values import Message
+from budgeting.values import Message, Plan
 from gateway.backends.port import Delta
 from gateway.config_chaos import FaultRule
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
@@ -24,6 +24,9 @@ class Sink(Protocol):
     and ``fail``; none after a cancellation. Each awaits until the transport has taken the bytes, so that a
     slow reader slows its own request and nobody else's.
     """
+
+    def planned(self, plan: Plan) -> None:
+        """The prompt that is handed to a backend, before a ``delta`` of it; the last one told counts."""
 
     async def delta(self, delta: Delta) -> None:
         """A piece of the answer; its text may be empty."""
@@ -150,14 +153,15 @@ class AdapterService(Protocol):
         labels: Mapping[str, str] | None = None,
         base_revision: str | None = None,
         comment: str = "",
+        dry_run: bool = False,
     ) -> Mapping[str, object]:
-        """Bring, check and register a version, staged."""
+        """Bring, check and register a version, staged; of a dry run only check."""
 
     async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
         """Check a version's copy on this machine anew."""
 
     async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
-        """Load a version in this process now."""
+        """Load a version now, in every process."""
 
     async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
         """Lead an alias to a version, or make it active."""
@@ -452,7 +456,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """All that the HTTP edge uses; built by ``gateway.wiring``."""
+    """All that the HTTP edge uses; built by ``gateway.wiring``. ``open_metrics``: they ask for no key."""
 
     journey: JourneyRunner
     keys: KeyAuthority
@@ -470,6 +474,7 @@ class Services:
     new_id: Callable[[str], str]
     version: str
     tell_edge: Callable[[EdgeOutcome], None] = _tell_nobody
+    open_metrics: bool = True
     chaos: ChaosService | None = None
     usage: UsageService | None = None
     adapters: AdapterService | None = None

@@ -48,7 +48,7 @@ class KeyLimiter:
     Args:
         quotas: this process' own counts; ``None``: nothing is limited.
         shared: all processes' counts; ``None``: there is but this one. While they are away this process
-            decides by its own, which go on counting all the time.
+            decides by what they said last and by its own, which go on counting all the time.
         emit: is told of decisions.
     """
 
@@ -72,8 +72,7 @@ class KeyLimiter:
         ask = Ask(requests=1)
         verdict = None if self._shared is None else await self._shared.count(caller.key_id, limits)
         if verdict is None:
-            own = quotas.take(caller.key_id, limits, ask)
-            self._decided("request", own.excess, shared=False)
+            self._alone("request", quotas, caller.key_id, limits, ask)
             return
         if verdict.excess is None:
             # Counted here too, for the time when nobody else decides.
@@ -125,7 +124,7 @@ class KeyLimiter:
         own = hold or HoldId(_LOCAL, next(self._numbers))
         ask = Ask(tokens=tokens, hold=own)
         if verdict is None:
-            self._decided("tokens", quotas.take(key_id, limits, ask).excess, shared=False)
+            self._alone("tokens", quotas, key_id, limits, ask)
         else:
             self._decided("tokens", verdict.excess, shared=True)
             quotas.count(key_id, limits, ask)
@@ -137,6 +136,15 @@ class KeyLimiter:
             self._emit(QuotaSettled(tokens, used))
 
         return Held(tokens, settle)
+
+    def _alone(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: Ask) -> None:
+        """Decide without the store: by what it said last, and by this process' own counts."""
+        excess = None if self._shared is None else self._shared.lately(key_id, ask)
+        if excess is None:
+            excess = quotas.take(key_id, limits, ask).excess
+        self._decided(kind, excess, shared=False)
+        if self._shared is not None:
+            self._shared.let_pass(key_id, ask)
 
     async def _figures(self, quotas: Quotas, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...]:
         if self._shared is not None:

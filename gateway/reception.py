@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Draining, DuplicateRequest
+
+# The tenant, whether the caller labelled the request, and the label or the gateway's own id.
+_Place = tuple[str, bool, str]
 
 
 class Reception:
     """Knows the requests in flight; refuses duplicates, and everything once draining."""
 
     def __init__(self) -> None:
-        self._inside: dict[tuple[str, str], _Stay] = {}
+        self._inside: dict[_Place, _Stay] = {}
+        self._telling = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -24,7 +28,7 @@ class Reception:
     @property
     def in_flight(self) -> int:
         """Requests between arrival and the last byte."""
-        return len(self._inside)
+        return len(self._inside) + self._telling
 
     def announce(self) -> None:
         """On the way out, but whoever comes is still taken."""
@@ -44,17 +48,30 @@ class Reception:
 
         Entry raises:
             Draining: the gateway is stopping.
-            DuplicateRequest: the tenant has a request of this id in flight.
+            DuplicateRequest: the tenant has a request with this label in flight.
 
         The block raises Draining when it was cut.
         """
-        return _Stay(self, (request.caller.tenant, request.request_id))
+        label = request.request_id if request.labelled else request.generation_id
+        return _Stay(self, (request.caller.tenant, request.labelled, label))
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """``with telling()``: one who has left with an error is in flight until it was told so."""
+        self._telling += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._telling -= 1
+            self._set_when_empty()
 
     async def drained(self) -> None:
-        """Wait until nobody is inside."""
-        await self._empty.wait()
+        """Wait until nobody is inside, and nobody is still to be told why."""
+        while self.in_flight:
+            await self._empty.wait()
 
-    def _enter(self, place: tuple[str, str], stay: _Stay) -> None:
+    def _enter(self, place: _Place, stay: _Stay) -> None:
         if self._closed:
             raise _draining()
         if place in self._inside:
@@ -62,9 +79,12 @@ class Reception:
         self._inside[place] = stay
         self._empty.clear()
 
-    def _leave(self, place: tuple[str, str]) -> None:
+    def _leave(self, place: _Place) -> None:
         del self._inside[place]
-        if not self._inside:
+        self._set_when_empty()
+
+    def _set_when_empty(self) -> None:
+        if not self.in_flight:
             self._empty.set()
 
 
@@ -73,7 +93,7 @@ class _Stay(AbstractContextManager[None]):
 
     __slots__ = ("_cancels_before", "_cut", "_place", "_reception", "_task")
 
-    def __init__(self, reception: Reception, place: tuple[str, str]) -> None:
+    def __init__(self, reception: Reception, place: _Place) -> None:
         self._reception = reception
         self._place = place
         self._cut = False

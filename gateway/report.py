@@ -62,6 +62,7 @@ class Trip:
     passed: bool | None = None
     check: AnswerCheck = in_shape
     limit: asyncio.Timeout | None = None
+    account: Account | None = None
 
     @property
     def late(self) -> bool:
@@ -113,13 +114,20 @@ class Trip:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the caller should know of the prompt."""
+        """What the caller should know of the prompt, and of an adapter that a rule names in vain."""
+        missing = self.lease.missing if self.lease else None
+        told = (
+            ()
+            if missing is None
+            else (f"adapter {missing} could not be used (not served); the base model answered",)
+        )
         if self.canonical is None or not self.canonical.findings:
-            return ()
+            return told
         kinds = ", ".join(self.canonical.kinds)
         place = "context" if self.request.contract is Contract.NATIVE else "sluice.context"
         done = "was moved behind" if self.canonical.moved else "shortens"
         return (
+            *told,
             f"volatile content in system messages ({kinds}) {done} the prefix that requests share; "
             f"send it in {place}",
         )
@@ -136,6 +144,7 @@ class Trip:
     @contextmanager
     def billing(self, account: Account, row: UsageRow) -> Iterator[None]:
         """Whatever breaks the request off, bill what was delivered up to then."""
+        self.account = account
         try:
             yield
         except BaseException as error:
@@ -214,6 +223,7 @@ class Trip:
             drawn=self.drawn,
             passed=self.passed,
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
+            cost_nanousd=self._cost_nanousd(),
         )
 
     def facts(self) -> TraceFacts:
@@ -281,6 +291,11 @@ class Trip:
                 facts["prefix_expected_tokens"] = prefix.expected
                 facts["prefix_cached_tokens"] = min(answer.usage.cached_tokens, prefix.tokens)
         return facts
+
+    def _cost_nanousd(self) -> int | None:
+        if self.account is None or self.account.row.price_version is None:
+            return None
+        return self.account.row.cost_nanousd
 
     def _adapter_id(self) -> str | None:
         """Who answered; who was asked, as long as no model has."""

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -112,6 +113,9 @@ async def _serve(
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
     server = DrainingServer(config, on_stop=gateway.drain.begin, on_hurry=gateway.drain.cut)
+    if threading.current_thread() is threading.main_thread():
+        # A SIGTERM that comes before uvicorn listens for signals, or after, is heeded all the same.
+        signal.signal(signal.SIGTERM, server.handle_exit)
     async with beside(), gateway.running(), asyncio.TaskGroup() as tasks:
         drain = tasks.create_task(_drain(server, gateway), name="drain")
         _settle_garbage()

@@ -1,7 +1,8 @@
 """Keys' limits as all gateway processes share them: the store is asked, within a bound of time.
 
-A store that is slow or away decides nothing: the caller of this goes on with this process' own counts (fail
-open), and the store is tried again after a while. What requests used meanwhile is told to it afterwards.
+A store that is slow or away decides nothing: the caller of this goes on with what the store said last, while
+that is fresh, and with this process' own counts (fail open), and the store is tried again after a while. What
+requests used meanwhile is told to it afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import structlog
 
 from accounting.keys import MAX_KEYS, KeyLimits
 from accounting.quota_events import LimitStoreAnswered, LimitStoreMissed, QuotaEvent, SettlementsLost
-from accounting.quotas import LIMITS, Ask, Excess, Figures, HoldId, Settlement, Verdict
+from accounting.quotas import LIMITS, LOOK_AGAIN_S, Ask, Excess, Figures, HoldId, Settlement, Verdict
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
 
@@ -34,15 +35,34 @@ SETTLE_EVERY_S = 0.02
 LAST_WORD_S = 1.0
 # The process' first request of a key within so many seconds tells the figures to all others.
 KNOWN_FOR_S = 2.0
+# So long what the store said last also holds where it does not answer: over a timeout, the rest behind it and
+# another timeout, as of a busy SQLite. Other processes' use is in it, which this one's own counts lack.
+LATELY_S = 5.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """How a key's limits stood when it was last asked; ``blocked_until`` of requests is certain."""
+    """How a key's limits stood when it was last asked; ``blocked_until`` of requests is certain.
+
+    ``answered_at`` is when the store said so, ``at`` when this process last changed it.
+    """
 
     figures: tuple[Figures | None, ...]
     at: float
+    answered_at: float
     blocked_until: float = 0.0
+
+    def use(self, requests: int, tokens: int) -> None:
+        """Count what the store has not heard of; negative: what is free again."""
+        self.figures = tuple(
+            None
+            if one is None
+            else replace(
+                one,
+                remaining=max(0, min(one.limit, one.remaining - (tokens if kind.of_tokens else requests))),
+            )
+            for kind, one in zip(LIMITS, self.figures, strict=True)
+        )
 
 
 class SharedLimits:
@@ -134,6 +154,27 @@ class SharedLimits:
             self._rename(holder)
         return None, None
 
+    def lately(self, key_id: str, ask: Ask) -> Excess | None:
+        """What the store's last answer has against a request that it does not decide on now.
+
+        Nothing when that is older than :data:`LATELY_S`: this process' own counts alone can tell then.
+        """
+        known = self._known.get(key_id)
+        if known is None or self._clock() - known.answered_at > LATELY_S:
+            return None
+        # The longest window last, and told first: it keeps the request away for longest.
+        for kind, one in reversed(tuple(zip(LIMITS, known.figures, strict=True))):
+            asked = ask.tokens if kind.of_tokens else ask.requests
+            if one is not None and asked > one.remaining:
+                return Excess(kind.name, one.limit, asked, None if asked > one.limit else LOOK_AGAIN_S)
+        return None
+
+    def let_pass(self, key_id: str, ask: Ask) -> None:
+        """A request passed without the store."""
+        known = self._known.get(key_id)
+        if known is not None:
+            known.use(ask.requests, ask.tokens)
+
     async def figures(self, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...] | None:
         """How the limits stand, as of two seconds ago at most; ``None``: the store does not answer now."""
         if self.away:
@@ -164,19 +205,16 @@ class SharedLimits:
         at = int(self._unix_time()) if verdict is None else verdict.at
         self._put(Settlement(key_id, limits, hold, at, used))
         if hold is None or hold.holder != self._holder:
-            # Nothing is held for it that the figures know of.
-            self._known.pop(key_id, None)
+            # Nothing is held for it that the figures know of. Of a store that is away they are the last there
+            # are, and stay: without what this one leaves free, since who knows what others have used.
+            if not self.away:
+                self._known.pop(key_id, None)
             return
         self._held -= 1
         known = self._known.get(key_id)
         if known is not None:
+            known.use(0, used - tokens)
             known.at = self._clock()
-            known.figures = tuple(
-                replace(one, remaining=min(one.limit, one.remaining + tokens - used))
-                if one is not None and kind.of_tokens
-                else one
-                for kind, one in zip(LIMITS, known.figures, strict=True)
-            )
 
     async def close(self) -> None:
         """Tell the store the rest, if it listens, and let go of it."""
@@ -212,7 +250,8 @@ class SharedLimits:
         if verdict is not None:
             before = self._known.get(key_id)
             blocked_until = 0.0 if before is None else before.blocked_until
-            self._known[key_id] = _Known(verdict.figures, self._clock(), blocked_until)
+            now = self._clock()
+            self._known[key_id] = _Known(verdict.figures, now, now, blocked_until)
             self._known.move_to_end(key_id)
             while len(self._known) > MAX_KEYS:
                 self._known.popitem(last=False)

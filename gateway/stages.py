@@ -59,6 +59,7 @@ def selection_of(request: GenerateRequest, target: Target) -> Selection:
         sticky_key=request.session_id or request.generation_id,
         allowed=request.caller.adapters,
         operator=request.caller.role is not CallerRole.CALLER,
+        or_base=target.route.adapter_fallback and request.allow_fallback,
     )
 
 

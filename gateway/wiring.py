@@ -49,6 +49,7 @@ from gateway.prompts.versions import PromptVersions
 from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.check import Known
+from gateway.routing.revision import rules_naming
 from gateway.usage_desk import UsageDesk
 from gateway.vitals import Vitals
 from gateway.weights.errors import FetchError
@@ -259,6 +260,9 @@ def build(
         emit=lambda event: hub.emit(event),
         clock=clock,
         unix_time=unix_time,
+        routed=lambda name: rules_naming(routing.book.current(), name),
+        workers=lambda: engines.loras(),
+        new_id=new_id,
     )
     adapters = loras.registry
     engines = make_engines(
@@ -285,7 +289,7 @@ def build(
         new_id=new_id,
     )
     limits = settings.admission.limits()
-    known = Known(fleet.backends, versions.ids, adapters.names, limits)
+    known = Known(fleet.backends, versions.ids, adapters.servable, limits)
     routing = make_routing(Path(settings.routing.file), state, known=known, audit=audit, unix_time=unix_time)
     canary = make_canary(state, routing.book, audit, new_id=new_id, unix_time=unix_time)
     revision = routing.book.current
@@ -458,6 +462,7 @@ def build(
         new_id=new_id,
         version=version(),
         tell_edge=EdgeReporter(tracing, hub.emit, clock).tell,
+        open_metrics=not settings.auth.metrics,
         chaos=None if chaos is None else ChaosDesk(chaos, audit),
         usage=UsageDesk(ledger.select),
         adapters=loras.desk,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from adapters.values import Adapter
 from gateway.adapter_book import STREAM, AdapterBook
 from gateway.adapter_desk import AdapterDesk
 from gateway.adapter_import import AdapterImport
-from gateway.adapter_rooms import AdapterRooms
+from gateway.adapter_orders import AdapterOrders
+from gateway.adapter_rooms import AdapterRooms, LoadsElsewhere
 from gateway.adapter_source import AdapterSource
 from gateway.audit import Audit
 from gateway.config import Settings
@@ -36,6 +37,7 @@ class Adapters:
     Args:
         registry: what requests lease from.
         rooms: what the engine holds.
+        orders: to load something, from and to the other processes.
         importer: takes in ``adapters.file``.
         desk: for operators.
         bring: makes sure that an adapter's files are on this machine.
@@ -43,6 +45,7 @@ class Adapters:
 
     registry: AdapterRegistry
     rooms: AdapterRooms
+    orders: AdapterOrders
     importer: AdapterImport
     desk: AdapterDesk
     bring: Callable[[Adapter], Awaitable[None]]
@@ -62,6 +65,8 @@ class Adapters:
         """Import the file, then keep the engine's adapters, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.importer.run(), name="adapters-import")
+            tasks.create_task(self.orders.run(), name="adapters-orders")
+            tasks.create_task(self.rooms.run_workers(), name="adapters-workers")
             tasks.create_task(
                 self.rooms.run(lambda: self.importer.tried and engine_ready()), name="adapters-rooms"
             )
@@ -75,8 +80,13 @@ def make_adapters(
     emit: Callable[[AdapterEvent], None],
     clock: Callable[[], float],
     unix_time: Callable[[], float],
+    routed: Callable[[str], Sequence[str]],
+    workers: Callable[[], Sequence[LoadsElsewhere]],
+    new_id: Callable[[str], str],
 ) -> Adapters:
     """Build what ``adapters`` of the configuration says.
+
+    ``routed``: where the routing names an adapter; ``workers``: those in service that adapters are loaded on.
 
     Raises:
         RegistryFileError: the file cannot be used.
@@ -110,11 +120,12 @@ def make_adapters(
         clock=clock,
         unix_time=unix_time,
         preload_timeout_s=section.preload_timeout_seconds,
+        workers=workers,
     )
-    desk = AdapterDesk(book, registry, rooms, source, audit, base_id)
-    return Adapters(
-        registry, rooms, AdapterImport(content, book, source, base_model=base_id), desk, source.bring
-    )
+    orders = AdapterOrders(state.store, me=new_id("proc"), load=rooms.preload_ordered)
+    desk = AdapterDesk(book, registry, rooms, orders, source, audit, base_id, routed)
+    importer = AdapterImport(content, book, source, base_model=base_id)
+    return Adapters(registry, rooms, orders, importer, desk, source.bring)
 
 
 def adapters_folder(settings: Settings, state: State) -> Path:
@@ -138,4 +149,5 @@ def served_base(settings: Settings) -> BaseModel:
         config,
         max_lora_rank=engine.max_lora_rank,
         aliases=(Path(engine.model).resolve().name, *settings.adapters.base_names),
+        embedded=engine.kind == "embedded",
     )

@@ -22,6 +22,7 @@ from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.build import WorkerKeyMissing, already_there, make_workers
+from gateway.backends.workers.loras import WorkerLoras
 from gateway.config import ConfigError, Settings
 from gateway.config_backends import BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config_engine import EngineSection
@@ -51,6 +52,15 @@ class Engines:
     def on_engine(self) -> Collection[str]:
         """The names of the backends on the engine in process."""
         return self.backends.keys() - self.residents.keys()
+
+    def loras(self) -> Sequence[WorkerLoras]:
+        """What is loaded on the workers in service that this gateway loads adapters on."""
+        return [
+            held
+            for one in self.backends.values()
+            if isinstance(one, WorkersBackend)
+            for held in one.loras()
+        ]
 
     def workers(self) -> Mapping[str, Sequence[WorkerStatus]]:
         """The workers of each pool, as they stand now."""

@@ -60,6 +60,6 @@ def make_canary(
     """Build it; its stream is followed as the routing's is."""
     tally = Tally(lambda name: book.current().routes.get(name), unix_time)
     driver = CanaryDriver(state.store, book, audit, tally, me=new_id("proc"), unix_time=unix_time)
-    driver.follow(state.follow(STREAM, driver.take))
+    driver.follow(state.follow_latest(STREAM, driver.take))
     desk = CanaryDesk(driver, book, state.store, audit, new_id=lambda: new_id("canary"), unix_time=unix_time)
     return Canary(driver, desk, tally)

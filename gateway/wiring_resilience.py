@@ -12,6 +12,7 @@ from gateway.backends.guarded import Watch
 from gateway.config_resilience import ResilienceSection
 from gateway.recovery import Recovery
 from observability.resilience_metrics import ResilienceMetrics
+from resilience.blame import Blame
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
 from resilience.retry_budget import RetryBudget
@@ -59,5 +60,5 @@ def make_resilience(
     )
     metrics.read_budget(lambda: {name: budget.left(name, clock()) for name in budget.backends})
     guard = Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=recovery.saw, budget=budget)
-    watch = Watch(section.degenerate_action, section.limits(), emit)
+    watch = Watch(section.degenerate_action, section.limits(), emit, Blame(clock))
     return Resilience(guard, watch)

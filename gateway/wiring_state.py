@@ -12,6 +12,7 @@ from gateway.prompts.published import StreamPublished
 from gateway.prompts.published_table import table_of
 from gateway.state.follower import Follower
 from gateway.state.idempotency import IdempotencyKeeper
+from gateway.state.latest import Latest
 from gateway.state.local_copy import LocalCopy
 from gateway.state.make import copies_folder, make_idempotency_store, make_state_store
 from gateway.state.port import Record, StateStore
@@ -40,7 +41,7 @@ class State:
     idempotency: IdempotencyKeeper
     copies: Path | None
     clock: Callable[[], float]
-    followers: dict[str, Follower] = field(default_factory=dict)
+    followers: dict[str, Follower | Latest] = field(default_factory=dict)
     _reached: bool = False
 
     @property
@@ -66,12 +67,21 @@ class State:
 
         Raises ValueError for a second one.
         """
-        if stream in self.followers:
-            raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
+        self._check_new(stream)
         copy = None if self.copies is None else LocalCopy(self.copies, stream)
         follower = Follower(self.store, stream, apply, copy=copy, clock=self.clock)
         self.followers[stream] = follower
         return follower
+
+    def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> Latest:
+        """The same for a stream of which the last record is all that counts. Raises ValueError."""
+        self._check_new(stream)
+        latest = self.followers[stream] = Latest(self.store, stream, apply)
+        return latest
+
+    def _check_new(self, stream: str) -> None:
+        if stream in self.followers:
+            raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
     def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
         """For the metrics: whether the store is reached, and the streams followed here."""

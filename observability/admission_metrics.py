@@ -43,6 +43,7 @@ class GateFigures:
         kv_usage: share of the KV pool in use, as told.
         kv_forecast: the same at the fullest moment to come.
         prefill_backlog: uncached prompt tokens handed on and not yet computed.
+        pace: time between two tokens over its target; ``None`` without one, or while too little is known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class GateFigures:
     kv_usage: float
     kv_forecast: float
     prefill_backlog: int
+    pace: float | None = None
 
 
 class AdmissionMetrics(Collector):
@@ -171,7 +173,7 @@ class AdmissionMetrics(Collector):
         yield queued
         yield circuit
         yield rung
-        plain: tuple[tuple[str, str, Callable[[GateFigures], float]], ...] = (
+        plain: tuple[tuple[str, str, Callable[[GateFigures], float | None]], ...] = (
             (
                 "sluice_admission_waiting_tokens",
                 "Uncached prompt tokens that wait.",
@@ -199,9 +201,15 @@ class AdmissionMetrics(Collector):
                 "Uncached prompt tokens handed on and not yet computed.",
                 lambda gate: gate.prefill_backlog,
             ),
+            (
+                "sluice_admission_pace",
+                "Time between two tokens over its target; 1: just met.",
+                lambda gate: gate.pace,
+            ),
         )
         for name, text, value in plain:
             gauge = GaugeMetricFamily(name, text, labels=["backend"])
             for gate in gates:
-                gauge.add_metric([gate.name], value(gate))
+                if (found := value(gate)) is not None:
+                    gauge.add_metric([gate.name], found)
             yield gauge

@@ -7,8 +7,10 @@ The leaves' own events (``admission.events``, ``resilience.events``, ``accountin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
@@ -24,9 +26,11 @@ class SeamFact:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True):
     """Everything known of one finished request; carries no prompt, no answer, no key.
+
+    Change one with ``msgspec.structs.replace``. A struct: made with every request, which takes 1.4 µs; a
+    dataclass of as many fields takes 6.3.
 
     Args:
         request_id: the caller's label.
@@ -65,6 +69,7 @@ class RequestRecord:
             ``None`` when the caller named one.
         passed: whether the answer passed the checks of answers; ``None``: they had nothing to say.
         session: tells the caller's sessions apart in this process, and nothing else of them.
+        cost_nanousd: what it cost the operator, 10⁻⁹ US dollars; ``None`` when no price fits.
     """
 
     request_id: str
@@ -96,7 +101,7 @@ class RequestRecord:
     ttft_ms: float | None = None
     generation_ms: float | None = None
     overhead_ms: float | None = None
-    stage_ms: Mapping[str, float] = field(default_factory=lambda: NO_STAGES)
+    stage_ms: Mapping[str, float] = msgspec.field(default_factory=lambda: NO_STAGES)
     dropped_chunks: int = 0
     dropped_turns: int = 0
     cut_chunks: int = 0
@@ -114,6 +119,7 @@ class RequestRecord:
     drawn: str | None = None
     passed: bool | None = None
     session: int | None = None
+    cost_nanousd: int | None = None
 
     @property
     def answered(self) -> bool:

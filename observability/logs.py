@@ -5,8 +5,10 @@ from __future__ import annotations
 import json as stdlib_json
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import orjson
@@ -21,6 +23,9 @@ from observability.requestlog import EVENT, RequestLine, others_words, request_l
 LEVELS = ("debug", "info", "warning", "error", "critical")
 # What the processors themselves add; never redacted, never looked into.
 _OWN = frozenset({"timestamp", "level", "logger", "_record", "_from_structlog", "exc_info", "stack_info"})
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+# Libraries whose everyday lines say nothing to an operator: a line for each plug-in that is set up.
+_QUIET = ("alembic.runtime.plugins",)
 
 
 class Logs:
@@ -44,17 +49,26 @@ class Logs:
         root = logging.getLogger()
         root.removeHandler(self.writer.handler)
         root.setLevel(self._root_level)
+        for name in _QUIET:
+            logging.getLogger(name).setLevel(logging.NOTSET)
         structlog.reset_defaults()
         return self.writer.close()
 
 
-def configure_logging(level: str = "info", json: bool | None = None, *, stream: TextIO | None = None) -> Logs:
+def configure_logging(
+    level: str = "info",
+    json: bool | None = None,
+    *,
+    stream: TextIO | None = None,
+    always: Mapping[str, str] = _NOTHING,
+) -> Logs:
     """Send the process's logs, structlog's and the standard library's, to ``stream`` (standard error).
 
     Args:
         level: one of :data:`LEVELS`.
         json: JSON lines; when not given, unless ``stream`` is a terminal.
         stream: where lines go.
+        always: fields of every line, as which of several processes writes it.
 
     Raises:
         ValueError: an unknown level.
@@ -70,6 +84,7 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         format_errors,
+        partial(_with, always),
         _redacted,
     ]
     structlog.configure(
@@ -90,21 +105,27 @@ def configure_logging(level: str = "info", json: bool | None = None, *, stream: 
             foreign_pre_chain=common,
             render=renderer,
             as_json=as_json,
+            always=always,
         )
     )
     root = logging.getLogger()
     logs = Logs(LogWriter(target), root.level)
     root.addHandler(logs.writer.handler)
     root.setLevel(threshold)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
     return logs
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
     """structlog's, and a short way for the lines of requests."""
 
-    def __init__(self, *, render: Processor, as_json: bool, **settings: Any) -> None:
+    def __init__(
+        self, *, render: Processor, as_json: bool, always: Mapping[str, str], **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self._render = render
+        self._always = always
         self._as_json = as_json
         self._second = -1
         self._until_second = ""
@@ -118,6 +139,7 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event["level"] = record.levelname.lower()
         event["logger"] = record.name
         event["timestamp"] = self._told(record.created)
+        event.update(self._always)
         line = _dumps(event) if self._as_json else str(self._render(None, "", event))
         # Its names are ours, so only credentials within others' words are looked for: in all of them at once.
         words = others_words(record.request)
@@ -130,6 +152,13 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
             self._second = second
             self._until_second = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
         return f"{self._until_second}{int((at - second) * 1e6):06d}Z"
+
+
+def _with(
+    always: Mapping[str, str], logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    event.update(always)
+    return event
 
 
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -166,7 +166,7 @@ class Metrics:
         )  # fmt: skip
         self._prompts = PromptMetrics(self.registry, Bounded(known_prompt_versions))
         self.slo = SloMetrics(self.registry, routes)
-        self._usage = UsageMetrics(self.registry)
+        self._usage = UsageMetrics(self.registry, routes, backends)
         self._revision = Gauge(
             "sluice_routing_revision", "The routing revision in force.", registry=self.registry
         )

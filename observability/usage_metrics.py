@@ -1,17 +1,18 @@
-"""Tokens by tenant and by adapter, for a look while it happens; the exact sums are the ledger's."""
+"""Tokens and money as they are used, for a look while it happens; the exact sums are the ledger's."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from observability.events import RequestRecord
-from observability.labels import Bounded
+from observability.labels import Bounded, Series
 from observability.tally import Tally
 
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
 # What `RequestRecord.status` is when the caller left before the end.
 LEFT = 499
+_NANO = 1e-9
 
 
 def outcome(record: RequestRecord) -> int:
@@ -33,9 +34,10 @@ class UsageMetrics:
 
     Args:
         registry: where the metrics are shown.
+        routes, backends: bounds of these labels.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, routes: Bounded, backends: Bounded) -> None:
         tenants, adapters = Bounded(), Bounded()
         self._requests = Tally(
             "sluice_tenant_requests", "Requests by tenant and by what became of them.",
@@ -50,9 +52,33 @@ class UsageMetrics:
             "adapter", "kind", KINDS, adapters, registry,
         )  # fmt: skip
 
+        self._cost = Series(
+            Counter(
+                "sluice_cost_usd_total",
+                "What requests cost by the price book, of those that a price fits.",
+                ("route", "backend"),
+                registry=registry,
+            ),
+            routes,
+            backends,
+        )
+        self._tenant_cost = Series(
+            Counter(
+                "sluice_tenant_cost_usd_total",
+                "The same by tenant.",
+                ("tenant",),
+                registry=registry,
+            ),
+            tenants,
+        )
+
     def request(self, record: RequestRecord) -> None:
         """Count one finished request."""
         self._requests.of(record.tenant)[outcome(record)] += 1
+        if record.cost_nanousd is not None:
+            cost_usd = record.cost_nanousd * _NANO
+            self._cost(record.route, record.backend_name).inc(cost_usd)
+            self._tenant_cost(record.tenant).inc(cost_usd)
         read, written, cached = record.input_tokens, record.output_tokens, record.cached_tokens
         if not (read or written or cached):
             return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,19 +64,25 @@ class Guard:
         backend: str,
         delivered: Callable[[], bool],
         deadline: float | None,
+        begun: Callable[[], bool] = lambda: True,
+        begin_by: float | None = None,
     ) -> T:
         """The result of the first attempt that succeeds.
 
         A failed attempt is made again on the same backend while all of this holds: its failure's policy
         still permits a retry, nothing of the answer was delivered, the wait before it ends before
         ``deadline``, and the backend's retry budget pays for it. Attempts never overlap: each has ended,
-        cleaned up, before this goes on.
+        cleaned up, before this goes on. Until something of an answer has ``begun`` the deadline is
+        ``begin_by``, if that is given: it leaves time for something else.
 
         Raises:
             BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
             DeadlinePassed: the deadline passed before the first attempt or during one, which was
                 cancelled and awaited.
         """
+
+        def due() -> float | None:
+            return deadline if begin_by is None or begun() else begin_by
 
         def enough(state: RetryCallState) -> bool:
             failure = _failure(state)
@@ -86,7 +93,7 @@ class Guard:
                 or state.attempt_number > failure.policy.retries_same
                 # A backend that wants to be left alone for longer than we would wait is better left.
                 or (failure.retry_after_s or 0.0) > failure.policy.longest_wait_s
-                or (deadline is not None and self._clock() + wait_s >= deadline)
+                or ((end := due()) is not None and self._clock() + wait_s >= end)
             ):
                 return True
             # Asked last, since asking pays: all else permits the retry.
@@ -107,12 +114,18 @@ class Guard:
             if first_failure is not None:
                 failure, first_failure = first_failure, None
                 raise failure
-            if deadline is not None and self._clock() >= deadline:
+            if (end := due()) is not None and self._clock() >= end:
                 raise DeadlinePassed(backend=backend, attempts=made)
             made += 1
             try:
                 return await self._attempt(
-                    attempt, Try(made, last), backend=backend, delivered=delivered, deadline=deadline
+                    attempt,
+                    Try(made, last),
+                    backend=backend,
+                    delivered=delivered,
+                    deadline=deadline,
+                    begun=begun,
+                    begin_by=begin_by,
                 )
             except BackendFailure as failure:
                 last = failure.kind
@@ -138,6 +151,10 @@ class Guard:
             self._emit(Recovered(backend, last, made))
         return result
 
+    def affords(self, backend: str) -> bool:
+        """Whether the retry budget has another attempt for ``backend``; it is paid for when it has."""
+        return self._budget.take(backend, self._clock())
+
     async def _attempt(
         self,
         attempt: Callable[[Try], Awaitable[T]],
@@ -146,13 +163,16 @@ class Guard:
         backend: str,
         delivered: Callable[[], bool],
         deadline: float | None,
+        begun: Callable[[], bool],
+        begin_by: float | None,
     ) -> T:
         limit = None if deadline is None else asyncio.timeout(deadline - self._clock())
         try:
             if limit is None:
                 return await attempt(this)
             async with limit:
-                return await attempt(this)
+                with self._looking(limit, begin_by, begun):
+                    return await attempt(this)
         except asyncio.CancelledError:
             # Not the deadline, which comes out of `limit` as a TimeoutError.
             kind = FailureKind.CANCELLED_BY_CLIENT
@@ -168,6 +188,26 @@ class Guard:
             if failure is error:
                 raise
             raise failure from failure.__cause__
+
+    @contextlib.contextmanager
+    def _looking(
+        self, limit: asyncio.Timeout, begin_by: float | None, begun: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Within it ``limit`` ends at ``begin_by`` when nothing has begun then."""
+        if begin_by is None or begun():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            if not begun() and not limit.expired():
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(max(0.0, begin_by - self._clock()), look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _wait_s(self, state: RetryCallState) -> float:
         """Wait before the next attempt, seconds: doubling, with jitter, at least what the backend asked."""

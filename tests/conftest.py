@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.conformance.harness import Specimen
 
-# A single example has no deadline: on a shared machine a pause of half a second says nothing about the code.
-# Tests of speed measure it themselves, and every test has its own limit (`timeout` in pyproject.toml).
-settings.register_profile("suite", deadline=None)
+# Neither a single example has a deadline nor the making of them: on a shared machine a pause of half a second
+# says nothing about the code. Tests of speed measure it themselves, and every test has its own limit (`timeout`
+# in pyproject.toml). The examples are the same in every run, so that a change is refused for what it changed;
+# SLUICE_TEST_RANDOM=1 looks for new ones.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize="SLUICE_TEST_RANDOM" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("suite")
 
 

@@ -52,6 +52,23 @@ def test_null_true_and_false_are_what_they_say_in_the_environment() -> None:
     assert settings.auth.enabled is False and settings.tracing.otlp_endpoint is None
 
 
+def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
+    fault = {"backend": "local", "kind": "nan_output", "every": 2}
+    settings = load_settings(
+        None,
+        {
+            "SLUICE_BACKENDS__W": '{"kind": "openai", "base_urls": ["http://a/v1"], "model": "m"}',
+            "SLUICE_BACKENDS__W__BASE_URLS": '["http://b/v1", "http://c/v1"]',
+            "SLUICE_CHAOS__FAULTS": json.dumps([fault]),
+            "SLUICE_SERVER__HOST": "[::1]",
+        },
+    )
+    worker = settings.backends["w"]
+    assert worker.kind == "openai" and worker.base_urls == ["http://b/v1", "http://c/v1"]
+    assert [rule.every for rule in settings.chaos.faults] == [2]
+    assert settings.server.host == "[::1]", "what is no JSON is a text"
+
+
 @pytest.mark.parametrize(
     ("text", "environ", "told"),
     [

@@ -32,6 +32,9 @@ class RequestChecker:
         report = ParamValidator().validate(request, shape)
         found = [report.generate_report()] if report.has_errors() else []
         found += self._beyond(request, shape, "")
+        stops = request.get("inferenceConfig", {}).get("stopSequences", ())
+        if any(not stop.strip() for stop in stops):
+            found.append("stop_sequences: each stop sequence must contain non-whitespace")
         turns = request.get("messages", [])
         roles = [turn["role"] for turn in turns]
         if roles[:1] != ["user"]:

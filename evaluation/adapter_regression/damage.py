@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from adapters.verify import CONFIG_FILE, WEIGHTS_FILE
+from adapters.peft_config import CONFIG_FILE
+from adapters.verify import WEIGHTS_FILE
 
 
 def damage(source: Path, target: Path, *, noise: float, seed: int = 0) -> None:

@@ -123,7 +123,7 @@ def _checked(plan: Plan, folder: Path) -> str:
     """The folder's SHA-256, once it is known to fit: what the registry would refuse is not run."""
     try:
         config = json.loads((plan.model / "config.json").read_text(encoding="utf-8"))
-        fits = base_model(plan.model_id, config, max_lora_rank=plan.max_lora_rank)
+        fits = base_model(plan.model_id, config, max_lora_rank=plan.max_lora_rank, embedded=True)
         return verify(folder, fits).sha256
     except AdapterRejected as error:
         raise ComparisonError(f"{folder}: refused: {error}") from None

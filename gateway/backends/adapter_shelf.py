@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from adapters.errors import AdapterError
@@ -181,6 +182,7 @@ class AdapterShelf:
                     f"({decision.pinned} pinned)",
                     retry_after_s=RETRY_AFTER_S,
                     param=PARAM,
+                    isolated=True,  # the base model and the adapters that are in go on
                 )
             await self._carry_out(adapter, decision, ahead=ahead)
 
@@ -192,7 +194,11 @@ class AdapterShelf:
             await self._engine.load_adapter(adapter)
         except errors.NoAdapterRoom as error:
             raise BackendFailure(
-                FailureKind.THROTTLED, str(error), retry_after_s=RETRY_AFTER_S, param=PARAM
+                FailureKind.THROTTLED,
+                str(error),
+                retry_after_s=RETRY_AFTER_S,
+                param=PARAM,
+                isolated=True,
             ) from error
         except errors.AdapterError as error:
             raise self._failed(adapter, error.code, str(error)) from error
@@ -214,6 +220,8 @@ class AdapterShelf:
             raise _broken(adapter.adapter_id, decision)
 
     def _failed(self, adapter: Adapter, code: str, detail: str) -> BackendFailure:
+        # Callers read it too: where this machine keeps its files is not theirs.
+        detail = detail.replace(f"{adapter.path}/", "").replace(adapter.path, PurePath(adapter.path).name)
         wait_s = self.residency.failed(adapter.adapter_id, detail, self._clock())
         self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
         return _broken(adapter.adapter_id, Broken(detail, wait_s))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from admission.values import Load
 from engine import errors
@@ -258,7 +258,17 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
 )
 
 
+_SAMPLING: Final = frozenset(one.name for one in fields(Sampling))
+
+
 def _failure(code: str, message: str | None = None) -> BackendFailure:
     kind = _KINDS.get(code, FailureKind.INTERNAL)
-    param = "response_format" if code == errors.InvalidGrammar.code else None
-    return BackendFailure(kind, message or f"the engine reported {code}", param=param)
+    return BackendFailure(kind, message or f"the engine reported {code}", param=_param(code, message or ""))
+
+
+def _param(code: str, message: str) -> str | None:
+    """The field at fault; the engine's messages on sampling begin with it."""
+    if code == errors.InvalidGrammar.code:
+        return "response_format"
+    first = message.partition(" ")[0]
+    return first if code == errors.InvalidSampling.code and first in _SAMPLING else None

@@ -7,8 +7,10 @@ from enum import StrEnum
 from itertools import chain
 from types import MappingProxyType
 
+from gateway.backends.adapter_shelf import PARAM
 from gateway.backends.port import Backend, Completion, Delta, DeltaSink, Work
 from gateway.contracts.values import FinishReason, Usage
+from resilience.blame import Blame
 from resilience.degenerate import Detector, Limits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
@@ -41,12 +43,16 @@ class Watch:
         action: what to do.
         limits: what is too much.
         emit: takes each event; must not block.
+        blame: tells an adapter's nonsense from the backend's.
     """
 
-    def __init__(self, action: Action, limits: Limits, emit: Callable[[Degenerated], None]) -> None:
+    def __init__(
+        self, action: Action, limits: Limits, emit: Callable[[Degenerated], None], blame: Blame
+    ) -> None:
         self._action = action
         self._limits = limits
         self._emit = emit
+        self._blame = blame
 
     async def generate(
         self,
@@ -69,12 +75,13 @@ class Watch:
 
         Raises:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
+                What an adapter's weights alone are to blame for is isolated, and of ``adapter_id``.
         """
         if self._action is Action.OFF:
-            return await backend.generate(work, out)
+            return await self._generate(backend, work, out)
         reader = _Reader(self._limits, work.sampling.n, out)
         try:
-            return await backend.generate(work, reader.take)
+            return await self._generate(backend, work, reader.take)
         except Exception:
             if reader.sign is None:
                 raise
@@ -85,6 +92,25 @@ class Watch:
                 raise _failure(reader.sign, final=action is Action.ABORT) from None
             note(f"the answer was ended after {reader.tokens} tokens because it {_WHAT[reader.sign]}")
             return reader.end(work)
+
+    async def _generate(self, backend: Backend, work: Work, out: DeltaSink) -> Completion:
+        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
+        try:
+            completion = await backend.generate(work, out)
+        except BackendFailure as failure:
+            if failure.kind is not FailureKind.NAN_OUTPUT or not self._blame.not_numbers(
+                backend.name, adapter_id
+            ):
+                raise
+            raise BackendFailure(
+                failure.kind,
+                f"with adapter {adapter_id}: {failure}",
+                param=PARAM,
+                final=failure.final,
+                isolated=True,
+            ) from failure
+        self._blame.answered(backend.name, adapter_id)
+        return completion
 
     def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:

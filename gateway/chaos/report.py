@@ -44,6 +44,7 @@ class Report:
         told: what the gateway's counters grew by.
         before, after: what the gateway's process held; ``None`` when it is not on this machine.
         at_rest: whether nothing was under way at the end; ``None`` when it could not be asked.
+        never_done: scripted deeds that would have broken a process; the load was over before their time.
         problems: why the run has failed; empty when it has not.
     """
 
@@ -56,6 +57,7 @@ class Report:
     before: Holdings | None = None
     after: Holdings | None = None
     at_rest: bool | None = None
+    never_done: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -81,6 +83,13 @@ class Report:
         if self.at_rest is False:
             self.problems.append("something is still under way in the gateway")
         self.problems.extend(self._kept())
+        self.problems.extend(f"{label}: the load was over before its time" for label in self.never_done)
+        if self.scenario.random is None:
+            met = {label for fate in self.fates for label in fate.met}
+            idle = {one.label for one in self.happened if one.breaks is not None} - met
+            self.problems.extend(
+                f"{label}: no request was under way, so nothing is shown" for label in sorted(idle)
+            )
 
     def recoveries(self) -> Mapping[Happened, Recovery]:
         """How ``/ready`` took each deed that broke a process."""

@@ -32,6 +32,8 @@ AGAIN_S = 0.5
 # The ledger may lag so long behind an answer (the public surface).
 LEDGER_LAG_S = 6.0
 REST_WITHIN_S = 15.0
+# A broken process must show in `/ready` within this; what has not by then is told as not seen.
+SEEN_WITHIN_S = 5.0
 CLIENT_CUT_S = 5.0
 ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
@@ -90,6 +92,7 @@ class Run:
                 except BaseExceptionGroup as errors:
                     raise _only(errors) from None
             report.wall_s = self.now_s()
+            report.never_done = [deed.label for deed in self._timeline.left if deed.breaks is not None]
             for deed in self._timeline.mend():
                 await self._do(caller, deed)
             ready = await self._ready_again(caller)
@@ -226,11 +229,18 @@ class Run:
 
     async def _ready_again(self, caller: Caller) -> bool:
         end_s = self.now_s() + self.scenario.settle_s
-        while not await self._look(caller):
+        while not await self._look(caller) or self._unseen():
             if self.now_s() >= end_s:
                 return False
             await asyncio.sleep(READY_POLL_S)
         return True
+
+    def _unseen(self) -> bool:
+        """Whether a deed has broken what serves just now, and `/ready` may still have to notice it."""
+        broken = [one.at_s for one in self.happened if one.breaks in ("engine", "gateway")]
+        if not broken or self.now_s() - broken[-1] > SEEN_WITHIN_S:
+            return False
+        return not any(failing and at_s >= broken[-1] for at_s, failing in self._report.readiness)
 
     async def _at_rest(self, caller: Caller) -> Scrape | None:
         """The figures once nothing is under way, or as they are when that does not come."""

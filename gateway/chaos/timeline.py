@@ -52,6 +52,15 @@ class Timeline:
             found.append(self._counted.pop(0)[1])
         return found
 
+    @property
+    def left(self) -> list[Deed]:
+        """The scripted ones that have not been done, in their order."""
+        return (
+            []
+            if self._chance is not None
+            else [*(deed for _, _, deed in sorted(self._timed)), *(deed for _, deed in self._counted)]
+        )
+
     def mend(self) -> list[Deed]:
         """No more faults; what still has to be mended."""
         self._chance, self._next_chance_s = None, math.inf

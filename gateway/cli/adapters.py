@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +23,7 @@ ADD_TIMEOUT_S = 3_600.0
 POLL_S = 0.5
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
-Comment = Annotated[str, typer.Option(help="Why; kept in the audit.")]
+Comment = Annotated[str, typer.Option("--comment", "--message", "-m", help="Why; kept in the audit log.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Validate and show how it would be; change nothing.")]
 
@@ -61,6 +62,7 @@ def add(
     sha256: Annotated[str | None, typer.Option(help="The content that is expected.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, repeatable.")] = None,
     comment: Comment = "",
+    dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -77,11 +79,12 @@ def add(
             "sha256": sha256,
             "labels": _labels(label or ()),
             "comment": comment,
+            "dry_run": dry_run,
         }
         client = AdminClient(url, key, ADD_TIMEOUT_S)
         with _progress(AdminClient(url, key), place, quiet=as_json):
             found = client.post("admin", "adapters", body=json.dumps(body).encode())
-        _print_json(found) if as_json else _print_one(console, found)
+        _print_done(console, found, as_json)
 
 
 @adapters.command("verify")
@@ -92,7 +95,7 @@ def verify(name: Id, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = 
 
 @adapters.command("preload")
 def preload(name: Id, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
-    """Load a version in this gateway's engine now."""
+    """Load a version now, in every gateway and on the workers that they load adapters on."""
     _post(url, key, as_json, name, "preload")
 
 
@@ -186,9 +189,7 @@ def _post(url: str, key: str | None, as_json: bool, *path: str, **body: Any) -> 
     with _told() as console:
         client = AdminClient(url, key)
         found = client.post("admin", "adapters", *path, body=json.dumps(body).encode())
-        _print_json(found) if as_json else _print_one(console, found)
-        if body.get("dry_run") and not as_json:
-            print("valid; nothing was changed")
+        _print_done(console, found, as_json)
 
 
 def _sure(question: str, yes: bool) -> None:
@@ -204,10 +205,8 @@ def _sure(question: str, yes: bool) -> None:
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console; what the gateway refuses becomes one line and exit code 1."""
-    from rich.console import Console
-
     try:
-        yield Console()
+        yield screen()
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -268,9 +267,9 @@ def _print_json(found: Any) -> None:
 
 
 def _print_list(console: Console, found: Any) -> None:
-    from rich.table import Table
-
-    table = Table("id", "state", "aliases", "evaluated", "loaded", "leases", "heat", "rank", "MiB", "labels")
+    table = table_of(
+        "id", "state", "aliases", "evaluated", "loaded", "leases", "heat", "rank", "MiB", "labels"
+    )
     for one in found["adapters"]:
         report = one["evaluation"]
         loaded = ("pinned " if one["pinned"] else "") + ("yes" if one["resident"] else "")
@@ -288,7 +287,7 @@ def _print_list(console: Console, found: Any) -> None:
         )
     console.print(table)
     if found["aliases"]:
-        aliases = Table("alias", "leads to", "canary", "before")
+        aliases = table_of("alias", "leads to", "canary", "before")
         for one in found["aliases"]:
             canary = f"{one['canary']} {one['percent']:g}%" if one["canary"] else ""
             aliases.add_row(
@@ -299,6 +298,17 @@ def _print_list(console: Console, found: Any) -> None:
         console.print(f"refused: {one['id']}: {one['reason']}", markup=False, highlight=False, soft_wrap=True)
     places = f"{len(found['resident'])} of {found['places']} places taken" if found["places"] else "no engine"
     console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
+
+
+def _print_done(console: Console, found: Any, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    _print_one(console, found)
+    if found.get("dry_run"):
+        print("valid; nothing was changed")
+    if found.get("others_told") is False:
+        print("sluice: the state store is away: the other gateways were not told", file=sys.stderr)
 
 
 def _print_one(console: Console, found: Any) -> None:

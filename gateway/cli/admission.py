@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 # Decisions that fit a screen; --json shows all that the gateway keeps.
 SHOWN_DECISIONS = 15
@@ -41,16 +42,14 @@ def show(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> No
 
 
 def _print(found: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
+    console = screen()
     if not found["backends"]:
         console.print("No request has come to any backend yet.")
         return
-    gates = Table(
-        "backend", "waiting", "held by", "in flight", "memory", "forecast", "rung", "circuit", "held ms"
-    )
+    gates = table_of(
+        "backend", "waiting", "held by", "in flight", "pace", "memory", "forecast", "rung", "circuit",
+        "held ms",
+    )  # fmt: skip
     for name, gate in found["backends"].items():
         queue, flight, memory = gate["queue"], gate["in_flight"], gate["memory"]
         classes = " ".join(f"{word} {count}" for word, count in queue["classes"].items() if count)
@@ -58,7 +57,8 @@ def _print(found: Any) -> None:
             name,
             f"{queue['requests']} ({classes})" if classes else "0",
             queue["held_by"] or "",
-            f"{flight['sequences']} of {flight['limit']}",
+            f"{flight['sequences']} of {flight['limit']}" + _less_than_the_engine_takes(flight),
+            "" if flight["pace_of_target"] is None else f"{flight['pace_of_target']:.0%} of target",
             f"{memory['used']:.0%}",
             f"{memory['forecast']:.0%}",
             str(gate["ladder"]["rung"]),
@@ -66,16 +66,26 @@ def _print(found: Any) -> None:
             f"{gate['rates']['held_ms']:,.0f}",
         )
     console.print(gates)
-    waiting = Table("backend", "class", "tenant", "waiting")
+    waiting = table_of("backend", "class", "tenant", "waiting")
     for name, gate in found["backends"].items():
         for one in gate["queue"]["tenants"]:
             waiting.add_row(name, one["class"], one["tenant"], str(one["requests"]))
     if waiting.row_count:
         console.print(waiting)
-    last = Table("at", "backend", "class", "tenant", "decision", "wait ms", title="last decisions")
+    last = table_of(
+        "at", "backend", "class", "tenant", "decision", "wait ms", "again ms", title="last decisions"
+    )
     for one in found["decisions"][:SHOWN_DECISIONS]:
         refused = one["decision"] == "refused"
         wait = one["estimated_wait_ms"] if refused else one["waited_ms"]
-        what = one["reason"] if refused else "admitted, shortened" if one["shrunk"] else "admitted"
-        last.add_row(one["at"], one["backend"], one["class"], one["tenant"], what, f"{wait:,.0f}")
+        what = "admitted, shortened" if not refused and one["shrunk"] else "admitted"
+        if refused:
+            what = f"{one['reason']}, in line" if one["queued"] else one["reason"]
+        again = f"{one['retry_after_ms']:,.0f}" if refused else ""
+        last.add_row(one["at"], one["backend"], one["class"], one["tenant"], what, f"{wait:,.0f}", again)
     console.print(last)
+
+
+def _less_than_the_engine_takes(flight: Any) -> str:
+    most = flight["engine_limit"]
+    return f" (engine {most})" if most is not None and most > flight["limit"] else ""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 from gateway.cli.routes import DryRun, print_changes
 
 AT = ("admin", "canary")
@@ -123,19 +124,15 @@ def _print(found: Any, as_json: bool) -> None:
         return
     one = found["canary"]
     if found.get("dry_run"):
-        from rich.console import Console
-
-        print_changes(Console(), found["changes"])
+        print_changes(screen(), found["changes"])
         print("valid; nothing was changed")
         return
     if one is None:
         print("there was no canary yet")
         return
-    from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    console = Console()
+    console = screen()
     told = f"{one['id']}: {one['backend']} on {one['route']}: {one['phase']}"
     if one["percent"] is not None:
         told += f" at {one['percent']:g} %"
@@ -146,7 +143,7 @@ def _print(found: Any, as_json: bool) -> None:
     ):
         if line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    table = Table("check", "canary: bad", "of", "baseline: bad", "of", "evidence", "rolled back at")
+    table = table_of("check", "canary: bad", "of", "baseline: bad", "of", "evidence", "rolled back at")
     for check, seen in one["checks"].items():
         numbers = (seen[name] for name in ("canary_bad", "canary", "baseline_bad", "baseline"))
         powers = (f"1e{seen[name]:g}" for name in ("log10_e", "log10_bound"))

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from accounting.build_or_buy import Build, Buy, Comparison, compare
+from gateway.cli.console import screen, table_of
 
 # Seed 003's rule of thumb, tokens a day.
 BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
@@ -74,8 +73,8 @@ def _as_object(build: Build, buy: Buy, found: Comparison) -> dict[str, object]:
 
 
 def _show(build: Build, buy: Buy, found: Comparison) -> None:
-    console = Console()
-    inputs = Table("what was put in", "", title="Inputs", title_justify="left")
+    console = screen()
+    inputs = table_of("what was put in", "", title="Inputs", title_justify="left")
     inputs.add_row("GPUs a replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
     inputs.add_row(
         "a replica serves",
@@ -94,7 +93,7 @@ def _show(build: Build, buy: Buy, found: Comparison) -> None:
     )  # fmt: skip
     console.print(inputs)
     million = found.tokens_per_day / 1e6
-    table = Table("", "replicas", "a day", "a month", "a million tokens", title_justify="left")
+    table = table_of("", "replicas", "a day", "a month", "a million tokens", title_justify="left")
     table.title = f"{million:,.1f} M tokens a day"
     for name, replicas, a_day in (
         ("build", str(found.replicas), found.build_usd_per_day),
@@ -111,12 +110,14 @@ def _show(build: Build, buy: Buy, found: Comparison) -> None:
         )
     else:
         console.print(f"Building pays from {found.break_even_tokens_per_day / 1e6:,.1f} M tokens a day on.")
-    console.print(_rule_of_thumb(found.tokens_per_day), style="dim")
+    console.print(_rule_of_thumb(found), style="dim")
 
 
-def _rule_of_thumb(tokens_per_day: float) -> str:
-    if tokens_per_day < BUY_BELOW:
-        return "Rule of thumb below 10 M a day: buy, it is simpler."
-    if tokens_per_day <= BUILD_ABOVE:
+def _rule_of_thumb(found: Comparison) -> str:
+    if BUY_BELOW <= found.tokens_per_day <= BUILD_ABOVE:
         return "Rule of thumb from 10 to 100 M a day: it depends on what the team can run."
-    return "Rule of thumb above 100 M a day: host it."
+    if found.tokens_per_day < BUY_BELOW:
+        rule, holds = "Rule of thumb below 10 M a day: buy, it is simpler", found.ratio <= 1.0
+    else:
+        rule, holds = "Rule of thumb above 100 M a day: host it", found.ratio >= 1.0
+    return f"{rule}." if holds else f"{rule}; by these inputs it is the other way."

@@ -16,12 +16,13 @@ from typing import TypeVar
 
 import structlog
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
-from rich.table import Table
 
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Delta, Work
+from gateway.cli.console import screen, table_of
 from gateway.cli.startup import start_errors
 from gateway.config import Settings, load_settings
 from gateway.contracts.values import Sampling
@@ -60,11 +61,11 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
             json.dumps({"ok": healthy, "checks": [asdict(f) for f in findings]}, ensure_ascii=False, indent=2)
         )
     else:
-        table = Table("", "check", "found", "what to do")
+        table = table_of("", "check", "found", "what to do")
         for finding in findings:
             mark = "[green]ok[/]" if finding.ok else "[red]wrong[/]"
-            table.add_row(mark, finding.check, finding.detail, finding.hint)
-        console.print(table)
+            table.add_row(mark, finding.check, escape(finding.detail), escape(finding.hint))
+        screen().print(table)
     return 0 if all(finding.ok for finding in findings) else 1
 
 
@@ -162,7 +163,7 @@ def _keys(settings: Settings) -> Finding:
         "keys",
         ok,
         "required" if ok else "required, but SLUICE_ADMIN_KEY is not set",
-        "" if ok else "set SLUICE_ADMIN_KEY",
+        "" if ok else "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it",
     )
 
 

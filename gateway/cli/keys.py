@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,9 +88,8 @@ def list_keys(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) 
             print(json.dumps(found, ensure_ascii=False, indent=2))
             return
         from rich.markup import escape
-        from rich.table import Table
 
-        table = Table(
+        table = table_of(
             "id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment"
         )
         for one in found["keys"]:
@@ -156,10 +156,8 @@ def _whose(client: AdminClient, key_id: str) -> str:
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console; what the gateway refuses becomes a line on standard error and exit code 1."""
-    from rich.console import Console
-
     try:
-        yield Console()
+        yield screen()
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

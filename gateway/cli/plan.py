@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
+from gateway.cli.console import screen, table_of
 from gateway.cli.startup import start_errors
 from gateway.config import Settings, load_settings
 from gateway.planning.arithmetic import EnginePlan, PlanRequest, plan_engine
@@ -157,8 +155,8 @@ def as_object(one: EnginePlan) -> dict[str, object]:
 
 
 def _print_table(plans: Sequence[EnginePlan]) -> None:
-    console = Console()
-    table = Table(plans[0].request.model.name, *(p.request.gpu.name for p in plans))
+    console = screen()
+    table = table_of(plans[0].request.model.name, *(p.request.gpu.name for p in plans))
     for column in table.columns[1:]:
         column.justify = "right"
     for name, *cells in rows(plans):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +32,7 @@ def list_versions(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = Fal
         if as_json:
             _print_json(found)
             return
-        from rich.table import Table
-
-        table = Table("id", "published", "routes", "sha256")
+        table = table_of("id", "published", "routes", "sha256")
         for one in found["prompts"]:
             routes = ", ".join(one["routes"]) or "none"
             table.add_row(one["id"], one["published_at"] or "not known", routes, one["sha256"])
@@ -101,10 +100,8 @@ def render(
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console; what the gateway refuses becomes one line and exit code 1."""
-    from rich.console import Console
-
     try:
-        yield Console()
+        yield screen()
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -115,9 +112,7 @@ def _print_json(found: Any) -> None:
 
 
 def _print_preview(console: Console, found: Any) -> None:
-    from rich.table import Table
-
-    table = Table("section", "tokens", "budget")
+    table = table_of("section", "tokens", "budget")
     for name, section in found["sections"].items():
         table.add_row(name, f"{section['tokens']:,}", f"{section['budget']:,}")
     table.add_row("generation_reserve", f"{found['generation_reserve']:,}", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ray.serve.schema import ApplicationStatusOverview
+    from ray.serve.schema import ApplicationStatusOverview, ServeStatus
 
 ray = typer.Typer(
     name="ray",
     help="Run the gateway on a Ray cluster: ingress replicas in front of engine replicas.",
     no_args_is_help=True,
 )
+
+REACH_TIMEOUT_S = 5.0
 
 Address = Annotated[
     str,
@@ -61,20 +64,27 @@ def deploy(
         name = settings.ray.application
         place = Place(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
         serve.start(http_options={"host": host, "port": port})
-        serve.run(make_application(settings, place), name=name, route_prefix="/")
-        _print(serve.status().applications.get(name), name, as_json)
+        try:
+            serve.run(make_application(settings, place), name=name, route_prefix="/")
+        except RuntimeError:
+            # Its own words name the deployments alone; why is in their messages.
+            _print(serve.status(), name, as_json)
+            raise
+        _print(serve.status(), name, as_json)
 
 
 @ray.command("status")
 def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = False) -> None:
-    """Show the application's deployments and how many replicas each has, by state.
+    """Show the application's deployments, how many replicas each has by state, and the proxies in front.
 
-    Exit code 0 when all of it is healthy, 1 when not.
+    Exit code 0 when it runs and a proxy is healthy, 1 when not.
     """
     with _told():
-        told = _connected(address).status().applications.get(name)
+        told = _connected(address).status()
         _print(told, name, as_json)
-        if told is None or str(told.status.value) != "RUNNING":
+        application = told.applications.get(name)
+        runs = application is not None and str(application.status.value) == "RUNNING"
+        if not runs or "HEALTHY" not in proxies(told).values():
             raise typer.Exit(1)
 
 
@@ -96,13 +106,33 @@ def _connected(address: str) -> Any:
         raise RayError("Ray is not installed; install the extra: pip install 'sluice-gateway[ray]'") from None
     if not library.is_initialized():
         try:
+            _reach(address)
             library.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except library.exceptions.AuthenticationError as error:
+            first = str(error).strip().partition("\n")[0]
+            raise RayError(f"--address: {address}: Ray's token: {first}") from None
+        except (OSError, RuntimeError, ValueError, library.exceptions.RayError) as error:
             first = str(error).strip().partition("\n")[0]
             raise RayError(
                 f"--address: {address}: no Ray cluster answers ({first}); start one with `ray start --head`"
+                f"{_token_hint()}"
             ) from None
     return serve
+
+
+def _token_hint() -> str:
+    """A cluster that asks for a token looks to Ray like one that is not there."""
+    if os.environ.get("RAY_AUTH_MODE"):
+        return ""
+    return ", or set RAY_AUTH_MODE=token if it was started with one"
+
+
+def _reach(address: str) -> None:
+    """Ray itself asks for minutes where nobody is. Raises OSError: nobody listens there."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S):
+            return
 
 
 def shown(told: ApplicationStatusOverview) -> dict[str, Any]:
@@ -123,24 +153,40 @@ def shown(told: ApplicationStatusOverview) -> dict[str, Any]:
     }
 
 
-def _print(told: ApplicationStatusOverview | None, name: str, as_json: bool) -> None:
+def proxies(told: ServeStatus) -> dict[str, str]:
+    """How the proxy of each node is."""
+    return {node: str(status.value) for node, status in sorted(told.proxies.items())}
+
+
+def brief(message: str) -> str:
+    """What Serve says, without the frames between its own words and the cause; for a table of rich's."""
+    from rich.markup import escape
+
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return escape(" ".join(lines if len(lines) <= 2 else (lines[0], lines[-1])))
+
+
+def _print(status: ServeStatus, name: str, as_json: bool) -> None:
+    told = status.applications.get(name)
     if told is None:
         print(f"sluice: no application {name!r} on this cluster; see `sluice ray deploy`", file=sys.stderr)
         return
-    values = shown(told)
+    values = {**shown(told), "proxies": proxies(status)}
     if as_json:
         print(json.dumps({"application": name, **values}))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from gateway.cli.console import screen, table_of
 
-    table = Table(title=f"{name}: {values['status']}", title_justify="left")
-    for column in ("deployment", "status", "replicas", "message"):
-        table.add_column(column)
+    table = table_of(
+        "deployment", "status", "replicas", "message",
+        title=f"{name}: {values['status']}", title_justify="left",
+    )  # fmt: skip
     for deployment, one in values["deployments"].items():
         replicas = ", ".join(f"{count} {state.lower()}" for state, count in one["replicas"].items())
-        table.add_row(deployment, one["status"], replicas, one["message"])
-    Console().print(table)
+        table.add_row(deployment, one["status"], replicas, brief(one["message"]))
+    for node, state in values["proxies"].items():
+        table.add_row("proxy", state, "", node)
+    screen().print(table)
 
 
 @contextmanager

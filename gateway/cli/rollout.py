@@ -80,15 +80,14 @@ def check(
         checks = [asdict(finding) for finding in findings]
         print(json.dumps({"ok": not wrong, "checks": checks}, ensure_ascii=False, indent=2))
         raise typer.Exit(1 if wrong else 0)
-    from rich.console import Console
-    from rich.table import Table
+    from gateway.cli.console import screen, table_of
 
     colours = {Verdict.OK: "green", Verdict.WRONG: "red", Verdict.BY_HAND: "yellow"}
-    table = Table("", "check", "found", "what to do")
+    table = table_of("", "check", "found", "what to do")
     for finding in findings:
         colour = colours[finding.verdict]
         table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, finding.found, finding.hint)
-    console = Console()
+    console = screen()
     console.print(table)
     by_hand = sum(finding.verdict is Verdict.BY_HAND for finding in findings)
     console.print(f"{len(findings) - wrong - by_hand} ok, {wrong} wrong, {by_hand} by hand.")

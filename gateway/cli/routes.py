@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,9 +146,7 @@ def history(limit: Limit = 20, url: Url = DEFAULT_URL, key: Key = None, as_json:
         if as_json:
             _print_json(found)
             return
-        from rich.table import Table
-
-        table = Table("revision", "at", "by", "action", "after", "comment")
+        table = table_of("revision", "at", "by", "action", "after", "comment")
         for one in found["revisions"]:
             table.add_row(
                 *map(str, (one["revision"], one["created_at"], one["author"], one["action"], one["parent"])),
@@ -183,9 +182,7 @@ def audit(limit: Limit = 20, url: Url = DEFAULT_URL, key: Key = None, as_json: A
         if as_json:
             _print_json(found)
             return
-        from rich.table import Table
-
-        table = Table("at", "who", "action", "what", "result", "comment")
+        table = table_of("at", "who", "action", "what", "result", "comment")
         for one in found["entries"]:
             table.add_row(
                 *(_plain(one[name]) for name in ("at", "who", "action", "target", "result", "comment"))
@@ -240,17 +237,17 @@ def _read(file: Path) -> Any:
         data = yaml.safe_load(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
         json.dumps(data)
         return data
-    except (OSError, UnicodeDecodeError, TypeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise AdminError(f"{file}: cannot be read: {error.strerror or type(error).__name__}") from None
+    except (UnicodeDecodeError, TypeError, yaml.YAMLError) as error:
         raise AdminError(f"{file}: {' '.join(str(error).split())}") from None
 
 
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console; what the gateway refuses becomes lines on standard error and exit code 1."""
-    from rich.console import Console
-
     try:
-        yield Console()
+        yield screen()
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -268,14 +265,12 @@ def _plain(text: object) -> str:
 
 
 def _print_revision(console: Console, found: Any) -> None:
-    from rich.table import Table
-
     told = f"revision {found['revision']}, {found['created_at']}, by {found['author']}: {found['comment']}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
     if found["behind"]:
         behind = f"revision {found['behind']['revision']} cannot be used here: {found['behind']['reason']}"
         console.print(behind, markup=False, style="bold red", soft_wrap=True)
-    table = Table("route", "backend", "weight %", "fallback", "prompt version")
+    table = table_of("route", "backend", "weight %", "fallback", "prompt version")
     for name, route in found["config"]["routes"].items():
         fallback = ", ".join(route.get("fallback", ["degraded"]))
         version = route.get("prompt_version") or ""
@@ -291,9 +286,7 @@ def print_changes(console: Console, changes: Any) -> None:
     if not changes:
         console.print("nothing differs")
         return
-    from rich.table import Table
-
-    table = Table("where", "before", "after")
+    table = table_of("where", "before", "after")
     for one in changes:
         table.add_row(*map(_plain, (one["path"], json.dumps(one["before"]), json.dumps(one["after"]))))
     console.print(table)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from gateway.cli.startup import start_errors
 from gateway.config import ConfigError, Settings, load_settings
 from gateway.gpus.crew import make_crew
-from gateway.gpus.layout import gpus_of
+from gateway.gpus.layout import NUMBER_VARIABLE, gpus_of
+from gateway.gpus.worker import GivenUp
 from gateway.server import Beside, listen, run
 from gateway.wiring import build
 from observability.logs import configure_logging
@@ -26,12 +30,15 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
         gpus: a worker process for each of them: ``all``, or indices.
         workers: so many worker processes that choose their device themselves.
     """
-    logs = None
+    logs, number = None, os.environ.get(NUMBER_VARIABLE)
+    name = "sluice" if number is None else f"sluice: worker {number}"
     try:
         settings = load_settings(config)
-        logs = configure_logging(log_level, settings.server.log_json)
+        always = {} if number is None else {"worker_number": number}
+        logs = configure_logging(log_level, settings.server.log_json, always=always)
         server = settings.server
         with contextlib.ExitStack() as opened:
+            opened.enter_context(_ended_by_sigterm())
             listener = opened.enter_context(listen(server.host, server.port))
             host, port = listener.getsockname()[:2]
             admin = None
@@ -61,13 +68,34 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
         for fault in told:
             text = str(fault) or "the engine did not start within engine.start_timeout_seconds"
             for line in text.splitlines():
-                print(f"sluice: {line}", file=sys.stderr)
-        print("sluice: not started; `sluice doctor` checks everything at once", file=sys.stderr)
+                print(f"{name}: {line}", file=sys.stderr)
+        if any(isinstance(fault, GivenUp) for fault in told):
+            end = "stopped; the workers' own lines above tell why, and"
+        else:
+            end = "not started;"
+        print(f"{name}: {end} `sluice doctor` checks everything at once", file=sys.stderr)
         return 1
     finally:
         if logs is not None:
             logs.close()
     return 0
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Until the gateway runs and drains, a SIGTERM ends the start and clears away what it had begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(sig: int, frame: FrameType | None) -> None:
+    sys.exit(128 + sig)
 
 
 def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen
 
 shadow = typer.Typer(
     name="shadow", help="How another backend would have answered: compare it.", no_args_is_help=True
@@ -62,12 +63,9 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     if not found["pairs"]:
         print("no pairs yet: give a route `shadow: {backend, sample}`")
         return
-    from rich.console import Console
-
     from gateway.shadow.tables import lines, tables
 
-    # A pipe has no width of its own; rich would take 80 columns and cut the names.
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = screen()
     for line in lines(found):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for table in tables(found):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gateway.cli.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from gateway.cli.console import screen, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,11 +192,9 @@ def _span(since: str | None, until: str | None) -> dict[str, str]:
 
 
 def _table(columns: list[str], left: Any) -> Any:
-    from rich.table import Table
-
-    table = Table()
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right")
+    table = table_of(*columns)
+    for column in table.columns:
+        column.justify = "left" if column.header in left else "right"
     return table
 
 
@@ -208,11 +207,8 @@ def _plain(text: str) -> str:
 @contextmanager
 def _told() -> Iterator[Console]:
     """A console; what the gateway refuses becomes a line on standard error and exit code 1."""
-    from rich.console import Console
-
     try:
-        # A file or a pipe has no width to keep to.
-        yield Console(width=None if sys.stdout.isatty() else 200)
+        yield screen()
     except AdminError as error:
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from gateway.contracts.origin import Origin
 from gateway.contracts.values import Answer, GenerateRequest, TokenLogprob
@@ -13,12 +14,46 @@ from gateway.errors import PublicError
 Header = tuple[bytes, bytes]
 
 
+_AS_THEY_ARE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A parsed request, and what only the answer's form depends on."""
+    """A parsed request, and what only the answer's form depends on.
+
+    ``fields`` says how the body spells what the house calls by another name: ``max_tokens`` may have been
+    asked for as ``max_completion_tokens``.
+    """
 
     request: GenerateRequest
     include_usage: bool = False
+    fields: Mapping[str, str] = field(default_factory=lambda: _AS_THEY_ARE)
+
+    def told(self, error: PublicError) -> PublicError:
+        """The error with the field's name as the body has it."""
+        spelled = self.fields.get(error.param or "")
+        if spelled is None or error.param is None:
+            return error
+        message = error.message
+        if message.startswith(f"{error.param} is "):
+            message = spelled + message[len(error.param) :]
+        return replace(error, param=spelled, message=message)
+
+
+class Cuts(Protocol):
+    """What a prompt left out, of a plan or of an answer's budget."""
+
+    @property
+    def dropped_chunks(self) -> tuple[str, ...]:
+        """Ids of the evidence that was not sent."""
+
+    @property
+    def dropped_turns(self) -> int:
+        """Turns that were not sent verbatim."""
+
+    @property
+    def cut_chunks(self) -> tuple[str, ...]:
+        """Ids of the evidence of which a part was sent."""
 
 
 class Frames(Protocol):
@@ -50,8 +85,8 @@ class Dialect(Protocol):
     def whole(self, asked: Asked, answer: Answer) -> bytes:
         """The JSON body of a whole answer."""
 
-    def headers(self, answer: Answer) -> Sequence[Header]:
-        """Headers that the contract adds to a whole answer."""
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
+        """Headers that the contract adds to an answer, whole or streamed."""
 
     def frames(self, asked: Asked) -> Frames:
         """The frames of a stream."""

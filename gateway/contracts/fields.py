@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -60,8 +60,16 @@ Priority = Annotated[int, Field(ge=-1, le=1)]
 
 # Lists stop at their first bad item: a body of a million bad items must not make a million errors.
 StopList = TypeAliasType("StopList", Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)])
+Stop = Annotated[
+    Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
+]
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(fail_fast=True)])
 Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
+
+
+def stops(given: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings of a ``Stop``: one may stand alone."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 class Body(BaseModel):

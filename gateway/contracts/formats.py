@@ -57,21 +57,21 @@ class Shapes:
         if shape is not None and shape.type is not FormatType.TEXT:
             self._asked.append((field, shape))
 
-    def only(self) -> ResponseFormat:
-        """The one shape asked for, plain text when none is.
+    def only(self) -> tuple[str, ResponseFormat]:
+        """The one shape asked for and the field that asks; plain text when none does.
 
         Raises:
             InvalidRequest: two fields ask for a shape.
         """
         if not self._asked:
-            return ResponseFormat()
+            return "response_format", ResponseFormat()
         if len(self._asked) > 1:
             (first, _), (second, _) = self._asked[:2]
             raise InvalidRequest(
                 f"{second} is given beside {first}; allowed: one of the fields that shape the answer",
                 param=second,
             )
-        return self._asked[0][1]
+        return self._asked[0]
 
 
 def from_format(body: FormatBody | None) -> ResponseFormat:

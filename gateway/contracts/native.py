@@ -17,11 +17,12 @@ from gateway.contracts.fields import (
     Name,
     Priority,
     Seed,
-    StopList,
+    Stop,
     Temperature,
     Text,
     TopK,
     TopP,
+    stops,
 )
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.origin import Origin
@@ -56,7 +57,7 @@ class NativeSampling(Body):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
-    stop: StopList | None = None
+    stop: Stop | None = None
     seed: Seed | None = None
 
 
@@ -127,6 +128,7 @@ def to_request(body: NativeRequest, origin: Origin) -> GenerateRequest:
         trace_parent=origin.trace_parent,
         trace_state=origin.trace_state,
         trace_id=origin.trace_id,
+        labelled=body.request_id is not None,
     )
 
 
@@ -139,5 +141,5 @@ def _sampling(body: NativeSampling | None) -> Sampling:
         top_p=body.top_p,
         top_k=body.top_k,
         seed=body.seed,
-        stop=tuple(body.stop or ()),
+        stop=stops(body.stop),
     )

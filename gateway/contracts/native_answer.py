@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
-from gateway.contracts.dialect import Asked, Header
+from gateway.contracts.dialect import Asked, Cuts, Header
 from gateway.contracts.native import NativeRequest, NativeSampling, to_request
 from gateway.contracts.origin import Origin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob
 from gateway.errors import PublicError
 
-SAMPLING_FIELDS: Final = frozenset(NativeSampling.model_fields)
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: f"sampling.{name}" for name in NativeSampling.model_fields}
+)
 """The house names these fields alone; in this contract they stand in ``sampling``."""
 
 
@@ -132,7 +135,7 @@ def error_detail(error: PublicError, request_id: str) -> ErrorDetail:
     return {
         "code": error.code,
         "message": error.message,
-        "param": f"sampling.{error.param}" if error.param in SAMPLING_FIELDS else error.param,
+        "param": error.param,
         "request_id": request_id,
         "retry_after_ms": error.retry_after_ms,
     }
@@ -205,13 +208,13 @@ class NativeDialect:
 
     def parse(self, body: bytes, origin: Origin) -> Asked:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
-        return Asked(to_request(parse(NativeRequest, body), origin))
+        return Asked(to_request(parse(NativeRequest, body), origin), fields=_FIELDS)
 
     def whole(self, asked: Asked, answer: Answer) -> bytes:
         """The JSON body of a whole answer."""
         return answer_json(answer)
 
-    def headers(self, answer: Answer) -> Sequence[Header]:
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
         """None: the body tells everything."""
         return ()
 

@@ -20,8 +20,7 @@ from gateway.contracts.fields import (
     Name,
     Priority,
     Seed,
-    StopList,
-    StopText,
+    Stop,
     Temperature,
     Text,
     Texts,
@@ -43,10 +42,6 @@ _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
 )
 COMPLETION_MAX_TOKENS: Final = 16
 """Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
-
-Stop = Annotated[
-    Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
-]
 
 
 class TextPart(Body):
@@ -171,7 +166,7 @@ def chat_request(body: ChatRequest, origin: Origin) -> Asked:
     check_count(len(body.messages), origin.max_messages)
     messages = tuple(to_message(one) for one in body.messages)
     check_latest(messages)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest(
             f"top_logprobs is {body.top_logprobs} without logprobs; allowed: with 'logprobs': true",
             param="top_logprobs",
@@ -231,6 +226,7 @@ def _asked(
     native = body.sluice or _NO_FIELDS
     if native.context:
         check_plain(native.context, "sluice.context")
+    shaper, shape = shape_of(body)
     request = GenerateRequest(
         request_id=native.request_id or origin.request_id,
         generation_id=origin.generation_id,
@@ -253,7 +249,7 @@ def _asked(
         chunks=to_chunks(native.retrieval_chunks),
         context=native.context or EMPTY,
         sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs),
-        response_format=shape_of(body),
+        response_format=shape,
         priority=origin.priority(body.priority or 0),
         deadline=origin.deadline(native.deadline_ms),
         stream=stream,
@@ -261,6 +257,23 @@ def _asked(
         trace_parent=origin.trace_parent,
         trace_state=origin.trace_state,
         trace_id=origin.trace_id,
+        labelled=native.request_id is not None,
     )
     options = body.stream_options
-    return Asked(request, include_usage=bool(options is not None and options.include_usage))
+    return Asked(
+        request,
+        include_usage=bool(options is not None and options.include_usage),
+        fields=_fields(body, native, shaper),
+    )
+
+
+def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
+    """How this body spells what the house calls by the native contract's names."""
+    fields = {name: f"sluice.{name}" for name in native.model_fields_set}
+    fields.setdefault("adapter_id", "model")
+    fields["response_format"] = shaper
+    if isinstance(body, CompletionRequest):
+        fields["messages"] = "prompt"
+    elif isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        fields["max_tokens"] = "max_completion_tokens"
+    return fields

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
+from gateway.contracts.dialect import Cuts, Header
 from gateway.contracts.native_answer import (
     BudgetBody,
     FallbackBody,
@@ -177,13 +178,13 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     return openai_status(error), orjson.dumps(error_body(error))
 
 
-def trimmed_header(answer: Answer) -> bytes | None:
-    """The value of ``x-sluice-trimmed``: how much was left out; ``None`` when nothing was.
+def trimmed_headers(cuts: Cuts) -> Sequence[Header]:
+    """``x-sluice-trimmed``: how much was left out; none when nothing was.
 
     Chunk ids are the caller's text and stay in the body (``sluice.budget``).
     """
-    budget = answer.budget
-    if not (budget.dropped_turns or budget.dropped_chunks or budget.cut_chunks):
-        return None
-    cut = f", cut={len(budget.cut_chunks)}" if budget.cut_chunks else ""
-    return f"turns={budget.dropped_turns}, chunks={len(budget.dropped_chunks)}{cut}".encode()
+    if not (cuts.dropped_turns or cuts.dropped_chunks or cuts.cut_chunks):
+        return ()
+    cut = f", cut={len(cuts.cut_chunks)}" if cuts.cut_chunks else ""
+    told = f"turns={cuts.dropped_turns}, chunks={len(cuts.dropped_chunks)}{cut}"
+    return ((b"x-sluice-trimmed", told.encode()),)

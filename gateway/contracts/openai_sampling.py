@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.contracts.fields import MAX_TOKEN_ID
+from gateway.contracts.fields import MAX_TOKEN_ID, stops
 from gateway.contracts.formats import Shapes, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.refusals import given, path_of
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
@@ -25,7 +25,6 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
     Raises:
         InvalidRequest: an entry of ``logit_bias`` is not a token id with a bias from -100 to 100.
     """
-    stop = body.stop
     return Sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
@@ -33,7 +32,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         top_k=body.top_k,
         min_p=body.min_p,
         seed=body.seed,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop=stops(body.stop),
         n=body.n or 1,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -43,8 +42,8 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
     )
 
 
-def shape_of(body: OpenAIBody) -> ResponseFormat:
-    """The one shape that the answer must have.
+def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
+    """The one shape that the answer must have, and the field that asks for it.
 
     Raises:
         InvalidRequest: two fields ask for a shape, or one asks for an impossible one.

@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from gateway.contracts.dialect import Asked, Header
+from gateway.contracts.dialect import Asked, Cuts, Header
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
     FINISH_REASONS,
@@ -16,7 +16,7 @@ from gateway.contracts.openai_answer import (
     error_body,
     error_json,
     sluice_body,
-    trimmed_header,
+    trimmed_headers,
     usage_body,
 )
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
@@ -110,11 +110,6 @@ class ChunkFrames:
         return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
 
 
-def _headers(answer: Answer) -> Sequence[Header]:
-    trimmed = trimmed_header(answer)
-    return () if trimmed is None else ((b"x-sluice-trimmed", trimmed),)
-
-
 def _chat_choice(index: int, choice: Choice) -> ChoiceBody:
     return {
         "index": index,
@@ -150,9 +145,9 @@ class ChatDialect:
             choices=[_chat_choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
-    def headers(self, answer: Answer) -> Sequence[Header]:
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
-        return _headers(answer)
+        return trimmed_headers(cuts)
 
     def frames(self, asked: Asked) -> ChunkFrames:
         """A stream of ``chat.completion.chunk``."""
@@ -181,9 +176,9 @@ class CompletionDialect:
             choices=[_text_choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
-    def headers(self, answer: Answer) -> Sequence[Header]:
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
-        return _headers(answer)
+        return trimmed_headers(cuts)
 
     def frames(self, asked: Asked) -> ChunkFrames:
         """A stream of ``text_completion`` objects."""

@@ -66,10 +66,14 @@ def given(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        return f"a string of {len(value)} characters"
+        return f"a string of {_many(len(value), 'character')}"
     if isinstance(value, list):
-        return f"an array of {len(value)} items"
+        return f"an array of {_many(len(value), 'item')}"
     return "an object"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _part(part: int | str) -> str:
@@ -148,7 +152,7 @@ def _message(path: str, errors: Sequence[Any]) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return f"{subject} is missing; it is required"
-    if kind == "unknown_field":
+    if kind in ("unknown_field", "extra_forbidden"):
         return f"{subject} is not a known field"
     if kind == "unsupported_field":
         return f"{subject} is not supported; allowed: {context['allowed']}"
@@ -156,14 +160,21 @@ def _message(path: str, errors: Sequence[Any]) -> str:
         return f"{subject} contains a null character (U+0000); allowed: text without it"
     if kind == "unprintable":
         return f"{subject} is blank or has control characters; allowed: printable text"
-    allowed = dict.fromkeys(_allowed(one["type"], one.get("ctx", {})) for one in errors)
-    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(allowed)}"
+    told = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
+    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(told)}"
 
 
-def _allowed(kind: str, context: Mapping[str, Any]) -> str:
+def allowed(kind: str, context: Mapping[str, Any]) -> str:
+    """What may stand there, by pydantic's kind of error and its context."""
+    # Validators say it in these words; what else they say may repeat the body.
+    said = str(context.get("error", ""))
+    if kind == "value_error" and said.startswith("allowed: "):
+        return said.removeprefix("allowed: ")
     tell = _ALLOWED.get(kind)
     return tell(context) if tell is not None else "a value of the documented type and range"
 
+
+_A_TIME: Final = "an ISO 8601 time with an offset, or seconds since 1970"
 
 _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
     {
@@ -181,9 +192,20 @@ _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "less_than_equal": lambda c: f"{c['le']} or less",
         "less_than": lambda c: f"less than {c['lt']}",
         "literal_error": lambda c: str(c["expected"]),
-        "too_short": lambda c: f"{c['min_length']} items or more",
-        "too_long": lambda c: f"{c['max_length']} items or fewer",
-        "string_too_short": lambda c: f"{c['min_length']} characters or more",
-        "string_too_long": lambda c: f"{c['max_length']} characters or fewer",
+        "enum": lambda c: str(c["expected"]),
+        "datetime_type": lambda c: _A_TIME,
+        "datetime_parsing": lambda c: _A_TIME,
+        "datetime_from_date_parsing": lambda c: _A_TIME,
+        "timezone_aware": lambda c: _A_TIME,
+        "tuple_type": lambda c: "an array",
+        "int_parsing": lambda c: "an integer",
+        "int_from_float": lambda c: "an integer",
+        "float_parsing": lambda c: "a number",
+        "bool_parsing": lambda c: "true or false",
+        "too_short": lambda c: f"{_many(c['min_length'], 'item')} or more",
+        "too_long": lambda c: f"{_many(c['max_length'], 'item')} or fewer",
+        "string_too_short": lambda c: f"{_many(c['min_length'], 'character')} or more",
+        "string_too_long": lambda c: f"{_many(c['max_length'], 'character')} or fewer",
+        "string_pattern_mismatch": lambda c: f"what matches {c['pattern']}",
     }
 )

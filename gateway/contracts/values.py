@@ -104,6 +104,8 @@ class GenerateRequest:
 
     Args:
         request_id: the caller's label, or one made here.
+        labelled: whether the body gave it; only such a label is unique among those in flight, as a header
+            may be an orchestrator's own, the same for all it asks.
         generation_id: the gateway's own id; keys the ledger.
         model: OpenAI's ``model``: base model, adapter id or backend alias; ``None`` in the native contract.
         user: OpenAI's stable id of an end user; for the ledger.
@@ -145,6 +147,7 @@ class GenerateRequest:
     trace_parent: str | None = None
     trace_state: str | None = None
     trace_id: str | None = None
+    labelled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,15 @@ import yaml
 
 from gateway.config import ENV_PREFIX, Settings
 from gateway.config_engine import ENGINE_ENV
-from gateway.gpus.layout import DEVICE_VARIABLE, KEY_VARIABLE, Seat, front_of, worker_of, worker_routes
+from gateway.gpus.layout import (
+    DEVICE_VARIABLE,
+    KEY_VARIABLE,
+    NUMBER_VARIABLE,
+    Seat,
+    front_of,
+    worker_of,
+    worker_routes,
+)
 from gateway.gpus.worker import GivenUp, GpuWorker, command_of
 
 
@@ -65,14 +73,17 @@ def make_crew(settings: Settings, devices: Sequence[str | None], log_level: str)
     Raises:
         ConfigError: the configuration has no engine to run.
     """
-    seats = [Seat(which, port) for which, port in zip(devices, _free_ports(len(devices)), strict=True)]
+    ports = _free_ports(len(devices))
+    seats = [
+        Seat(which, port, number) for number, (which, port) in enumerate(zip(devices, ports, strict=True))
+    ]
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
         routing = Path(folder) / "routing.yaml"
         routing.write_text(yaml.safe_dump(worker_routes()), encoding="utf-8")
         workers = []
-        for number, seat in enumerate(seats):
-            config = Path(folder) / f"worker-{number}.yaml"
+        for seat in seats:
+            config = Path(folder) / f"worker-{seat.number}.yaml"
             config.write_text(yaml.safe_dump(worker_of(settings, seat, routing)), encoding="utf-8")
             environ = worker_environ(os.environ, seat, key)
             workers.append(GpuWorker(seat, command_of(config, log_level), environ, clock=time.monotonic))
@@ -92,6 +103,7 @@ def worker_environ(environ: Mapping[str, str], seat: Seat, key: str) -> dict[str
         if not (name.startswith(ENV_PREFIX) and "__" in name) and name not in ENGINE_ENV
     }
     kept["SLUICE_ADMIN_KEY"] = key
+    kept[NUMBER_VARIABLE] = str(seat.number)
     if seat.devices is not None:
         kept[DEVICE_VARIABLE] = seat.devices
     return kept

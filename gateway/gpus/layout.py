@@ -14,6 +14,8 @@ from gateway.config import ConfigError, Settings
 # Workers of several GPUs are told apart by it in every other process' environment.
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 KEY_VARIABLE = "SLUICE_WORKER_KEY"
+# Which worker a process is; each of its log lines says so.
+NUMBER_VARIABLE = "SLUICE_WORKER_NUMBER"
 BACKEND = "local"
 ROUTE = "self_hosted_generation"
 NVIDIA_SMI_TIMEOUT_S = 20.0
@@ -31,15 +33,21 @@ class Seat:
     Args:
         devices: its ``CUDA_VISIBLE_DEVICES``; ``None`` leaves the environment's.
         port: on loopback.
+        number: of the worker, from 0.
     """
 
     devices: str | None
     port: int
+    number: int = 0
 
     @property
     def url(self) -> str:
         """The worker's address as the front's pool names it."""
         return f"http://127.0.0.1:{self.port}/v1"
+
+    def __str__(self) -> str:
+        """As an operator is told of it."""
+        return f"worker {self.number}" + ("" if self.devices is None else f" (GPU {self.devices})")
 
 
 def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:

@@ -1,4 +1,4 @@
-"""One worker process: started, started again when it ends, stopped with its engine."""
+"""One worker process: started, started again when it ends or no longer answers, stopped with its engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,27 @@ WELL_S = 120.0
 MOST_SHORT_LIVES = 6
 # The drain, the engine's stop, and slack.
 STOP_S = WORKER_DRAIN_S + 25.0
+# Liveness, with the times of deploy/k8s (seed 001): asked so often, with so much patience, so often in vain.
+PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
+PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PR_SET_PDEATHSIG = 1
+
+# Whether who has the port answers within so many seconds.
+Ping = Callable[[int, float], Awaitable[bool]]
+
+
+async def answers(port: int, timeout_s: float) -> bool:
+    """Whether the gateway on this port of loopback is alive."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(PING)
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False
 
 
 class GivenUp(EngineStartError):
@@ -39,16 +59,27 @@ class GpuWorker:
         command: what to run.
         environ: its environment.
         clock: monotonic seconds.
+        ping: whether it is alive.
     """
 
     def __init__(
-        self, seat: Seat, command: Sequence[str], environ: Mapping[str, str], *, clock: Callable[[], float]
+        self,
+        seat: Seat,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        clock: Callable[[], float],
+        ping: Ping = answers,
     ) -> None:
         self.seat = seat
         self.restarts = 0
         self._command = command
         self._environ = environ
         self._clock = clock
+        self._ping = ping
+        self._log = structlog.get_logger("gateway").bind(
+            worker_number=str(seat.number), gpu=seat.devices, port=seat.port
+        )
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -63,24 +94,47 @@ class GpuWorker:
         Raises:
             GivenUp: it ends again and again without having lived.
         """
-        log, short = structlog.get_logger("gateway").bind(gpu=self.seat.devices, port=self.seat.port), 0
+        log, short = self._log, 0
         try:
             while True:
                 begun = self._clock()
                 process = self._process = await self._start()
                 log.info("worker started", pid=process.pid)
-                code = await process.wait()
+                code = await self._lived(process)
                 lived_s = self._clock() - begun
                 short = 0 if lived_s >= WELL_S else short + 1
                 if short >= MOST_SHORT_LIVES:
                     log.error("worker given up", exit_code=code, short_lives=short)
-                    raise GivenUp(f"the worker of GPU {self.seat.devices or '-'} ended {short} times at once")
+                    raise GivenUp(f"{self.seat} ended {short} times at once, last with exit code {code}")
                 wait_s = BACKOFF_S[min(max(short, 1), len(BACKOFF_S)) - 1]
                 log.warning("worker ended", exit_code=code, lived_s=round(lived_s, 1), again_in_s=wait_s)
                 await asyncio.sleep(wait_s)
                 self.restarts += 1
         finally:
             await self._stop()
+
+    async def _lived(self, process: asyncio.subprocess.Process) -> int:
+        """Its exit code, once it has ended."""
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch(process))
+            code = await process.wait()
+            watch.cancel()
+        return code
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill it when it has answered and no longer does: its GPU would be of no use for ever.
+
+        Its engine is not asked, which the worker watches itself; nor is one judged that has not answered yet.
+        """
+        heard, silent = False, 0
+        while silent < MOST_SILENT:
+            await asyncio.sleep(PING_EVERY_S)
+            if await self._ping(self.seat.port, PING_TIMEOUT_S):
+                heard, silent = True, 0
+            else:
+                silent += heard
+        self._log.error("worker does not answer", pid=process.pid, asked=silent)
+        _kill(process)
 
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -103,15 +157,23 @@ class GpuWorker:
             async with asyncio.timeout(STOP_S):
                 await process.wait()
         except TimeoutError:
-            # Its own session: the engine goes with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             await process.wait()
 
 
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """It has a session of its own: the engine goes with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _end_with_the_front() -> None:
-    """In the child, before it is a worker: a front that was killed takes its workers with it."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """In the child, before it is a worker: a front that was killed takes its workers with it.
+
+    By SIGKILL: nobody is left who would hear the end of their answers, and one that stands still heeds no
+    other signal.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_of(config: Path, log_level: str) -> list[str]:

@@ -9,7 +9,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope
 
-from gateway.config_section import Section
+from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole
@@ -19,12 +19,12 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
 from gateway.ports import AdapterService, Promotion, Services
 
-B = TypeVar("B", bound=Section)
+B = TypeVar("B", bound=Body)
 _Comment = Annotated[str, Field(max_length=1_000)]
 _Labels = Annotated[dict[str, str], Field(max_length=32)]
 
 
-class AddBody(Section):
+class AddBody(Body):
     """A new version: its name and where it lies (a folder, an archive, ``s3://bucket/prefix``)."""
 
     id: str
@@ -33,9 +33,10 @@ class AddBody(Section):
     labels: _Labels = Field(default_factory=dict)
     base_revision: Annotated[str, Field(max_length=256)] | None = None
     comment: _Comment = ""
+    dry_run: bool = False
 
 
-class PromoteBody(Section):
+class PromoteBody(Body):
     """Where a version is promoted to; below 100 percent it is a canary of the alias."""
 
     alias: str | None = None
@@ -45,7 +46,7 @@ class PromoteBody(Section):
     dry_run: bool = False
 
 
-class RollbackBody(Section):
+class RollbackBody(Body):
     """The version to go back to; unset: the one before."""
 
     to: str | None = None
@@ -53,20 +54,20 @@ class RollbackBody(Section):
     dry_run: bool = False
 
 
-class CommentBody(Section):
+class CommentBody(Body):
     """Why; a dry run changes nothing and answers as it would be."""
 
     comment: _Comment = ""
     dry_run: bool = False
 
 
-class LabelsBody(Section):
+class LabelsBody(Body):
     """The labels that a version shall have."""
 
     labels: _Labels
 
 
-class ReportBody(Section):
+class ReportBody(Body):
     """An evaluation's report; ``passed`` decides."""
 
     report: dict[str, Any]
@@ -106,7 +107,7 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
                 require_role(services, exchange, CallerRole.ADMIN)
             name = scope["path_params"].get("id", "")
             done = await run_until_gone(change(name, given, caller), exchange, receive, services.clock)
-            return Reply(status, orjson.dumps(done))
+            return Reply(200 if "dry_run" in done else status, orjson.dumps(done))
 
         return Endpoint(handle, error_json)
 
@@ -119,6 +120,7 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
             labels=given.labels,
             base_revision=given.base_revision,
             comment=given.comment,
+            dry_run=given.dry_run,
         )
 
     async def promote(name: str, given: PromoteBody, caller: Caller) -> Mapping[str, object]:
@@ -140,12 +142,12 @@ def adapter_changes(services: Services, adapters: AdapterService) -> dict[str, E
     alias = "/admin/adapters/aliases/{id}"
     return {
         "/admin/adapters": post(AddBody, add, status=201),
-        f"{at}/verify": post(Section, lambda name, _, by: adapters.verify(name, who=by.key_id)),
-        f"{at}/preload": post(Section, lambda name, _, by: adapters.preload(name, who=by.key_id)),
+        f"{at}/verify": post(Body, lambda name, _, by: adapters.verify(name, who=by.key_id)),
+        f"{at}/preload": post(Body, lambda name, _, by: adapters.preload(name, who=by.key_id)),
         f"{at}/promote": post(PromoteBody, promote),
         f"{at}/retire": post(CommentBody, retire),
-        f"{at}/pin": post(Section, lambda name, _, by: adapters.pin(name, True, who=by.key_id)),
-        f"{at}/unpin": post(Section, lambda name, _, by: adapters.pin(name, False, who=by.key_id)),
+        f"{at}/pin": post(Body, lambda name, _, by: adapters.pin(name, True, who=by.key_id)),
+        f"{at}/unpin": post(Body, lambda name, _, by: adapters.pin(name, False, who=by.key_id)),
         f"{at}/labels": post(
             LabelsBody, lambda name, given, by: adapters.label(name, given.labels, who=by.key_id)
         ),

@@ -9,7 +9,7 @@ import orjson
 from pydantic import Field, field_validator
 from starlette.types import Receive, Scope
 
-from gateway.config_section import Section
+from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole
@@ -23,7 +23,7 @@ from gateway.routing.change import WHOLE
 Answer = Mapping[str, object]
 
 
-class CanaryBody(Section):
+class CanaryBody(Body):
     """Why; kept in the audit log."""
 
     comment: Annotated[str, Field(max_length=1_000)] = ""

@@ -10,8 +10,7 @@ from pydantic import AwareDatetime, Field
 from starlette.types import Receive, Scope
 
 from accounting.keys import KeyLimits
-from gateway.config_section import Section
-from gateway.contracts.fields import Priority
+from gateway.contracts.fields import Body, Priority
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole
@@ -28,7 +27,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=256)]
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
 
 
-class KeyLimitsBody(Section):
+class KeyLimitsBody(Body):
     """How much the key may ask for."""
 
     requests_per_minute: _Limit | None = None
@@ -36,7 +35,7 @@ class KeyLimitsBody(Section):
     tokens_per_day: _Limit | None = None
 
 
-class KeyBody(Section):
+class KeyBody(Body):
     """A new key."""
 
     tenant: _Word
@@ -47,7 +46,8 @@ class KeyBody(Section):
     routes: _Names | None = None
     adapters: _Names | None = None
     limits: KeyLimitsBody = KeyLimitsBody()
-    expires_at: AwareDatetime | None = None
+    # A time as text, or seconds since 1970.
+    expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = None
     comment: Annotated[str, Field(max_length=1_000)] = ""
 
     def order(self) -> KeyOrder:

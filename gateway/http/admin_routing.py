@@ -10,7 +10,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope
 
-from gateway.config_section import Section
+from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole
@@ -25,7 +25,7 @@ DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1_000
 
 
-class _Order(Section):
+class _Order(Body):
     """What every change says."""
 
     comment: Annotated[str, Field(max_length=1_000)] = ""

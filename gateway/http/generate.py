@@ -121,7 +121,7 @@ class GenerationEndpoint:
             await refuse(exchange, error, self._dialect.error)
 
     async def _stream(self, exchange: Exchange, asked: Asked) -> None:
-        sink = StreamSink(exchange, self._dialect.frames(asked), self._dialect.error)
+        sink = StreamSink(exchange, self._dialect, asked)
         exchange.reported = True
         await run_journey(self._services, asked.request, sink)
 
@@ -146,9 +146,12 @@ class GenerationEndpoint:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
-            return Outcome(error_reply(error, exchange.request_id, self._dialect.error), keep=False)
+            told = asked.told(error)
+            return Outcome(error_reply(told, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
-        reply = Reply(200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer)))
+        reply = Reply(
+            200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
+        )
         return Outcome(reply, keep=_generated(answer))
 
 

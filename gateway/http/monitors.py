@@ -23,7 +23,7 @@ DEEP_TIMEOUT_S: Final = 30.0
 
 
 def monitors(services: Services) -> dict[str, Endpoint]:
-    """The endpoints by path; all are read with GET, and only the deep one asks for a key."""
+    """The endpoints by path; all are read with GET. The deep one asks for a key, the metrics when told to."""
 
     async def ping(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
         return Reply(200, orjson.dumps(dict(services.health.ping())))
@@ -46,6 +46,8 @@ def monitors(services: Services) -> dict[str, Endpoint]:
         return Reply(200 if healthy else 503, orjson.dumps(dict(body)))
 
     async def metrics(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
+        if not services.open_metrics:
+            require_role(services, exchange, CallerRole.OPERATOR)
         return Reply(200, services.metrics(), PROMETHEUS)
 
     handlers = {"/ping": ping, "/ready": ready, "/health/deep": deep, "/metrics": metrics}

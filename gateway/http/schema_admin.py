@@ -21,10 +21,10 @@ def admin_paths() -> dict[str, Any]:
         "/admin/budget/preview": _post("What would be sent", "NativeRequest", "PreviewBody"),
         "/admin/admission": _get("Queues, limits, last decisions", "AdmissionBody"),
         "/admin/adapters": _get("LoRA adapters: versions, aliases, loaded", "AdaptersBody")
-        | _post("Add a version", "AddBody", "AdapterBody", status=201),
+        | _post("Add a version, or check one (200)", "AddBody", "AdapterBody", status=201, checked=200),
         adapter: _get("One version or alias", ("AdapterBody", "AliasBody"), _ID),
         f"{adapter}/verify": _post("Check a version's copy", None, "VerifiedBody", _ID),
-        f"{adapter}/preload": _post("Load a version here", None, "AdapterBody", _ID),
+        f"{adapter}/preload": _post("Load a version in every gateway", None, "AdapterBody", _ID),
         f"{adapter}/promote": _post("Promote a version", "PromoteBody", "AdapterBody", _ID),
         f"{adapter}/retire": _post("Serve a version no more", "CommentBody", "AdapterBody", _ID),
         f"{adapter}/pin": _post("Keep a version loaded", None, "AdapterBody", _ID),
@@ -102,10 +102,17 @@ _ANY: Final = {"type": "object"}
 
 
 def _post(
-    summary: str, body: str | None, answer: str, *parameters: dict[str, Any], status: int = 200
+    summary: str,
+    body: str | None,
+    answer: str,
+    *parameters: dict[str, Any],
+    status: int = 200,
+    checked: int | None = None,
 ) -> dict[str, Any]:
-    """``body``: a schema, or ``None`` where none is looked at."""
+    """``body``: a schema, or ``None`` where none is looked at; ``checked``: the status of a dry run."""
     operation = _operation(summary, answers(status, answer), *parameters)
+    if checked is not None:
+        operation["responses"].update(answers(checked, answer))
     operation["responses"].update(refusals(OPERATORS, 400, 409, 413))
     if body is not None:
         operation["requestBody"] = {"required": True, "content": content(body)}

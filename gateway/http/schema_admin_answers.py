@@ -192,6 +192,7 @@ class AdapterBody(TypedDict):
     author: str
     at: str
     dry_run: NotRequired[bool]
+    others_told: NotRequired[bool]
 
 
 class AliasBody(TypedDict):

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
 
+from budgeting.values import Plan
 from gateway.backends.port import Delta
-from gateway.contracts.dialect import Frames
+from gateway.contracts.dialect import Asked, Dialect, Header
 from gateway.contracts.native_answer import done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 from gateway.http.exchange import EVENT_STREAM, Exchange
-from gateway.http.respond import ErrorShape, error_reply
+from gateway.http.respond import error_reply
 
 _STREAM_HEADERS: Final = (
     (b"content-type", EVENT_STREAM),
     (b"x-accel-buffering", b"no"),  # proxies that buffer answers would hold tokens back
 )
+
+
+NORMAL_CLOSURE: Final = 1000
 
 
 class WholeSink:
@@ -31,6 +36,9 @@ class WholeSink:
     def ended(self) -> bool:
         """Whether the journey has said how it ended."""
         return self.answer is not None or self.error is not None
+
+    def planned(self, plan: Plan) -> None:
+        """Dropped: the answer tells."""
 
     async def delta(self, delta: Delta) -> None:
         """Dropped: the answer holds all of the text."""
@@ -47,12 +55,18 @@ class WholeSink:
 class StreamSink:
     """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status."""
 
-    def __init__(self, exchange: Exchange, frames: Frames, shape: ErrorShape) -> None:
+    def __init__(self, exchange: Exchange, dialect: Dialect, asked: Asked) -> None:
         self._exchange = exchange
-        self._frames = frames
-        self._shape = shape
+        self._dialect = dialect
+        self._asked = asked
+        self._frames = dialect.frames(asked)
+        self._headers: Sequence[Header] = ()
         self._open = False
         self.ended = False
+
+    def planned(self, plan: Plan) -> None:
+        """The headers tell what the prompt left out."""
+        self._headers = self._dialect.headers(plan)
 
     async def delta(self, delta: Delta) -> None:
         """Send one event; a delta without text and log-probabilities is none."""
@@ -73,24 +87,34 @@ class StreamSink:
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Before the first event an HTTP error, afterwards an event."""
         self.ended = True
+        told = self._asked.told(error)
         if self._open:
-            await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
+            await self._exchange.body(self._frames.fail(told, request_id, partial=True), more=False)
         else:
-            await self._exchange.reply(error_reply(error, request_id, self._shape))
+            await self._exchange.reply(error_reply(told, request_id, self._dialect.error))
 
     async def _opened(self, data: bytes) -> bytes:
         self._open = True
-        await self._exchange.start(200, _STREAM_HEADERS)
+        await self._exchange.start(200, (*_STREAM_HEADERS, *self._headers))
         return self._frames.opening + data
 
 
 class SocketSink:
-    """The native stream's objects as text frames of an accepted WebSocket."""
+    """The native stream's objects as text frames of an accepted WebSocket; ``asked`` once it is parsed.
+
+    Behind the last one goes the close frame, with ``close_code``: whoever stops the server once every request
+    has its end finds no socket open.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._partial = False
+        self.close_code = NORMAL_CLOSURE
+        self.asked: Asked | None = None
         self.ended = False
+
+    def planned(self, plan: Plan) -> None:
+        """Dropped: the ``done`` event tells."""
 
     async def delta(self, delta: Delta) -> None:
         """Send one ``token`` event; a delta without text is none."""
@@ -99,14 +123,18 @@ class SocketSink:
             await self._text('{"type":"token","delta":' + orjson.dumps(delta.text).decode() + "}")
 
     async def finish(self, answer: Answer) -> None:
-        """Send the ``done`` event."""
-        self.ended = True
-        await self._text(done_event(answer).decode())
+        """Send the ``done`` event, and close."""
+        await self._last(done_event(answer))
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Send the ``error`` event."""
+        """Send the ``error`` event, and close."""
+        told = error if self.asked is None else self.asked.told(error)
+        await self._last(error_event(told, request_id, partial=self._partial))
+
+    async def _last(self, event: bytes) -> None:
         self.ended = True
-        await self._text(error_event(error, request_id, partial=self._partial).decode())
+        await self._text(event.decode())
+        await self._exchange.send({"type": "websocket.close", "code": self.close_code})
 
     async def _text(self, text: str) -> None:
         await self._exchange.send({"type": "websocket.send", "text": text})

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from budgeting.values import Message
+from budgeting.values import Message, Plan
 from gateway.app import create_app
 from gateway.backends.port import Delta
 from gateway.contracts.values import (
@@ -63,13 +63,14 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
 class FakeJourney:
     """Pushes ``pieces``, then finishes, or fails with ``error``.
 
-    ``holds`` makes it wait, before the end, until ``resume`` is called or it is cancelled; ``changes`` are
+    ``plan`` is told to the sink before. ``holds`` makes it wait, before the end, until ``resume`` is called or it is cancelled; ``changes`` are
     laid over the answer; ``defect`` is raised instead of an end; ``silent`` ends without telling the sink;
     ``endless`` never stops pushing. Counters tell what happened.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world")
     error: PublicError | None = None
+    plan: Plan | None = None
     holds: bool = False
     endless: bool = False
     defect: Exception | None = None
@@ -105,6 +106,8 @@ class FakeJourney:
             self.running -= 1
 
     async def _run(self, request: GenerateRequest, sink: Sink) -> None:
+        if self.plan is not None:
+            sink.planned(self.plan)
         for piece in self.pieces:
             await sink.delta(Delta(piece, 1))
             await asyncio.sleep(0)
@@ -261,7 +264,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
     return replace(services, **changes)
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
+def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     """Wait, blocking, until ``condition`` holds in the server's thread; raises AssertionError after that."""
     end = time.monotonic() + within_s
     while not condition():

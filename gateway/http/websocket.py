@@ -13,6 +13,7 @@ A key that is missing or wrong is refused in the handshake with the HTTP status 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -30,7 +31,6 @@ from gateway.ports import Services
 
 FIRST_FRAME_S: Final = 30.0
 """Longest wait for the request after the handshake."""
-NORMAL: Final = 1000
 UNSUPPORTED_DATA: Final = 1003
 POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
@@ -64,15 +64,11 @@ class GenerateSocket:
             return
         limits = await self._services.limiter.headers(caller)
         await exchange.send({"type": "websocket.accept", "headers": [*exchange.id_headers(), *limits]})
-        try:
-            code = await self._serve(exchange, receive)
-        except ClientGone:
-            return
-        await exchange.send({"type": "websocket.close", "code": code})
+        with suppress(ClientGone):
+            await self._serve(exchange, receive)
 
-    async def _serve(self, exchange: Exchange, receive: Receive) -> int:
+    async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         sink = SocketSink(exchange)
-        code = NORMAL
         try:
             body = await self._first_frame(receive)
             # Its key may have been revoked since the handshake.
@@ -82,18 +78,18 @@ class GenerateSocket:
             # The clock starts with the request, not with the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
+            sink.asked = asked
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, self._services.clock):
                 exchange.reported = True
                 await run_journey(self._services, replace(asked.request, stream=True), sink)
-            return code
+            return
         except _Unusable as unusable:
-            error, code = public_error(unusable.error), unusable.close_code
+            error, sink.close_code = public_error(unusable.error), unusable.close_code
         except CALLER_ERRORS as refused:
             error = public_error(refused)
         exchange.status, exchange.error_code = error.status, error.code
         await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
-        return code
 
     async def _first_frame(self, receive: Receive) -> bytes:
         limit = self._services.limits.max_body_bytes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gateway.adapter_import import AUTHOR as FROM_FILE
 from gateway.rollout.facts import Facts
 
 # Of so few requests nothing can be said.
@@ -155,15 +156,22 @@ def prefix_hits(facts: Facts) -> Finding:
 
 
 def gated_adapters(facts: Facts) -> Finding:
-    """No adapter serves without an evaluation that it passed (seed 000 §13)."""
+    """No adapter serves without an evaluation that it passed (seed 000 §13).
+
+    What came with ``adapters.file`` is active from the start and was never asked for one: whoever wrote the
+    file answers for it. What was made active here past its evaluation, or failed one, is wrong.
+    """
+    check, hint = "adapters passed an evaluation", "python -m evaluation.adapter_regression --post"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
-    bare = [one["id"] for one in serving if not (one.get("evaluation") or {}).get("passed")]
+    bare = [one for one in serving if not (one.get("evaluation") or {}).get("passed")]
+    filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
+    wrong = [one["id"] for one in bare if one["id"] not in filed]
+    if filed and not wrong:
+        return _by_hand(check, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
     found = (
-        f"without a passed evaluation: {', '.join(bare)}" if bare else f"{len(serving)} serve, all evaluated"
+        f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
     )
-    return _told(
-        "adapters passed an evaluation", not bare, found, "python -m evaluation.adapter_regression --post"
-    )
+    return _told(check, not wrong, found, hint)
 
 
 def canary_first(facts: Facts) -> Finding:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from gateway.routing.check import Known
+from gateway.routing.check import Known, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
 from gateway.routing.revision import Revision, RoutingFileError, make_revision
 from gateway.state.errors import Conflict, StateUnavailable
@@ -124,8 +124,15 @@ class RoutingBook:
             )
 
     def check(self, draft: Draft, source: str) -> None:
-        """Validate whole, as for the next revision. Raises RoutingFileError."""
-        make_revision(self.head + 1, draft.config, self._known, source=source)
+        """Validate whole, as for the next revision. Raises RoutingFileError.
+
+        An adapter that the last revision names already is no reason against this one: weights can be moved,
+        and a canary rolled back, whatever became of an adapter.
+        """
+        known = self._known
+        if known.adapters is not None and (last := self.latest or self.in_force) is not None:
+            known = replace(known, adapters={*known.adapters, *adapters_named(last.draft.config)})
+        make_revision(self.head + 1, draft.config, known, source=source)
 
     async def start(self) -> None:
         """Have a revision in force: the store's last one, else the routing file's as the first.

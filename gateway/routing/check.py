@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from admission.values import Limits
 from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
@@ -24,6 +25,16 @@ class Known:
     prompt_versions: Collection[str]
     adapters: Collection[str] | None
     limits: Limits | None = None
+
+
+def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
+    """What the rules of a stored configuration name."""
+    return frozenset(
+        str(rule["adapter"])
+        for route in config["routes"].values()
+        for rule in route.get("adapter_rules") or ()
+        if rule.get("adapter") is not None
+    )
 
 
 def check_names(config: RoutingConfig, known: Known) -> list[str]:

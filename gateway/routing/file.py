@@ -15,7 +15,8 @@ DEGRADED = "degraded"
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # What is not finite has no place in a record, which is JSON.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 _Tokens = Annotated[int, Field(ge=0, le=10_000_000)]

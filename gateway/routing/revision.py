@@ -16,6 +16,7 @@ from admission.values import Limits
 from budgeting.values import Section
 from gateway.prompts.budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.check import Known, check_names
+from gateway.routing.faults import faults_of
 from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
 from gateway.routing.route_limits import route_limits
 from gateway.routing.route_resume import RESUME, ResumeRules, resume_rules
@@ -75,6 +76,16 @@ class Revision:
     comment: str = ""
 
 
+def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
+    """The paths of the rules that lead to an adapter by its name."""
+    return [
+        f"routes.{route.name}.adapter_rules[{index}]"
+        for route in revision.routes.values()
+        for index, rule in enumerate(route.adapter_rules)
+        if rule.adapter_id == adapter_id
+    ]
+
+
 DEFAULT_ROUTE = "self_hosted_generation"
 
 
@@ -112,11 +123,7 @@ def make_revision(
     try:
         config = RoutingConfig.model_validate(data)
     except ValidationError as error:
-        lines = [
-            f"{source}: {'.'.join(str(p) for p in fault['loc']) or 'file'}: {fault['msg']}"
-            for fault in error.errors(include_url=False)
-        ]
-        raise RoutingFileError("\n".join(lines)) from None
+        raise RoutingFileError("\n".join(f"{source}: {line}" for line in faults_of(error))) from None
     faults = check_names(config, known)
     openai_route = config.openai_route or (
         DEFAULT_ROUTE if DEFAULT_ROUTE in config.routes else next(iter(config.routes))

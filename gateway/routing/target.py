@@ -36,7 +36,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         raise Forbidden(f"the key may not use route {name!r}; allowed: {', '.join(allowed)}", param="route")
     route = revision.routes.get(name)
     if route is None:
-        known = ", ".join(sorted(revision.routes))
+        known = ", ".join(sorted(one for one in revision.routes if allowed is None or one in allowed))
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
     version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
     model = request.model
@@ -51,5 +51,9 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
         return Target(route, version, model, request.adapter_id)
-    known = ", ".join(sorted({*fleet.base_models, *adapters, *fleet.backends}))
+    # What the key may not name is not told to it.
+    usable = request.caller.adapters
+    named = {one for one in adapters if usable is None or one in usable}
+    backends = fleet.backends if allowed is None else dict(route.weights)
+    known = ", ".join(sorted({*fleet.base_models, *named, *backends}))
     raise UnknownModel(f"model {model!r} does not exist here; known: {known}", param="model")

@@ -272,6 +272,9 @@ class Asker:
 class _Nowhere:
     """The sink of an answer that nobody gets."""
 
+    def planned(self, plan: Plan) -> None:
+        """Gone."""
+
     async def delta(self, delta: Delta) -> None:
         """Gone."""
 

@@ -189,7 +189,7 @@ async def test_many_that_start_together_make_the_tables_once(bare: str) -> None:
             else:
                 return
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for store in stores:
             tasks.create_task(prepare(store))
     for store in stores:

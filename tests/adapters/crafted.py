@@ -33,7 +33,7 @@ def tensor_name(layer: int, module: str, side: str) -> str:
 
 def tensors(rank: int = RANK) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Name to dtype, shape and bytes, for two layers and two modules."""
-    made = {}
+    made: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for layer in range(2):
         for module, (inputs, outputs) in SHAPES.items():
             made[tensor_name(layer, module, "A")] = ("F32", (rank, inputs), floats(rank * inputs))

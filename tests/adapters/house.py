@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from engine.errors import AdapterNotFound
 from gateway.adapter_book import STREAM, AdapterBook
 from gateway.adapter_desk import AdapterDesk
 from gateway.adapter_import import AdapterImport
-from gateway.adapter_rooms import AdapterRooms
+from gateway.adapter_orders import AdapterOrders
+from gateway.adapter_rooms import AdapterRooms, LoadsElsewhere
 from gateway.adapter_source import AdapterSource
 from gateway.audit import Audit
 from gateway.state.follower import Follower
@@ -80,6 +81,8 @@ async def gate(
     unix_time: Callable[[], float] = lambda: 1_800_000_000.0,
     fetcher: Callable[[], Fetcher] = no_fetcher,
     preload_timeout_s: float = 5.0,
+    routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
+    workers: Sequence[LoadsElsewhere] = (),
 ) -> AsyncIterator[Gate]:
     """One that follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
@@ -107,12 +110,16 @@ async def gate(
         clock=clock,
         unix_time=unix_time,
         preload_timeout_s=preload_timeout_s,
+        workers=lambda: workers,
     )
-    desk = AdapterDesk(book, registry, rooms, source, Audit(state, unix_time=unix_time), "tiny")
+    orders = AdapterOrders(state, me=str(folder), load=rooms.preload_ordered)
+    desk = AdapterDesk(
+        book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed
+    )
     await state.open()
     await follower.start()
     async with asyncio.TaskGroup() as loops:
-        running = [loops.create_task(state.run()), loops.create_task(follower.run())]
+        running = [loops.create_task(one) for one in (state.run(), follower.run(), orders.run())]
         try:
             yield Gate(registry, book, source, rooms, desk, store, events)
         finally:

@@ -87,6 +87,14 @@ def test_a_version_without_a_passing_report_is_promoted_by_force_only_and_the_ev
     assert json.loads(registry.events[-1])["forced"] is True
 
 
+def test_a_report_of_other_content_is_not_kept() -> None:
+    registry = Registry().register("v1", passed=False)
+    with pytest.raises(CatalogueError, match=r"report\.candidate_sha256: given 'bbb.*allowed: 'aaa"):
+        changes.evaluate(registry.now, "v1", {"passed": True, "candidate_sha256": "b" * 64})
+    registry.append(changes.evaluate(registry.now, "v1", {"passed": True, "candidate_sha256": "a" * 64}))
+    assert registry.now.version("v1").passed
+
+
 def test_a_canary_takes_its_share_of_sessions_and_keeps_them_when_it_grows() -> None:
     registry = Registry().register("v1").register("v2", passed=False)
     registry.promote("v1")
@@ -125,6 +133,24 @@ def test_a_rollback_takes_the_canary_away() -> None:
     registry.append(changes.roll_back(registry.now, "manga"))
     alias = registry.now.aliases["manga"]
     assert (alias.target, alias.canary, registry.now.version("v3").state) == ("v1", None, State.STAGED)
+
+
+def test_a_rollback_leads_only_to_where_the_alias_was_so_that_it_passes_by_no_evaluation() -> None:
+    registry = Registry().register("v1", "v2").register("v3", passed=False)
+    registry.promote("v1")
+    registry.promote("v2")
+    with pytest.raises(CatalogueError, match="never led to 'v3'; allowed: v1; to lead it elsewhere, promote"):
+        changes.roll_back(registry.now, "manga", to="v3")
+    with pytest.raises(CatalogueError, match="not registered"):
+        changes.roll_back(registry.now, "manga", to="nobody")
+    registry.append(changes.roll_back(registry.now, "manga", to="v1"))
+    assert registry.now.aliases["manga"].target == "v1"
+
+
+def test_a_canary_needs_a_version_for_the_other_sessions() -> None:
+    registry = Registry().register("v1")
+    with pytest.raises(CatalogueError, match="'manga' leads nowhere yet"):
+        registry.promote("v1", percent=10)
 
 
 def test_what_an_alias_leads_to_is_not_retired() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,38 @@ async def test_names_that_are_not_there_and_versions_that_are_retired_are_refuse
             await one.desk.preload("v1", who="key_1")
         with pytest.raises(UnknownAdapter, match="is retired"):
             uses(one, "v1")
+
+
+async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    async with gate(streams, tmp_path / "1") as one:
+        place, bad = made(tmp_path, "a"), crafted.write(tmp_path / "bad", weights=b"")
+        told = await one.desk.add("v1", place, who="key_1", labels={"kind": "x"}, dry_run=True)
+        assert (told["id"], told["state"], told["labels"], told["dry_run"]) == (
+            "v1",
+            "staged",
+            {"kind": "x"},
+            True,
+        )
+        with pytest.raises(
+            AdapterRejected, match=f"^truncated: {re.escape(str(bad))}: adapter_model.safetensors"
+        ):
+            await one.desk.add("v1", str(bad), who="key_1", dry_run=True)
+        assert one.book.catalogue.versions == {} and not one.store.has(str(told["sha256"]))
+        with pytest.raises(CatalogueError, match="id: given 'a b'"):
+            await one.desk.add("a b", place, who="key_1", dry_run=True)
+        assert "audit" not in streams.records
+
+
+async def test_what_the_routing_names_is_not_retired_in_a_dry_run_neither(tmp_path: Path) -> None:
+    rules = {"v1": ["routes.chat.adapter_rules[0]"]}
+    async with gate(MemoryStreams(), tmp_path / "1", routed=lambda name: rules.get(name, [])) as one:
+        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        for dry_run in (True, False):
+            with pytest.raises(CatalogueError, match=r"routes\.chat\.adapter_rules\[0\] of the routing"):
+                await one.desk.retire("v1", who="key_1", dry_run=dry_run)
+        rules.clear()
+        assert (await one.desk.retire("v1", who="key_1"))["state"] == "retired"
 
 
 class FakeBucket:
@@ -369,7 +402,7 @@ async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp
 async def test_a_preload_by_hand_tells_why_it_failed(tmp_path: Path) -> None:
     async with gate(MemoryStreams(), tmp_path / "1") as one:
         await active(one, tmp_path, "a")
-        with pytest.raises(BackendFailure, match="no engine in process"):
+        with pytest.raises(BackendFailure, match="neither an engine in process"):
             await one.desk.preload("a", who="key")
         engine = FakeEngine(broken={"a"})
         async with Kept(one, engine, 2):

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.catalogue import Alias, State
 from adapters.errors import RegistryFileError, UnknownAdapter
 from adapters.registry import AdapterRegistry, Lease
 from adapters.registry_file import MAX_FILE_BYTES
+from adapters.selection import Offer
 from adapters.values import Adapter, Selection, SelectionRule
 
 MANGA = Adapter("manga_domain_v3", 3, "demo", "adapters/manga")
@@ -162,6 +164,22 @@ def test_names_and_aliases_lead_to_the_adapter() -> None:
     assert registry().get("manga_domain_v3") is MANGA
     assert registry().get("manga_domain") is MANGA
     assert registry().ids == {"manga_domain_v3", "jp_style_v1", "manga_domain"}
+
+
+def test_what_a_routing_may_name_is_what_callers_get_or_will_when_the_file_is_taken_in() -> None:
+    adapters = registry()
+    servable = adapters.servable
+    adapters.expect(["coming", "manga_domain_v3", "refused"])
+    adapters.offer(
+        Offer(
+            {"manga_domain_v3": MANGA, "new": MANGA, "gone": MANGA},
+            {"manga_domain_v3": State.ACTIVE, "new": State.STAGED, "gone": State.RETIRED},
+            {"manga_domain": Alias("manga_domain", "manga_domain_v3"), "empty": Alias("empty", None)},
+            {"refused": "not_finite: NaN"},
+        )
+    )
+    assert set(servable) == {"manga_domain_v3", "manga_domain", "coming"}
+    assert {"new", "coming", "refused"} <= adapters.ids and "gone" not in adapters.ids
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -110,10 +110,27 @@ def test_what_is_not_served_is_unknown_and_told_why(wish: str, why: str) -> None
         select(Selection(wish), OFFER)
 
 
+def test_a_key_is_told_of_none_that_it_may_not_use() -> None:
+    with pytest.raises(UnknownAdapter, match=r"'new' is staged.*; known: v2$"):
+        select(Selection("new", allowed=("new", "v2")), OFFER)
+
+
 def test_a_staged_version_is_for_operators_who_name_it_and_a_retired_one_for_nobody() -> None:
     assert select(Selection("new", operator=True), OFFER).adapter is NEW
     with pytest.raises(UnknownAdapter):
         select(Selection("old", operator=True), OFFER)
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("old", None), ("bad", None), ("new", None), ("v1", ("v2",))])
+def test_where_a_rule_leads_to_what_is_not_served_the_base_may_answer_and_a_wish_is_refused_still(
+    name: str, allowed: tuple[str, ...] | None
+) -> None:
+    rules = (SelectionRule({}, name),)
+    chosen = select(Selection(None, rules, allowed=allowed, or_base=True), OFFER)
+    assert chosen == Choice(None, "rule[0]", missing=name)
+    for refused in (Selection(None, rules, allowed=allowed), Selection(name, allowed=allowed, or_base=True)):
+        with pytest.raises((UnknownAdapter, AdapterForbidden)):
+            select(refused, OFFER)
 
 
 def test_an_alias_that_has_only_a_canary_serves_only_its_sessions() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from adapters.safetensors_header import TensorPlace
 from adapters.unpack import unpack
 from adapters.verify import verify
 from tests.adapters.crafted import (
+    RANK,
     adapter_config,
     base,
     floats,
@@ -71,6 +74,10 @@ def test_the_digest_depends_on_the_two_files_and_on_nothing_else(tmp_path: Path)
         ({"use_dora": True}, Rejection.UNSUPPORTED, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, Rejection.UNSUPPORTED, "modules_to_save"),
         ({"bias": "all"}, Rejection.UNSUPPORTED, "bias"),
+        ({"init_lora_weights": "pissa"}, Rejection.UNSUPPORTED, "'pissa', which changes the base model's"),
+        ({"init_lora_weights": ["eva"]}, Rejection.UNSUPPORTED, "init_lora_weights"),
+        ({"target_parameters": ["experts.w1"]}, Rejection.UNSUPPORTED, "target_parameters"),
+        ({"what_a_later_peft_does": 1}, Rejection.UNSUPPORTED, "what_a_later_peft_does"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(
@@ -132,6 +139,11 @@ def renamed(old: str, new: str) -> bytes:
         (without(B), Rejection.MISSING_TENSOR),
         (renamed(A, "model.embed_tokens.weight"), Rejection.UNKNOWN_TARGET),
         (renamed(A, tensor_name(1, "router", "A")), Rejection.UNKNOWN_TARGET),
+        (renamed(A, A.removeprefix("base_model.model.")), Rejection.UNKNOWN_TARGET),
+        (renamed(A, A.replace(".weight", ".default.weight")), Rejection.UNKNOWN_TARGET),
+        (renamed(A, A.replace("self_attn", "mlp")), Rejection.UNKNOWN_TARGET),
+        (renamed(A, A.replace("model.layers", "layers")), Rejection.UNKNOWN_TARGET),
+        (renamed(A, A.replace("layers.1", "layers.01")), Rejection.UNKNOWN_TARGET),
         (safetensors({tensor_name(7, "q_proj", s): tensors()[tensor_name(0, "q_proj", s)] for s in "AB"}), Rejection.BAD_SHAPE),
         (changed(A, data=floats(15) + floats(1, math.nan)), Rejection.NOT_FINITE),
         (changed(B, data=floats(1, -math.inf) + floats(15)), Rejection.NOT_FINITE),
@@ -139,6 +151,33 @@ def renamed(old: str, new: str) -> bytes:
 )  # fmt: skip
 def test_weights_that_are_wrong_are_refused(tmp_path: Path, weights: bytes, code: Rejection) -> None:
     assert rejection(write(tmp_path / "a", weights=weights)).code is code
+
+
+def one_layer() -> bytes:
+    return safetensors({name: entry for name, entry in tensors().items() if ".layers.0." in name})
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "code", "told"),
+    [
+        ({"layers_to_transform": [0]}, one_layer(), Rejection.UNSUPPORTED, "layers_to_transform"),
+        ({}, one_layer(), Rejection.MISSING_TENSOR, "no tensors for layer 1, "),
+        (
+            {"target_modules": ["self_attn.q_proj", "v_proj"]},
+            None,
+            Rejection.UNKNOWN_TARGET,
+            "self_attn.q_proj",
+        ),
+    ],
+)
+def test_what_only_vllm_runs_is_refused_before_the_embedded_engine_is_asked(
+    tmp_path: Path, config: dict[str, Any], weights: bytes | None, code: Rejection, told: str
+) -> None:
+    folder = write(tmp_path / "a", config=adapter_config(**config), weights=weights)
+    assert verify(folder, base()).rank == RANK
+    with pytest.raises(AdapterRejected, match=re.escape(told)) as caught:
+        verify(folder, replace(base(), embedded=True))
+    assert caught.value.code is code
 
 
 def test_another_digest_than_the_promised_one_is_refused(tmp_path: Path) -> None:

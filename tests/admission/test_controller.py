@@ -290,12 +290,12 @@ async def test_backends_on_one_engine_share_its_places() -> None:
 
 
 async def test_an_engine_that_steps_is_alive_even_when_its_figures_stay_the_same() -> None:
-    desk, done = Desk(limits=Limits(stale_s=0.02, fresh_s=0.01, stale_in_flight=1)), asyncio.Event()
+    desk, done = Desk(limits=Limits(stale_s=0.6, fresh_s=0.3, stale_in_flight=1)), asyncio.Event()
     desk.load = replace(IDLE, running=1, max_running=3)
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.7)
         gate, now = desk.controller.gate("local"), asyncio.get_running_loop().time
         assert gate.capacity(now()) == 1
         desk.controller.wake("local")

@@ -414,3 +414,28 @@ def test_one_that_leaves_the_line_by_itself_is_gone_at_once() -> None:
     waiting = door.enter()
     door.gate.release(waiting, Outcome.IGNORED, door.now, output_tokens=0)
     assert door.gate.queued == 0 and waiting.state is TicketState.GONE
+
+
+def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_taken_so_far() -> None:
+    door = Door(Limits(max_queue=1, max_wait_s=60.0))
+    for _ in range(5):
+        door.enter()
+    door.now = 8.0
+    refused = door.offer()
+    assert isinstance(refused, Refusal) and refused.reason is Reason.QUEUE_FULL
+    assert refused.retry_after_s >= 8.0 / 4
+
+
+def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
+    door = Door(Limits(max_wait_s=1000.0))
+    for _ in range(3):
+        door.serve(4.0)
+    for _ in range(4):
+        door.enter()
+    hasty = door.enter(ask(limits=Limits(max_wait_s=2.0)))
+    for _ in range(60):
+        door.enter()
+    door.now += 2.0
+    assert door.gate.expired(door.now) == [hasty] and hasty.refusal is not None
+    assert hasty.estimated_wait_s == pytest.approx(1.0), "a place comes back each second"
+    assert hasty.refusal.estimated_wait_s == pytest.approx(61.0), "behind the sixty who came later"

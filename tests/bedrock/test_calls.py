@@ -8,9 +8,12 @@ import sys
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
+from gateway.backends.bedrock.stops import BlankStops
 from gateway.backends.port import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
@@ -22,7 +25,7 @@ from tests.conformance.harness import hear
 async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
-    bedrock.script(Behaviour(delay_s=0.03))
+    bedrock.script(Behaviour(delay_s=0.1))
     heard = await hear(make(), work())
     assert heard.text == "".join(ANSWER)
     assert len(heard.deltas) > 3
@@ -37,7 +40,7 @@ async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts
 async def test_the_first_piece_does_not_wait_for_the_rest(bedrock: StandIn, make: MakeBackend) -> None:
     backend, came = make(), []
     await hear(backend, work())
-    bedrock.script(Behaviour(delay_s=0.1))
+    bedrock.script(Behaviour(delay_s=0.15))
 
     async def out(delta: Delta) -> None:
         came.append(time.monotonic())
@@ -56,7 +59,7 @@ async def test_what_is_read_from_and_written_to_the_cache_is_part_of_the_input(
 
 
 async def test_pieces_of_many_tokens_are_made_up_for_at_the_end(bedrock: StandIn, make: MakeBackend) -> None:
-    bedrock.script(Behaviour(pieces=("a word of some", " length"), tokens=5, delay_s=0.05))
+    bedrock.script(Behaviour(pieces=("a word of some", " length"), tokens=5, delay_s=0.5))
     heard = await hear(make(), work())
     assert [(delta.text, delta.tokens) for delta in heard.deltas] == [
         ("a word of some", 1),
@@ -82,6 +85,35 @@ async def test_stop_reasons_are_told_in_our_words(
 ) -> None:
     bedrock.script(Behaviour(stop_reason=told))
     assert (await hear(make(), work())).completion.finish_reason is meant
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_stop_string_of_white_space_ends_the_answer_though_bedrock_is_not_told(
+    bedrock: StandIn, make: MakeBackend, streaming: bool
+) -> None:
+    backend = make(streaming=streaming)
+    bedrock.always["us-east-1"] = Behaviour(pieces=("One", ". \n", "\n Two", "\n", " more"))
+    heard = await hear(backend, work(stop=("\n\n", "END")))
+    assert (heard.text, heard.completion.finish_reason) == ("One. ", FinishReason.STOP)
+    assert bedrock.last["inferenceConfig"]["stopSequences"] == ["END"]
+    assert 0 < heard.tokens == heard.completion.usage.output_tokens
+    whole = await hear(backend, work(stop=("\n\n\n",)))
+    assert whole.text == "One. \n\n Two\n more"
+    assert "stopSequences" not in bedrock.last["inferenceConfig"]
+    await at_rest(backend)
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "\n\n", " \n b"]), max_size=12), st.data())
+def test_blank_stop_strings_cut_the_same_however_the_text_comes(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    stops = data.draw(st.lists(st.sampled_from(["\n", "\n\n", " \n", "  ", "a"]), max_size=3))
+    text, blank = "".join(pieces), [stop for stop in stops if not stop.strip()]
+    cut, got = BlankStops(stops), ""
+    for piece in pieces:
+        got += cut.push(piece)
+    got += "" if cut.reached else cut.flush()
+    assert got == text[: min([at for stop in blank if (at := text.find(stop)) >= 0], default=len(text))]
 
 
 async def test_max_tokens_and_stop_sequences_are_honoured(bedrock: StandIn, make: MakeBackend) -> None:

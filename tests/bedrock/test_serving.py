@@ -47,7 +47,7 @@ def ask(live: LiveGateway, path: str = "/v1/generate", **body: Any) -> httpx.Res
     return httpx.post(f"{live.url}{path}", json={**ASKED, **body}, headers=live.headers, timeout=60)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_bedrock_answers_when_the_engine_is_dead(tmp_path: Path, bedrock: StandIn) -> None:
     dead = {"SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR": "0"}  # once dead it stays so
     at = config(tmp_path, bedrock, engine="embedded")
@@ -61,7 +61,7 @@ def test_bedrock_answers_when_the_engine_is_dead(tmp_path: Path, bedrock: StandI
         assert answer["backend_version"] == HAIKU
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> None:
     with gateway(tmp_path, config=config(tmp_path, bedrock, engine="none"), **CREDENTIALS) as live:
         plain = ask(live).json()
@@ -98,7 +98,7 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
         assert deep.status_code == 200, deep.text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_stop_does_not_wait_for_a_call_that_hangs(tmp_path: Path, bedrock: StandIn) -> None:
     file = config(tmp_path, bedrock, engine="none")
     bedrock.always["us-east-1"] = Behaviour(fault="hang")
@@ -115,7 +115,7 @@ def test_a_stop_does_not_wait_for_a_call_that_hangs(tmp_path: Path, bedrock: Sta
             assert asked.result().status_code >= 500
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_doctor_tells_whether_bedrock_may_be_used(tmp_path: Path, bedrock: StandIn) -> None:
     file = config(tmp_path, bedrock, engine="none")
 

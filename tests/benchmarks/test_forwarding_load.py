@@ -39,7 +39,7 @@ async def fake_worker(step_s: float = 0.0) -> AsyncIterator[tuple[int, Engine]]:
 
 
 def job(port: int, shape: Shape = Shape.CLOSED, amount: int = 4, **options: object) -> Job:
-    return Job(port, shape, amount, seconds=0.3, key="key", seed="1", warm_up_s=0.05, **options)  # type: ignore[arg-type]
+    return Job(port, shape, amount, seconds=0.8, key="key", seed="1", warm_up_s=0.05, **options)  # type: ignore[arg-type]
 
 
 class Lying(asyncio.Protocol):

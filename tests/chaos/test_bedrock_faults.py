@@ -25,7 +25,7 @@ def quiet() -> Iterator[None]:
     logs.close()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 async def test_faulty_calls_end_in_time_in_the_closed_set_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

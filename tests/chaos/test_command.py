@@ -19,12 +19,12 @@ def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[
     path.write_text(yaml.safe_dump({"about": "a test", **scenario}))
     done = subprocess.run(
         [sys.executable, "-m", "gateway.cli", "chaos", str(path), "--json", *words],
-        cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=150,
+        cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(600)
 def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -> None:
     code, report, told = run(
         tmp_path,
@@ -45,7 +45,7 @@ def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -
     assert report["at_rest"] is True and report["before"]["children"] == report["after"]["children"]
 
 
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(600)
 def test_injected_faults_of_a_gateway_that_is_there(tmp_path: Path) -> None:
     faults = [{"backend": "local", "kind": "nan_output", "every": 2}]
     scenario = {

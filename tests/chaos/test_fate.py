@@ -134,6 +134,21 @@ def test_a_run_fails_on_what_is_lost_wrong_not_allowed_or_left_over() -> None:
     assert len(busy.problems) == 2
 
 
+def test_a_run_that_broke_nothing_under_way_shows_nothing_and_fails() -> None:
+    idle = report(Verdict.WHOLE)
+    idle.happened = [KILL]
+    idle.judge(ready=True)
+    assert idle.problems == ["kill engine: no request was under way, so nothing is shown"]
+    late = report(Verdict.WHOLE)
+    late.never_done = ["kill engine"]
+    late.judge(ready=True)
+    assert late.problems == ["kill engine: the load was over before its time"]
+    by_chance = report(Verdict.WHOLE, random={"choices": [{"do": {"kill": "engine"}}]})
+    by_chance.happened = [KILL]
+    by_chance.judge(ready=True)
+    assert by_chance.ok, "a pause between two requests may meet it"
+
+
 def test_a_recovery_is_told_from_what_ready_said() -> None:
     made = report(Verdict.WHOLE)
     made.happened = [KILL]

@@ -75,10 +75,11 @@ def test_faults_come_at_their_time_or_with_their_token_and_once() -> None:
     )
     assert timeline.next_s == 1.0
     assert timeline.due(0.5, 9.9) == []
+    assert [deed.label for deed in timeline.left] == ["stop engine", "cont engine", "kill engine"]
     assert [deed.label for deed in timeline.due(1.5, 10.0)] == ["stop engine", "kill engine"]
     assert not timeline.over
     assert [deed.label for deed in timeline.due(9.0, 99.0)] == ["cont engine"]
-    assert timeline.over and timeline.next_s == math.inf
+    assert timeline.over and timeline.next_s == math.inf and timeline.left == []
 
 
 @given(seed=st.integers(0, 1000), steps=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=60))

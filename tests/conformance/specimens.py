@@ -141,7 +141,7 @@ async def remote(
             "api_key_env": "WORKER_KEY",
             "send_priority": True,
             "metrics_interval_seconds": 1.0,
-            "probe_timeout_seconds": 10,
+            "probe_timeout_seconds": 60,
             **changes,
             **options,
         }
@@ -153,7 +153,7 @@ async def remote(
         clock=time.monotonic,
         environ={"WORKER_KEY": ADMIN_KEY},
     )
-    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=30) as client:
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=60) as client:
 
         async def idle() -> bool:
             answer = await client.get(f"{url}/metrics")
@@ -163,7 +163,7 @@ async def remote(
             return not (here or figures.running or figures.waiting or figures.kv_usage)
 
         loops = group.create_task(backend.run())
-        for _ in range(600):
+        for _ in range(2400):
             if backend.state is BackendState.READY:
                 break
             await asyncio.sleep(0.05)

@@ -119,6 +119,10 @@ def test_a_schema_is_taken_wrapped_or_bare(wrapped: bool) -> None:
     assert json.loads(shape.spec) == schema
 
 
+def test_a_stop_may_stand_alone() -> None:
+    assert read({"messages": [TURN], "sampling": {"stop": "\n"}}).sampling.stop == ("\n",)
+
+
 REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("no messages field", {}, "messages", "missing"),
     ("no messages", {"messages": []}, "messages", "1 to 4"),
@@ -150,7 +154,18 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ),
     ("no nucleus", {"messages": [TURN], "sampling": {"top_p": 0}}, "sampling.top_p", "more than 0"),
     ("negative top_k", {"messages": [TURN], "sampling": {"top_k": -2}}, "sampling.top_k", "-1 or more"),
-    ("an empty stop", {"messages": [TURN], "sampling": {"stop": [""]}}, "sampling.stop.0", "1 characters"),
+    (
+        "an empty stop",
+        {"messages": [TURN], "sampling": {"stop": [""]}},
+        "sampling.stop.0",
+        "1 character or more",
+    ),
+    (
+        "an empty stop alone",
+        {"messages": [TURN], "sampling": {"stop": ""}},
+        "sampling.stop",
+        "1 character or more",
+    ),
     ("17 stops", {"messages": [TURN], "sampling": {"stop": ["a"] * 17}}, "sampling.stop", "16 items"),
     ("a seed beyond 64 bits", {"messages": [TURN], "sampling": {"seed": 2**63}}, "sampling.seed", "or less"),
     ("a huge seed", {"messages": [TURN], "sampling": {"seed": 10**300}}, "sampling.seed", "beyond 64 bits"),

@@ -49,6 +49,10 @@ def test_the_smallest_chat_is_a_model_and_one_user_turn() -> None:
     assert not request.stream
 
 
+def test_no_likely_tokens_may_be_asked_for_without_log_probabilities() -> None:
+    assert chat(top_logprobs=0).request.sampling.logprobs is None
+
+
 def test_every_sampling_field_reaches_the_inside() -> None:
     request = chat(
         max_tokens=1,

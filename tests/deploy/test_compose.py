@@ -29,7 +29,7 @@ PASSWORD = "p4ssw0rdofthetest"
 SECRETS = ("SLUICE_ADMIN_KEY", "REDIS_PASSWORD", "POSTGRES_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD")
 # An image without a shell or a client to ask with.
 NOT_ASKED = {"otel-collector", "fetch-model"}
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 def interpolated(text: str, variables: dict[str, str]) -> str:
@@ -221,7 +221,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int
     shell = service["healthcheck"]["test"][1].replace("redis-cli", f"redis-cli -p {port}")
 
     def well() -> bool:
-        done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=10)
+        done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, timeout=60)
         return done.returncode == 0
 
     try:
@@ -289,7 +289,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process = subprocess.Popen(command, user=user, cwd=folder, stdout=out, stderr=out)
     try:
         ready = [str(binaries / "pg_isready"), "--quiet", "--host", "127.0.0.1", "--port", str(port)]
-        wait_until(lambda: subprocess.run(ready, timeout=10).returncode == 0, process, log)
+        wait_until(lambda: subprocess.run(ready, timeout=60).returncode == 0, process, log)
         yield f"127.0.0.1:{port}"
     finally:
         stop(process)
@@ -299,7 +299,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def test_postgresql_starts_from_its_files_and_keeps_what_it_acknowledged(postgres: str) -> None:
     import asyncpg
 
-    connection = await asyncpg.connect(f"postgresql://sluice:{PASSWORD}@{postgres}/postgres", timeout=10)
+    connection = await asyncpg.connect(f"postgresql://sluice:{PASSWORD}@{postgres}/postgres", timeout=60)
     try:
         wanted = {
             "synchronous_commit": "on",
@@ -316,7 +316,7 @@ async def test_postgresql_starts_from_its_files_and_keeps_what_it_acknowledged(p
     finally:
         await connection.close()
     with pytest.raises(asyncpg.InvalidPasswordError):
-        await asyncpg.connect(f"postgresql://sluice:another@{postgres}/postgres", timeout=10)
+        await asyncpg.connect(f"postgresql://sluice:another@{postgres}/postgres", timeout=60)
 
 
 def test_the_light_image_serves_on_both_and_writes_only_to_its_volumes(
@@ -375,7 +375,7 @@ def test_the_light_image_serves_on_both_and_writes_only_to_its_volumes(
 
         wait_until(written, live.process, live.log)
         assert live.metric("sluice_ledger_rows_lost_total") == 0
-        assert httpx.get(f"{live.url}/ready").status_code == 200
+        assert httpx.get(f"{live.url}/ready", timeout=60).status_code == 200
     assert contents(image) == before
     assert (volumes / "var/lib/sluice/ledger.journal").exists(), "what is written is in the volumes"
 
@@ -396,14 +396,14 @@ def test_prometheus_starts_with_composes_command_and_knows_the_rules(tmp_path: P
 
         def ready() -> bool:
             try:
-                return httpx.get(f"{url}/-/ready").status_code == 200
+                return httpx.get(f"{url}/-/ready", timeout=60).status_code == 200
             except httpx.TransportError:
                 return False
 
         wait_until(ready, process, log)
-        groups = httpx.get(f"{url}/api/v1/rules").json()["data"]["groups"]
+        groups = httpx.get(f"{url}/api/v1/rules", timeout=60).json()["data"]["groups"]
         assert {rule["type"] for group in groups for rule in group["rules"]} == {"alerting", "recording"}
-        loaded = yaml.safe_load(httpx.get(f"{url}/api/v1/status/config").json()["data"]["yaml"])
+        loaded = yaml.safe_load(httpx.get(f"{url}/api/v1/status/config", timeout=60).json()["data"]["yaml"])
         [job] = [job for job in loaded["scrape_configs"] if job["job_name"] == "sluice"]
         [alias] = SERVICES["gateway"]["networks"]["default"]["aliases"]
         assert job["static_configs"] == [{"targets": [f"{alias}:8000"]}]

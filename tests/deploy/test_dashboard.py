@@ -31,6 +31,7 @@ RULES = ROOT / "deploy/prometheus"
 INTERVAL = "1s"
 DATA_TIMEOUT_S = 60.0
 REQUESTS = 24
+PRICE = {"input_usd_per_million": 0.05, "output_usd_per_million": 0.2}
 
 
 def panels() -> list[dict[str, Any]]:
@@ -177,7 +178,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         pytest.skip("prometheus is not installed")
     one, two, own = (tmp_path_factory.mktemp(name) for name in ("one", "two", "prometheus"))
     engine = config(
-        one, "one", {"local": {"kind": "engine"}, "next": {"kind": "engine"}}, {},
+        one, "one", {"local": {"kind": "engine", "price": PRICE}, "next": {"kind": "engine", "price": PRICE}}, {},
         [{"name": "local", "weight": 100}, {"name": "next", "weight": 0}],
     )  # fmt: skip
     with socket.socket() as probe:
@@ -246,6 +247,26 @@ def test_each_process_is_a_target_and_their_sum_is_what_callers_asked(scraped: S
     scraped.until(f"sum({asked % first})", lambda found: REQUESTS < sum(found) <= 2 * REQUESTS)
     scraped.until(f"count(sum by (instance) ({asked % '.*'}))", lambda found: found == [2.0])
     scraped.until('sum(sluice_requests_total{code="invalid_request"})', lambda found: found == [2.0])
+
+
+def test_every_line_on_standard_error_is_json_the_engines_too(scraped: Scraped) -> None:
+    lines = [json.loads(line) for live in scraped.gateways for line in live.log.read_text().splitlines()]
+    assert {line.get("process") for line in lines} == {None, "engine"}
+    assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
+
+
+def test_the_money_that_is_counted_is_the_ledgers(scraped: Scraped) -> None:
+    live = scraped.gateways[0]
+
+    def billed() -> int:
+        answer = httpx.get(f"{live.url}/admin/usage", headers=live.headers, timeout=60)
+        return sum(row["cost_nanousd"] for row in answer.json()["rows"])
+
+    deadline = time.monotonic() + DATA_TIMEOUT_S
+    while not billed() or live.metric("sluice_cost_usd_total") != pytest.approx(billed() / 1e9):
+        assert time.monotonic() < deadline, (billed(), live.metric("sluice_cost_usd_total"))
+        time.sleep(0.2)
+    assert live.metric("sluice_tenant_cost_usd_total") == pytest.approx(billed() / 1e9)
 
 
 def test_every_query_of_the_dashboard_returns_data(scraped: Scraped) -> None:

@@ -97,7 +97,7 @@ def container(folder: Path, **env: str) -> Iterator[tuple[str, subprocess.Popen[
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(90)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -110,7 +110,7 @@ def pings_until_healthy(url: str, process: subprocess.Popen[str], log: Path) -> 
     while time.monotonic() < end and seen[-1:] != [200]:
         assert process.poll() is None, log.read_text()
         try:
-            seen.append(httpx.get(f"{url}/ping").status_code)
+            seen.append(httpx.get(f"{url}/ping", timeout=60).status_code)
         except httpx.TransportError:
             time.sleep(0.01)
     assert seen[-1:] == [200], log.read_text()
@@ -146,7 +146,7 @@ def test_no_instance_is_sent_traffic_before_its_model_is_loaded(served: Served) 
     url, seen, _, _ = served
     assert 503 in seen and set(seen) == {503, 200}
     # The first request after a healthy ping gets a real answer.
-    assert httpx.get(f"{url}/ready").status_code == 200
+    assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
 
 
 def test_an_invocation_is_the_native_contract_without_a_key(served: Served) -> None:
@@ -169,7 +169,7 @@ def test_an_invocation_with_a_response_stream_is_a_stream(served: Served) -> Non
 
 def test_a_bad_invocation_is_a_client_error_with_a_code(served: Served) -> None:
     url, _, _, _ = served
-    answer = httpx.post(f"{url}/invocations", json={"nonsense": 1})
+    answer = httpx.post(f"{url}/invocations", json={"nonsense": 1}, timeout=60)
     assert answer.status_code == 422 and answer.json()["error"]["code"] == "invalid_request"
 
 
@@ -189,11 +189,11 @@ def test_the_container_drains_and_ends_when_it_is_stopped(served: Served) -> Non
     url, _, _, process = served
     publishers = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     _, alive = psutil.wait_procs(publishers, timeout=30)
     assert alive == [], "what publishes ends with the gateway"
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{url}/ping")
+        httpx.get(f"{url}/ping", timeout=60)
 
 
 def test_the_platforms_environment_is_the_gateways_configuration(tmp_path: Path) -> None:

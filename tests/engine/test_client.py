@@ -63,7 +63,7 @@ async def gather(work: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
     return [task.result() for task in started]
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - some conditions are about another process
             await asyncio.sleep(0.005)
@@ -106,13 +106,15 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
     sampling = greedy(150, ignore_eos=True)
     expected = run_prompts(make_engine(), prompts, sampling)
     lags: list[float] = []
+    held: list[float] = []  # computing, on this thread: a busy machine is not counted
     done = asyncio.Event()
 
     async def measure() -> None:
         while not done.is_set():
-            before = time.perf_counter()
+            before, worked = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.002)
             lags.append(time.perf_counter() - before - 0.002)
+            held.append(time.thread_time() - worked)
 
     async with running(tiny_model) as client, asyncio.TaskGroup() as tasks:
         tasks.create_task(measure())
@@ -121,7 +123,8 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
         )
         done.set()
     assert [answer.token_ids for answer in answers] == expected
-    assert sorted(lags)[int(len(lags) * 0.99)] < 0.5, "some milliseconds on a machine that does nothing else"
+    assert sorted(held)[int(len(held) * 0.99)] < 0.2, "some milliseconds"
+    assert sorted(lags)[len(lags) // 2] < 0.5, "some milliseconds on a machine that does nothing else"
 
 
 async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(tiny_model: Path) -> None:
@@ -206,7 +209,7 @@ async def test_a_killed_engine_fails_all_tickets_at_once(tiny_model: Path) -> No
     await tickets[0].receive()
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
-    async with asyncio.timeout(15.0):
+    async with asyncio.timeout(60.0):
         for ticket in tickets:
             with pytest.raises(EngineDead):
                 while True:
@@ -243,7 +246,7 @@ async def test_a_bad_model_fails_the_start_with_its_own_error_in_one_line(tmp_pa
 
 async def test_a_cancelled_start_leaves_no_process(tiny_model: Path) -> None:
     client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         starting = group.create_task(client.start())
         while client.pid is None:  # noqa: ASYNC110 (a process sets no event)
             await asyncio.sleep(0.01)

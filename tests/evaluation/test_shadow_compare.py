@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, figures, log_report
 from gateway.shadow.report import make_report
+from tests.integration.live import ROOT
 from tests.shadow.test_report import pairs
 
 
@@ -48,9 +54,54 @@ def test_no_pairs_are_a_run_too() -> None:
     assert figures(make_report([])) == {"pairs": 0.0, "compared": 0.0}
 
 
-def test_without_mlflow_it_is_told_what_to_install() -> None:
+def test_without_mlflow_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackingError, match=r"sluice-gateway\[mlflow\]"):
+        MlflowTracker("file:/nowhere", "x").log("run", tags={}, metrics={}, files={})
+
+
+LOGS = """
+import json, sys
+from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, log_report
+from gateway.shadow.report import make_report
+from tests.shadow.test_report import pairs
+report = make_report(pairs(40, failed=4))
+for uri in sys.argv[1:]:
     try:
-        import mlflow  # noqa: F401
-    except ImportError:
-        with pytest.raises(TrackingError, match=r"sluice-gateway\[mlflow\]"):
-            MlflowTracker("file:/nowhere", "x").log("run", tags={}, metrics={}, files={})
+        print(log_report(report, MlflowTracker(uri, "shadows"), as_text=json.dumps(report)))
+    except TrackingError as error:
+        print(error)
+"""
+
+
+def test_mlflow_itself_keeps_the_run_and_its_files_and_a_server_that_is_away_is_told_in_a_line(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        away = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        # In a process of its own, which MLflow changes much of.
+        done = subprocess.run(
+            [sys.executable, "-c", LOGS, away, f"file:{tmp_path}/runs"],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "MLFLOW_ALLOW_FILE_STORE": "true",
+                "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+            },
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert done.returncode == 0, done.stderr
+    refused, run_id = done.stdout.splitlines()[0], done.stdout.split()[-1]
+    assert refused.startswith(f"{away}: ")
+    [run] = (tmp_path / "runs").glob(f"*/{run_id}")
+    metrics = {path.name: path.read_text().split() for path in (run / "metrics").iterdir()}
+    assert set(metrics) == set(figures(make_report(pairs(40, failed=4))))
+    assert float(metrics["pairs"][1]) == 40 and float(metrics["check.grounding.primary.mean"][1]) == 1.0
+    assert (run / "tags" / "sluice.shadow").read_text() == "haiku"
+    assert (run / "tags" / "mlflow.runName").read_text() == "haiku beside demo"
+    assert json.loads((run / "artifacts" / "shadow.json").read_text())["pairs"] == 40
+    assert (run / "artifacts" / "shadow.html").read_text().startswith("<!doctype html>")

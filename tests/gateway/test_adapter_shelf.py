@@ -89,6 +89,7 @@ async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_
             await use(shelf, "b")
         assert caught.value.kind is FailureKind.THROTTLED
         assert caught.value.retry_after_s is not None
+        assert not caught.value.counts, "the circuit is for all, and the base model goes on"
     await use(shelf, "b")
     assert engine.log == ["load a", "unload a", "load b"]
 
@@ -98,7 +99,7 @@ async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_w
     shelf = AdapterShelf(engine, 1, clock=lambda: now[0], emit=told.append)
     engine.broken.add("folder/a")
     for _ in range(3):
-        with pytest.raises(BackendFailure, match="adapter a cannot be loaded: adapter folder") as caught:
+        with pytest.raises(BackendFailure, match="cannot be loaded: adapter folder a does") as caught:
             await use(shelf, "a")
         assert caught.value.kind is FailureKind.MODEL_NOT_FOUND
         assert (caught.value.param, caught.value.retry_after_s) == ("adapter_id", 1.0)

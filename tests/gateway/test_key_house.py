@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gateway.config_state import StateConfig
 from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
 from gateway.key_book import STREAM
+from gateway.key_desk import LATEST
 from gateway.key_use import KNOWN_FOR_S
 from gateway.key_use import STREAM as USED
 from gateway.ports import KeyOrder
@@ -201,6 +202,20 @@ async def test_a_key_expires_and_is_not_made_expired() -> None:
         assert not process.knows(made["key"]) and process.listed()[0]["expired"]
         with pytest.raises(InvalidRequest, match="expires_at"):
             await process.create(expires_at=process.clock.now)
+
+
+async def test_a_key_that_could_not_be_shown_is_not_made_and_an_older_one_hides_no_other() -> None:
+    """``9999-12-31T23:59:59-12:00`` is beyond what can be written: it was made, and no key was listed then."""
+    process = in_memory(MemoryStreams())
+    async with running(process):
+        with pytest.raises(InvalidRequest, match=r"expires_at is beyond it; allowed: .* at the latest"):
+            await process.create(expires_at=LATEST + 43_200)
+        assert process.listed() == []
+        await process.create(expires_at=LATEST)
+        [made] = process.ring.made
+        late = replace(made.record, key_id="key_late", expires_at=LATEST + 43_200)
+        process.ring.add(replace(made, record=late, prefix="late"))
+        assert [key["expires_at"] for key in process.listed()] == ["9999-12-31T23:59:59+00:00"] * 2
 
 
 async def test_a_record_that_is_not_understood_makes_no_key_and_hides_no_revocation() -> None:

@@ -23,7 +23,7 @@ from accounting.quotas import Ask, Quotas, Settlement, Tally, Verdict
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
 from gateway.quotas import Held, KeyLimiter
-from gateway.shared_limits import MAX_OUTBOX, SharedLimits
+from gateway.shared_limits import LATELY_S, MAX_OUTBOX, SharedLimits
 from gateway.state.errors import StateUnavailable
 
 LIMITED = Caller("acme", CallerRole.CALLER, "key_1", limits=KeyLimits(2, 100, 500))
@@ -132,7 +132,7 @@ def store() -> FakeStore:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110 - nothing tells of it but a look
             await asyncio.sleep(0.005)
 
@@ -221,6 +221,31 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
         last = await one.hold(85)
         assert last is not None
         last.settle(0)
+
+
+async def test_what_the_store_said_last_holds_while_it_is_fresh_though_another_process_used_it(
+    store: FakeStore,
+) -> None:
+    one, other = Process(store), Process(store)
+    async with one.running(), other.running():
+        assert await other.hold(60) is not None and await other.enter()
+        small = await one.hold(10)
+        assert small is not None and await one.enter()
+        store.down = True
+        assert not await one.enter(), "both requests of the minute are used, one of them elsewhere"
+        with pytest.raises(RateLimited) as refused:
+            await one.hold(31)
+        assert refused.value.retry_after_ms == 1_000
+        more = await one.hold(30)
+        assert more is not None
+        with pytest.raises(RateLimited):
+            await one.hold(1)
+        more.settle(10)
+        with pytest.raises(RateLimited):
+            await one.hold(1)
+        store.clock.now += LATELY_S + 1.0
+        assert await one.hold(80) is not None, "what is long ago says nothing; its own counts allow it"
+    assert one.decided()[False] == 6
 
 
 async def test_a_store_that_hangs_is_tried_by_one_request_at_a_time(store: FakeStore) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.vitals import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, Vitals
 from observability.events import RequestRecord
@@ -21,7 +20,7 @@ class Clock:
 
 def record(**changes: object) -> RequestRecord:
     base = RequestRecord("r", "g", "0" * 32, "t", "native", 200, 100.0, ttft_ms=10.0, output_tokens=10)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def test_a_few_failures_say_nothing_many_say_their_share() -> None:

@@ -49,7 +49,7 @@ def test_a_machine_without_a_driver_says_how_to_name_them(tmp_path: Path) -> Non
         gpus_of("all", tool=tool(tmp_path, "exit 0"))
 
 
-SEATS = [Seat("0", 9001), Seat("1", 9002)]
+SEATS = [Seat("0", 9001), Seat("1", 9002, 1)]
 
 
 def test_in_front_a_backend_on_the_engine_becomes_a_pool_and_the_others_stay() -> None:
@@ -95,7 +95,12 @@ def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> Non
         "SLUICE_ADMIN_KEY": "the operator's",
     }
     found = worker_environ(environ, SEATS[1], "made")
-    assert found == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SLUICE_ADMIN_KEY": "made"}
+    assert found == {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "SLUICE_ADMIN_KEY": "made",
+        "SLUICE_WORKER_NUMBER": "1",
+    }
 
 
 def test_the_workers_files_and_key_are_gone_afterwards() -> None:

@@ -68,7 +68,7 @@ def in_service(live: LiveGateway) -> int:
 
 
 def wait_for(count: int, counted: Callable[[], int]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while counted() != count and time.monotonic() < deadline:
         time.sleep(0.05)
     assert counted() == count

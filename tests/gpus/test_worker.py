@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import psutil
 import pytest
@@ -16,13 +18,13 @@ from gateway.config import Settings
 from gateway.gpus import worker as module
 from gateway.gpus.crew import Crew
 from gateway.gpus.layout import Seat
-from gateway.gpus.worker import MOST_SHORT_LIVES, GivenUp, GpuWorker
+from gateway.gpus.worker import MOST_SHORT_LIVES, MOST_SILENT, GivenUp, GpuWorker, Ping, answers
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 ENDS = [sys.executable, "-c", "raise SystemExit(3)"]
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - what is waited for is a process
             await asyncio.sleep(0.01)
@@ -31,10 +33,15 @@ async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(module, "PING_EVERY_S", 0.01)
 
 
-def make(command: list[str]) -> GpuWorker:
-    return GpuWorker(Seat("0", 1), command, os.environ, clock=time.monotonic)
+async def silent(port: int, timeout_s: float) -> bool:
+    return False
+
+
+def make(command: list[str], ping: Ping = silent) -> GpuWorker:
+    return GpuWorker(Seat("0", 1), command, os.environ, clock=time.monotonic, ping=ping)
 
 
 async def test_a_worker_that_is_killed_is_started_again() -> None:
@@ -53,9 +60,51 @@ async def test_a_worker_that_is_killed_is_started_again() -> None:
     assert not psutil.pid_exists(second), "stopped with its keeper"
 
 
+async def test_a_worker_that_answered_and_no_longer_does_is_killed_and_started_again() -> None:
+    told: list[bool] = []
+
+    async def ping(port: int, timeout_s: float) -> bool:
+        told.append(worker.restarts == 0 and len(told) < 3)
+        return told[-1]
+
+    worker = make(SLEEPS, ping)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(worker.run())
+        await until(lambda: worker.restarts == 1)
+        assert told[: 3 + MOST_SILENT] == [True] * 3 + [False] * MOST_SILENT
+        await until(lambda: len(told) > 3 + 3 * MOST_SILENT)
+        assert worker.restarts == 1, "who has not answered yet is still starting"
+        running.cancel()
+
+
+@contextlib.asynccontextmanager
+async def saying(words: bytes) -> AsyncIterator[int]:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(words)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(say, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_who_answers_200_is_alive_and_nobody_else() -> None:
+    async with saying(b"HTTP/1.1 200 OK\r\n\r\n") as port:
+        assert await answers(port, 20.0)
+    assert not await answers(port, 20.0), "nobody listens there any more"
+    async with saying(b"HTTP/1.1 503 Service Unavailable\r\n\r\n") as port:
+        assert not await answers(port, 20.0)
+    with socket.socket() as frozen:
+        frozen.bind(("127.0.0.1", 0))
+        frozen.listen()
+        assert not await answers(frozen.getsockname()[1], 0.2), "it takes the connection and says nothing"
+
+
 async def test_one_that_never_lives_is_given_up() -> None:
     worker = make(ENDS)
-    with pytest.raises(GivenUp, match=f"ended {MOST_SHORT_LIVES} times at once"):
+    told = rf"worker 0 \(GPU 0\) ended {MOST_SHORT_LIVES} times at once, last with exit code 3"
+    with pytest.raises(GivenUp, match=told):
         await worker.run()
     assert worker.restarts == MOST_SHORT_LIVES - 1
 
@@ -63,7 +112,7 @@ async def test_one_that_never_lives_is_given_up() -> None:
 async def test_the_front_ends_when_no_worker_is_left() -> None:
     with pytest.raises(ExceptionGroup) as ended:
         async with Crew(Settings(), [make(ENDS), make(ENDS)]).running():
-            await asyncio.sleep(60)
+            await asyncio.sleep(250)
     assert ended.group_contains(GivenUp, match="no worker is left")
 
 

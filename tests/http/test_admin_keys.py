@@ -87,9 +87,12 @@ async def test_keys_are_for_admins_alone(connect: Connect) -> None:
         ({"tenant": "two words"}, "tenant"),
         ({"role": "root"}, "role"),
         ({"max_priority": 2}, "max_priority"),
+        ({"max_priority": True}, "max_priority"),
         ({"routes": []}, "routes"),
         ({"adapters": "style"}, "adapters"),
         ({"limits": {"requests_per_minute": 0}}, "limits.requests_per_minute"),
+        ({"limits": {"requests_per_minute": "60"}}, "limits.requests_per_minute"),
+        ({"limits": {"tokens_per_day": True}}, "limits.tokens_per_day"),
         ({"limits": {"per_hour": 1}}, "limits.per_hour"),
         ({"expires_at": "tomorrow"}, "expires_at"),
         ({"expires_at": "2030-01-01T00:00:00"}, "expires_at"),
@@ -102,6 +105,27 @@ async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any],
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
     assert not desk.orders
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"role": "root"}, "role is a string of 4 characters; allowed: 'caller', 'operator' or 'admin'"),
+        ({"expires_at": "tomorrow"}, "expires_at is a string of 8 characters; allowed: an ISO 8601 time"),
+        ({"limits": {"per_hour": 1}}, "limits.per_hour is not a known field"),
+    ],
+)
+async def test_what_is_allowed_is_named_too(connect: Connect, changes: dict[str, Any], told: str) -> None:
+    async with connect(fake_services(key_desk=Desk())) as client:
+        refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
+    assert refused.json()["error"]["message"].startswith(told)
+
+
+async def test_a_time_may_be_in_seconds(connect: Connect) -> None:
+    desk = Desk()
+    async with connect(fake_services(key_desk=desk)) as client:
+        await client.post("/admin/keys", json={"tenant": "acme", "expires_at": 1_893_456_000}, headers=ADMIN)
+    assert desk.orders[0][0].expires_at == 1_893_456_000.0
 
 
 async def test_a_key_that_is_given_little_may_do_little(connect: Connect) -> None:

@@ -30,7 +30,13 @@ SHOWN: Mapping[str, object] = {
                 "classes": {"high": 1, "normal": 2, "low": 0},
                 "tenants": [{"tenant": "acme", "class": "normal", "requests": 2}],
             },
-            "in_flight": {"requests": 4, "sequences": 4, "limit": 8},
+            "in_flight": {
+                "requests": 4,
+                "sequences": 4,
+                "limit": 8,
+                "engine_limit": 16,
+                "pace_of_target": 0.97,
+            },
             "memory": {"used": 0.5, "forecast": 0.75},
             "ladder": {"rung": 1},
             "circuit": {"state": "closed"},
@@ -39,7 +45,14 @@ SHOWN: Mapping[str, object] = {
     },
     "limits": {"default": {}, "routes": {}},
     "decisions": [
-        {**DECISION, "decision": "refused", "reason": "wait_exceeded"},
+        {**DECISION, "decision": "refused", "reason": "queue_full", "retry_after_ms": 1.0, "queued": False},
+        {
+            **DECISION,
+            "decision": "refused",
+            "reason": "wait_exceeded",
+            "retry_after_ms": 2345.0,
+            "queued": True,
+        },
         {**DECISION, "decision": "admitted", "waited_ms": 12.0, "shrunk": True},
     ],
 }
@@ -67,10 +80,13 @@ def test_a_busy_gateway_is_shown_as_tables() -> None:
     for part in (
         "3 (high 1 normal 2)",
         "slots",
-        "4 of 8",
+        "4 of 8 (engine 16)",
+        "97% of target",
         "75%",
         "acme",
-        "wait_exceeded",
+        "queue_full  ",
+        "wait_exceeded, in line",
+        "2,345",
         "admitted, shortened",
     ):
         assert part in text, part

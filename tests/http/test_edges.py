@@ -109,6 +109,26 @@ async def test_the_bodys_request_id_wins_over_the_headers_and_is_made_safe_for_a
     assert both.headers["x-request-id"] == "%E9%A1%A7%E5%AE%A2 1"
 
 
+async def test_the_websockets_path_says_that_a_plain_request_is_none(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.get("/v1/generate/ws")
+    assert response.status_code == 426
+    assert response.headers["upgrade"] == "websocket"
+    assert response.json()["error"]["code"] == "upgrade_required"
+
+
+async def test_only_a_label_of_the_body_is_one_of_its_own(connect: Any) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        for path, body in (("/v1/generate", BODY), ("/v1/chat/completions", CHAT)):
+            await client.post(path, json=body, headers={"x-request-id": "theirs"})
+            inner = {"request_id": "mine"}
+            labelled = {**body, **(inner if body is BODY else {"sluice": inner})}
+            await client.post(path, json=labelled, headers={"x-request-id": "theirs"})
+    found = [(request.request_id, request.labelled) for request in journey.requests]
+    assert found == [("theirs", False), ("mine", True)] * 2
+
+
 @pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/v1/models/demo", "/health/deep"])
 async def test_a_key_is_asked_for(connect: Any, path: str) -> None:
     method = "GET" if "models" in path or "health" in path else "POST"
@@ -192,7 +212,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("path", POSTED)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=80))
 async def test_no_body_whatever_makes_an_internal_error(connect: Any, path: str, body: bytes) -> None:
     async with connect(fake_services()) as client:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from budgeting.values import Plan, SectionCounts
 from gateway.contracts.values import BudgetReport, Fallback
 from gateway.errors import PublicError
 from gateway.http.testing import ADMIN_KEY, FakeJourney, fake_services
@@ -147,6 +148,59 @@ async def test_a_trimmed_prompt_is_told_in_a_header_of_openais_contract(connect:
     assert response.json()["sluice"]["budget"]["dropped_chunks"] == ["shop secret"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
+async def test_a_stream_of_openais_contract_tells_in_its_header_what_the_last_plan_left_out(
+    connect: Any, path: str
+) -> None:
+    counts = SectionCounts(0, 0, 3, 0)
+    plan = Plan((), (1, 2, 3), counts, 4, 0, dropped_chunks=("shop secret",), dropped_turns=2)
+    body = COMPLETION if path == "/v1/completions" else BODY if path == "/v1/generate" else CHAT
+    async with connect(fake_services(FakeJourney(plan=plan))) as client:
+        response = await client.post(path, json={**body, "stream": True})
+    told = None if path == "/v1/generate" else "turns=2, chunks=1"
+    assert response.status_code == 200
+    assert response.headers.get("x-sluice-trimmed") == told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "told"),
+    [
+        ("/v1/generate", {}, "max_tokens", "sampling.max_tokens"),
+        ("/v1/generate", {}, "route", "route"),
+        ("/v1/chat/completions", {}, "max_tokens", "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 5}, "max_tokens", "max_completion_tokens"),
+        ("/v1/chat/completions", {"guided_regex": "a"}, "response_format", "guided_regex"),
+        (
+            "/v1/chat/completions",
+            {"structured_outputs": {"json": {}}},
+            "response_format",
+            "structured_outputs.json",
+        ),
+        ("/v1/chat/completions", {"sluice": {"route": "r"}}, "route", "sluice.route"),
+        ("/v1/chat/completions", {"sluice": {"adapter_id": "a"}}, "adapter_id", "sluice.adapter_id"),
+        ("/v1/chat/completions", {"model": "an-adapter"}, "adapter_id", "model"),
+        ("/v1/completions", {}, "messages", "prompt"),
+    ],
+)
+async def test_a_refusal_behind_the_edge_names_the_field_as_the_body_spells_it(
+    connect: Any, path: str, fields: dict[str, Any], param: str, told: str, stream: bool
+) -> None:
+    error = PublicError(422, "invalid_request", f"{param} is 9; allowed: 8", param)
+    body = {**(COMPLETION if path == "/v1/completions" else BODY if "generate" in path else CHAT), **fields}
+    async with connect(fake_services(FakeJourney(pieces=(), error=error))) as client:
+        response = await client.post(path, json={**body, "stream": stream})
+    assert response.status_code in (400, 422)
+    found = response.json()["error"]
+    assert (found["param"], found["message"]) == (told, f"{told} is 9; allowed: 8")
+
+
+async def test_an_unknown_field_beside_sampling_is_not_taken_for_one_in_it(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        response = await client.post("/v1/generate", json={**BODY, "temperature": 1})
+    assert response.json()["error"]["param"] == "temperature"
+
+
 async def test_the_whole_text_completion_has_openais_shape(connect: Any) -> None:
     async with connect(fake_services()) as client:
         body = (await client.post("/v1/completions", json=COMPLETION)).json()
@@ -222,7 +276,7 @@ async def test_a_journey_without_an_end_is_a_defect(connect: Any, stream: bool) 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_takes_too_long_is_cancelled_and_told(connect: Any, stream: bool) -> None:
     journey = FakeJourney(pieces=(), holds=True)
-    services = fake_services(journey, limits=HttpLimits(request_timeout_s=0.05))
+    services = fake_services(journey, limits=HttpLimits(request_timeout_s=0.5))
     async with connect(services) as client:
         response = await client.post("/v1/generate", json={**BODY, "stream": stream})
     assert response.status_code == 504

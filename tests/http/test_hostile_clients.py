@@ -40,7 +40,7 @@ class Crowded(GatewayProtocol):
 
 def connected(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def heard(sock: socket.socket) -> bytes:
@@ -193,7 +193,7 @@ def test_headers_that_do_not_come_are_408_however_slowly_they_trickle(
         sock.sendall(start)
         sock.settimeout(0.05)
         answer = b""
-        while time.monotonic() - begun < 8 and not answer:
+        while time.monotonic() - begun < 60 and not answer:
             try:
                 answer = sock.recv(4_096)
             except TimeoutError:
@@ -216,7 +216,7 @@ def test_the_rest_of_a_body_that_nobody_waits_for_is_taken_for_a_while_only(url:
         assert statuses(sock.recv(4_096)) == [401]
         begun = time.monotonic()
         ended = False
-        while time.monotonic() - begun < 8 and not ended:
+        while time.monotonic() - begun < 60 and not ended:
             try:
                 sock.sendall(b"a")
                 time.sleep(0.02)

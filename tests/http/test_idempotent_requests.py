@@ -138,20 +138,23 @@ async def test_only_so_many_wait_for_one_key() -> None:
 
 
 async def test_cancelling_any_of_them_leaves_nothing_behind() -> None:
-    desk = Idempotency(MemoryIdempotency(), wait_s=5)
+    desk = Idempotency(MemoryIdempotency(), wait_s=60)
     runs = 0
+    begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> Outcome:
         nonlocal runs
         runs += 1
-        await asyncio.sleep(0.01)
+        begun.set()
+        await release.wait()
         return Outcome(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(desk.once("t", "k", "f", slow)) for _ in range(4)]
-        await asyncio.sleep(0.005)
+        await begun.wait()
         calls[0].cancel()
         calls[2].cancel()
+        release.set()
     assert calls[1].result().body == calls[3].result().body == b"{}"
     assert runs == 2
     assert desk.in_flight == 0

@@ -1,11 +1,40 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from gateway.http.testing import ADMIN_KEY, FakeHealth, fake_services
+import pytest
+
+from gateway.config import load_settings
+from gateway.http.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, FakeHealth, fake_services
+from gateway.wiring import build
 
 NO_KEY = {"authorization": ""}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def test_metrics_ask_for_an_operators_key_when_told_to(connect: Any) -> None:
+    async with connect(fake_services(open_metrics=False)) as client:
+        told = {
+            key: (
+                await client.get("/metrics", headers={"authorization": key and f"Bearer {key}"})
+            ).status_code
+            for key in ("", CALLER_KEY, OPERATOR_KEY, ADMIN_KEY)
+        }
+        ping = await client.get("/ping", headers=NO_KEY)
+    assert told == {"": 401, CALLER_KEY: 403, OPERATOR_KEY: 200, ADMIN_KEY: 200}
+    assert ping.status_code == 200
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_configuration_tells_whether_metrics_ask_for_a_key(tmp_path: Path, asked: bool) -> None:
+    (tmp_path / "sluice.yaml").write_text(
+        f"auth: {{metrics: {str(asked).lower()}}}\n"
+        f"state: {{url: 'sqlite:///{tmp_path}/s.db'}}\n"
+        f"ledger: {{url: 'sqlite+aiosqlite:///{tmp_path}/l.db'}}\n"
+    )
+    built = build(load_settings(tmp_path / "sluice.yaml", {}), admin_key="a-key-of-an-admin")
+    assert built.services.open_metrics is not asked
 
 
 async def test_liveness_readiness_and_metrics_ask_for_no_key(connect: Any) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.errors import PublicError
+from gateway.http.exchange import Exchange
 from gateway.http.middleware import Edge
+from gateway.http.sinks import SocketSink
 from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import HttpLimits
@@ -123,6 +126,21 @@ async def test_later_frames_are_ignored(url: str, journey: FakeJourney) -> None:
         await socket.send(json.dumps(BODY))
         assert (await all_events(socket))[-1]["type"] == "done"
     assert len(journey.requests) == 1
+
+
+async def test_when_the_sink_has_its_end_the_close_frame_is_out_too() -> None:
+    """Who drains waits for sinks alone, and then hangs up on sockets that are open."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append((message["type"], message.get("code")))
+
+    exchange = Exchange(
+        {"type": "websocket", "headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t",
+        trace_parent=None,
+    )  # fmt: skip
+    await SocketSink(exchange).fail(PublicError(503, "draining", "no"), request_id="r", trace_id="t")
+    assert sent == [("websocket.send", None), ("websocket.close", 1000)]
 
 
 async def test_a_caller_who_sends_nothing_is_closed() -> None:

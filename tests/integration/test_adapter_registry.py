@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.integration.live import ROOT, LiveGateway, gateway
 
@@ -193,6 +194,28 @@ def test_a_route_may_let_the_base_answer_when_an_adapter_cannot_be_loaded(live: 
     assert live.metric("sluice_adapter_replaced_by_base_total") == 1
     broken = post(live, "/spoilt/verify")
     assert broken.json()["error"]["code"] == "adapter_rejected"
+
+
+def test_an_adapter_that_computes_no_numbers_is_nobody_elses_failure(
+    live: LiveGateway, tmp_path: Path
+) -> None:
+    folder = tmp_path / "huge"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes((SHIPPED / "jp_style_v1/adapter_config.json").read_bytes())
+    weights = load_file(SHIPPED / "jp_style_v1/adapter_model.safetensors")
+    save_file({name: one * 0 + 1e30 for name, one in weights.items()}, folder / "adapter_model.safetensors")
+    done(live, "", id="huge", location=str(folder))
+    done(live, "/huge/promote", force=True)
+    for number in range(8):
+        failed = ask(live, "huge", session_id=f"huge-{number}")
+        assert (failed.status_code, failed.json()["error"]["param"]) == (503, "adapter_id"), failed.text
+        assert failed.json()["error"]["message"].startswith("nan_output: with adapter huge")
+    for name, version in ((None, "demo"), ("style_v1", "demo+style_v1")):
+        answer = ask(live, name).json()
+        assert (answer["backend_version"], answer["fallback"]) == (version, None)
+    answer = ask(live, "huge", route="gentle").json()
+    assert answer["backend_version"] == "demo"
+    assert answer["warnings"] == ["adapter huge could not be used (nan_output); the base model answered"]
 
 
 def test_each_change_is_audited_and_models_lists_what_is_served(live: LiveGateway) -> None:

@@ -73,7 +73,7 @@ def config(folder: Path, bedrock: str, worker: str) -> Path:
         },
         "worker": {
             "kind": "openai", "base_urls": [worker], "model": "base", "metrics_path": None,
-            "max_connections": 16, "probe_interval_seconds": 0.2,
+            "max_connections": 16, "probe_interval_seconds": 0.2, "probe_timeout_seconds": 30,
         },
     }  # fmt: skip
     routes = {
@@ -128,7 +128,7 @@ async def compare(live: LiveGateway) -> tuple[float, float]:
 
 
 @pytest.mark.serial
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_two_hanging_backends_do_not_slow_down_the_third(tmp_path: Path) -> None:
     with stand_in() as bedrock, silent_worker() as worker:
         bedrock.always["us-east-1"] = Behaviour(hang_before=True)

@@ -86,7 +86,7 @@ def callers(lives: list[LiveGateway]) -> Iterator[list[httpx.Response]]:
     over = threading.Event()
 
     def call(live: LiveGateway, number: int) -> None:
-        with httpx.Client(headers=live.headers, timeout=30) as client:
+        with httpx.Client(headers=live.headers, timeout=60) as client:
             turn = 0
             while not over.wait(0.01):
                 turn += 1
@@ -112,7 +112,7 @@ def callers(lives: list[LiveGateway]) -> Iterator[list[httpx.Response]]:
 def canary(live: LiveGateway, word: str = "", **body: Any) -> Any:
     url = f"{live.url}/admin/canary{word}"
     answer = httpx.request(
-        "POST" if word else "GET", url, json=body or None, headers=live.headers, timeout=30
+        "POST" if word else "GET", url, json=body or None, headers=live.headers, timeout=60
     )
     assert answer.status_code == 200, answer.text
     return answer.json()["canary"]
@@ -153,7 +153,7 @@ def audit(live: LiveGateway) -> Any:
 
 def rolled_back(lives: list[LiveGateway], check: str) -> None:
     """The canary of ``a`` loses its share everywhere by this check, and the audit log has the reason."""
-    until(lambda: canary(lives[0])["phase"] == "rolled_back", 40)
+    until(lambda: canary(lives[0])["phase"] == "rolled_back", 120)
     until(lambda: all(share(live, "a") == 0.0 for live in lives))
     ended = canary(lives[0])
     assert ended["reason"].startswith(f"{check}: ") and ended["canary_requests"] < 200, ended
@@ -166,7 +166,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         one, other = lives
         assert canary(one, "/start", backend="b", **PLAN)["phase"] == "running"
         assert share(one, "b") == 20.0
-        until(lambda: canary(other)["phase"] == "done", 40)
+        until(lambda: canary(other)["phase"] == "done", 120)
         until(lambda: share(one, "b") == share(other, "b") == 100.0)
         status = ["canary", "status", "--url", other.url, "--key", ADMIN_KEY]
         told = CliRunner().invoke(app, status)

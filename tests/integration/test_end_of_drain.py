@@ -14,14 +14,14 @@ import httpx
 from websockets.sync.client import connect
 
 from tests.integration.live import LiveGateway, gateway
-from tests.integration.test_faults import LONG
+from tests.integration.test_faults import ENDLESS
 
 CHAT = {
     "model": "demo",
     "messages": [{"role": "user", "content": "Count for me"}],
-    "max_tokens": 400,
+    "max_tokens": 3000,
     "stream": True,
-    "response_format": LONG["response_format"],
+    "response_format": ENDLESS["response_format"],
 }
 
 
@@ -39,20 +39,20 @@ def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_
         engine = live.engine_pid()
         address = f"{live.url}/v1/generate/ws".replace("http", "ws")
         with (
-            httpx.Client(headers=live.headers, timeout=30) as client,
+            httpx.Client(headers=live.headers, timeout=60) as client,
             connect(address, additional_headers=live.headers) as socket,
-            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as native,
+            client.stream("POST", f"{live.url}/v1/generate", json=ENDLESS) as native,
             client.stream("POST", f"{live.url}/v1/chat/completions", json=CHAT) as chat,
         ):
             native_lines, chat_lines = native.iter_lines(), chat.iter_lines()
             next(native_lines), next(chat_lines)
-            socket.send(json.dumps({name: value for name, value in LONG.items() if name != "stream"}))
-            assert json.loads(socket.recv(20))["type"] == "token"
+            socket.send(json.dumps({name: value for name, value in ENDLESS.items() if name != "stream"}))
+            assert json.loads(socket.recv(60))["type"] == "token"
             os.kill(engine, signal.SIGSTOP)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 whole = pool.submit(
-                    httpx.post, f"{live.url}/v1/generate", json={**LONG, "stream": False},
-                    headers=live.headers, timeout=30,
+                    httpx.post, f"{live.url}/v1/generate", json={**ENDLESS, "stream": False},
+                    headers=live.headers, timeout=60,
                 )  # fmt: skip
                 under_way(live, 4)
                 live.process.send_signal(signal.SIGTERM)
@@ -75,8 +75,8 @@ def test_a_second_signal_cuts_at_once_and_the_caller_is_still_told(tmp_path: Pat
     with gateway(tmp_path, SLUICE_SERVER__DRAIN_SECONDS="60", SLUICE_ENGINE__STOPPED_SECONDS="60") as live:
         engine = live.engine_pid()
         with (
-            httpx.Client(headers=live.headers, timeout=30) as client,
-            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream,
+            httpx.Client(headers=live.headers, timeout=60) as client,
+            client.stream("POST", f"{live.url}/v1/generate", json=ENDLESS) as stream,
         ):
             lines = stream.iter_lines()
             next(lines)
@@ -101,13 +101,13 @@ def test_a_body_that_never_comes_whole_is_refused_as_json_when_the_gateway_stops
 
     with gateway(tmp_path, ready=False, SLUICE_SERVER__DRAIN_SECONDS="0") as live:
         host, port = live.url.removeprefix("http://").split(":")
-        with sockets.create_connection((host, int(port)), timeout=20) as slow:
+        with sockets.create_connection((host, int(port)), timeout=60) as slow:
             head = (
                 f"POST /v1/generate HTTP/1.1\r\nhost: x\r\nauthorization: {live.headers['Authorization']}\r\n"
             )
             slow.sendall(head.encode() + b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{")
             for _ in range(3):  # what came before has been read when these are answered
-                assert httpx.get(f"{live.url}/ping", timeout=30).status_code == 200
+                assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
             live.process.send_signal(signal.SIGTERM)
             answer = b""
             while piece := slow.recv(65536):

@@ -39,6 +39,14 @@ def answers(live: LiveGateway) -> bool:
     return answer["fallback"] is None and bool(answer["output_text"])
 
 
+def restarting(live: LiveGateway, bodies: list[dict[str, Any]]) -> bool:
+    answer = ready(live)
+    if answer.status_code != 503 or answer.json()["engine"]["state"] != "restarting":
+        return False
+    bodies.append(answer.json())
+    return True
+
+
 def standing(live: LiveGateway) -> dict[str, Any]:
     engine: dict[str, Any] = ready(live).json()["engine"]
     return engine
@@ -53,10 +61,11 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
         ):
             pid = live.engine_pid()
             os.kill(pid, blow)
-            noticed_s = until(lambda: ready(live).status_code == 503, 60.0)
+            bodies: list[dict[str, Any]] = []  # it may be back before it is asked once more
+            noticed_s = until(lambda bodies=bodies: restarting(live, bodies), 60.0)  # type: ignore[misc]
             assert noticed_s < 15, "0.75 s when idle; engine.hang_seconds are 30"
-            body = ready(live).json()
-            assert body["engine"]["state"] == "restarting" and body["engine"]["restarts_last_hour"] == number
+            [body] = bodies
+            assert body["engine"]["restarts_last_hour"] == number
             assert body["engine"]["ready_in_seconds"] is not None
             assert body["checks"]["workers_ready"] is False
             assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
@@ -93,9 +102,9 @@ def test_a_sigterm_while_the_engine_loads_again_exits_0_and_leaves_no_process(tm
         old = live.engine_pid()
         os.kill(old, signal.SIGKILL)
         children = psutil.Process(live.process.pid).children
-        until(lambda: any(child.pid != old for child in children()), 10.0)
+        until(lambda: any(child.pid != old for child in children()), 60.0)
         left = children()
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(60) == 0
-        until(lambda: not any(child.is_running() for child in left), 5.0)
+        until(lambda: not any(child.is_running() for child in left), 60.0)
     assert "Traceback" not in live.log.read_text()

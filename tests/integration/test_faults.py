@@ -35,6 +35,20 @@ LONG = {
 }
 
 
+# More than is out before what breaks it comes, however late that is.
+ENDLESS = {
+    **LONG,
+    "sampling": {"max_tokens": 3000, "temperature": 1.0, "seed": 3},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "numbers",
+            "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 3000},
+        },
+    },
+}
+
+
 def start_fails(*args: str, **env: str) -> str:
     """Start a gateway that must not start; what it told."""
     done = subprocess.run(
@@ -43,7 +57,7 @@ def start_fails(*args: str, **env: str) -> str:
         env=environment(env),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -88,7 +102,7 @@ def test_a_taken_port_and_a_wrong_key_stop_the_start_with_one_line(tmp_path: Pat
 
 def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
     # An engine that stands still is not taken for hung.
-    patient = gateway(tmp_path, SLUICE_ENGINE__STOPPED_SECONDS="60")
+    patient = gateway(tmp_path, SLUICE_ENGINE__STOPPED_SECONDS="120", SLUICE_SERVER__DRAIN_SECONDS="120")
     with patient as live, httpx.Client(headers=live.headers, timeout=60) as client:
         with client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream:
             lines = stream.iter_lines()
@@ -108,7 +122,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
             os.kill(engine, signal.SIGCONT)
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
         assert events[-1]["type"] == "done" and events[-1]["fallback"] is None
-        assert live.process.wait(60) == 0
+        assert live.process.wait(120) == 0
     rows = sqlite3.connect(tmp_path / "ledger.db").execute("select finish_reason from generations").fetchall()
     assert len(rows) == 1, "the last row was written before the exit"
 
@@ -118,7 +132,7 @@ def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(
     with gateway(tmp_path, SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR="0") as live:
         with (
             httpx.Client(headers=live.headers, timeout=60) as client,
-            client.stream("POST", f"{live.url}/v1/generate", json=LONG) as stream,
+            client.stream("POST", f"{live.url}/v1/generate", json=ENDLESS) as stream,
         ):
             lines = stream.iter_lines()
             next(lines)
@@ -143,7 +157,7 @@ def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(
 def test_a_locked_ledger_keeps_nobody_from_an_answer_and_loses_no_row(tmp_path: Path) -> None:
     with gateway(tmp_path) as live:
         httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
-        lock = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+        lock = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None, timeout=60)
         deadline = time.monotonic() + 60
         while lock.execute("select count(*) from generations").fetchone()[0] < 1:
             assert time.monotonic() < deadline
@@ -192,7 +206,7 @@ def test_doctor_finds_what_is_wrong_and_says_so_by_its_exit_code(tmp_path: Path)
             env=environment({**settings, **env}),
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=180,
         )
         return done.returncode, json.loads(done.stdout)
 

@@ -14,9 +14,9 @@ import pytest
 from tests.integration.live import LiveGateway, gateway, wait_ready
 
 STREAMS = 20
-# The bar, for half of the pings: these tests share a busy machine. `test_under_load` has it alone and asks for
-# the 99th percentile.
-PING_S = 0.1
+# For half of the pings, and five times the bar: these tests share a busy machine. `test_under_load` has it alone
+# and asks for the bar at the 99th percentile.
+PING_S = 0.5
 # Faults are made in the last test; a cached answer would be a real one.
 SETTINGS = {"SLUICE_RESPONSE_CACHE__CAPACITY": "0", "SLUICE_CHAOS__ENABLED": "true"}
 # More than the requests of the tests before, half of which must have failed; an open circuit makes it quick.

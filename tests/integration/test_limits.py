@@ -7,16 +7,18 @@ import json
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from benchmarks.quota_accuracy import fleet, measure, tenants_of
+from benchmarks.quota_accuracy import Result, fleet, measure, tenants_of
 from tests.integration.live import ADMIN_KEY, gateway
 from tests.state.servers import redis_server
 
-SECONDS = 4.0
+# Longer where the machine is too slow for the shorter; never so long that a minute's window moves.
+SECONDS = (4.0, 15.0, 45.0)
 
 
 @pytest.mark.parametrize("store", ["redis", "sqlite"])
@@ -24,22 +26,27 @@ def test_tenants_that_hammer_two_processes_get_their_limits_and_nothing_more(
     tmp_path: Path, store: str
 ) -> None:
     """The small form of ``python -m benchmarks.quota_accuracy``."""
-    tenants = tenants_of(6, requests=20, tokens=30_000)
-    if store == "sqlite":
-        with fleet(tmp_path, f"sqlite:///{tmp_path}/state.db", 2) as urls:
-            result = asyncio.run(measure(urls, store, tenants, 1, SECONDS, 10, again=False))
-    else:
-        with (
-            redis_server(tmp_path / "redis", durable=False) as server,
-            fleet(tmp_path, server.url, 2) as urls,
-        ):
-            result = asyncio.run(measure(urls, store, tenants, 1, SECONDS, 10, again=False))
-    assert not result.failed and result.refused > 0
-    if not result.misses:
-        assert result.requests_most == 1.0, "exactly the limit, though two processes count"
-        assert result.overshot == 0
-    assert result.requests_least >= 1.0
+    for seconds in SECONDS:
+        result = hammered(tmp_path / f"{seconds}", store, seconds)
+        assert not result.failed
+        if not result.misses:
+            assert result.requests_most <= 1.0, "never beyond the limit, though two processes count"
+            assert result.overshot == 0
+        if result.requests_least >= 1.0 and result.unused_reserves < 1.0:
+            break  # else the machine was too slow to come to the limits, or something was refused that fits
+    assert result.refused > 0 and result.requests_least >= 1.0
     assert result.unused_reserves < 1.0, "nothing was refused that fits"
+
+
+def hammered(folder: Path, store: str, seconds: float) -> Result:
+    folder.mkdir()
+    tenants = tenants_of(6, requests=20, tokens=30_000)
+    with ExitStack() as stack:
+        url = f"sqlite:///{folder}/state.db"
+        if store == "redis":
+            url = stack.enter_context(redis_server(folder / "redis", durable=False)).url
+        urls = stack.enter_context(fleet(folder, url, 2))
+        return asyncio.run(measure(urls, store, tenants, 1, seconds, 10, again=False))
 
 
 def status(url: str, path: str, key: str = ADMIN_KEY) -> int:
@@ -81,8 +88,8 @@ def test_operators_have_a_port_of_their_own_and_both_drain_together(tmp_path: Pa
         assert status(admin, "/admin/keys", "wrong") == 401
         # The host that a caller names opens nothing.
         claimed = {"Authorization": f"Bearer {ADMIN_KEY}", "Host": f"127.0.0.1:{port}"}
-        assert httpx.get(f"{live.url}/admin/keys", headers=claimed).status_code == 404
-        shown = [httpx.get(f"{url}/openapi.json").json()["paths"] for url in (live.url, admin)]
+        assert httpx.get(f"{live.url}/admin/keys", headers=claimed, timeout=60).status_code == 404
+        shown = [httpx.get(f"{url}/openapi.json", timeout=60).json()["paths"] for url in (live.url, admin)]
         assert not [path for path in shown[0] if path.startswith("/admin")]
         assert "/admin/keys" in shown[1] and "/v1/generate" not in shown[1]
         live.process.send_signal(signal.SIGTERM)

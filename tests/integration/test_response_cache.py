@@ -37,6 +37,7 @@ def test_an_outage_is_answered_from_what_any_gateway_has_answered(tmp_path: Path
     with redis_server(tmp_path / "redis") as redis:
         env = {
             "SLUICE_RESPONSE_CACHE__URL": redis.url,
+            "SLUICE_RESPONSE_CACHE__TIMEOUT_MS": "10000",
             "SLUICE_ROUTING__FILE": str(tmp_path / "routing.yaml"),
             "SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR": "0",
         }

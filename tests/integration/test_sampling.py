@@ -176,7 +176,8 @@ def test_a_bad_shape_is_refused_by_name_and_harms_nobody(
     client: openai.OpenAI, fields: dict[str, Any], problem: str
 ) -> None:
     error = refused(client, **fields)
-    assert (error.type, error.param) == ("invalid_request_error", "response_format")
+    (named,) = fields.get("extra_body", fields)
+    assert (error.type, error.param) == ("invalid_request_error", named)
     assert problem in error.message
     assert "Miura" in said(client, temperature=0)
 

@@ -120,7 +120,7 @@ class Scene:
 
     async def settled(self) -> None:
         """Wait until the collector has as many roots as were asked for, and then for a batch more."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         # The collector is a thread and tells nobody.
         while len(self.collected.roots) < len(self.expected) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -143,7 +143,10 @@ def collected() -> Iterator[Collected]:
 
 
 def configuration(folder: Path, pool: RawWorker, spare: RawWorker, endpoint: str) -> Path:
-    worker = {"kind": "openai", "model": "base", "probe_interval_seconds": 0.2, "max_attempts": 1}
+    worker = {
+        "kind": "openai", "model": "base", "probe_interval_seconds": 0.2, "probe_timeout_seconds": 30,
+        "max_attempts": 1,
+    }  # fmt: skip
     config = {
         "engine": {"kind": "none"},
         "server": {"max_body_bytes": 65536},

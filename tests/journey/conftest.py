@@ -39,6 +39,7 @@ from gateway.response_cache import AnswerCache
 from gateway.routing.revision import Known, make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
+from resilience.blame import Blame
 from resilience.degenerate import Limits as DegenerateLimits
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
@@ -93,7 +94,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         events: list[ResilienceEvent] = []
         dispatcher = Dispatcher(
             Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=events.append),
-            Watch(nonsense, DegenerateLimits(), events.append),
+            Watch(nonsense, DegenerateLimits(), events.append, Blame(clock)),
             spelling or tokenizer,
             events.append,
         )
@@ -103,6 +104,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         cache = ResponseCache(
             MemoryStore(capacity=100, max_bytes=1 << 20, ttl_s=60.0, clock=clock),
             similar=SIMILAR,
+            timeout_s=30.0,
             clock=clock,
             emit=lambda event: None,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from accounting.values import UsageRow
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
+from budgeting.values import Plan
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
@@ -32,6 +33,10 @@ class RecordingSink:
     answer: Answer | None = None
     error: PublicError | None = None
     heard: asyncio.Event = field(default_factory=asyncio.Event)
+    plans: list[Plan] = field(default_factory=list)
+
+    def planned(self, plan: Plan) -> None:
+        self.plans.append(plan)
 
     async def delta(self, delta: Delta) -> None:
         await asyncio.sleep(0)
@@ -132,20 +137,27 @@ class Spelled:
 
 
 class RestartingBackend(ScriptedBackend):
-    """Its engine dies with every failure of kind ``engine_dead``, and is back after ``restart_s``.
+    """Its engine dies with a failure of kind ``engine_dead``, and is back after ``restart_s``.
 
-    ``None``: it never comes back.
+    ``None``: it never comes back. What breaks later and had begun on the dead one is no death of the next.
+    With ``together`` its first calls begin when they are so many.
     """
 
     restart_s: float | None = 0.01
     ready_in_s: float | None = None
     waited_for: asyncio.Event
+    together: asyncio.Barrier | None = None
+    deaths = 0
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        before = self.deaths
+        if self.together is not None and not self.calls:
+            await self.together.wait()
         try:
             return await super().generate(work, out)
         except BackendFailure as failure:
-            if failure.kind is FailureKind.ENGINE_DEAD:
+            if failure.kind is FailureKind.ENGINE_DEAD and before == self.deaths:
+                self.deaths += 1
                 self.state = BackendState.DEAD if self.restart_s is None else BackendState.STARTING
                 self.ready_in_s = self.restart_s
             raise

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from adapters.catalogue import State
+from adapters.selection import Offer
 from adapters.values import Adapter
 from gateway.backends.adapter_shelf import PARAM
 from gateway.backends.scripted import Script
@@ -77,3 +79,21 @@ async def test_when_the_base_fails_too_the_chain_goes_on(build_house: Build, ask
     assert answer is not None and answer.fallback is not None
     assert answer.fallback.kind == "degraded_response"
     assert "base model answered" not in " ".join(answer.warnings)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_rule_that_leads_to_what_is_not_served_leaves_the_base_where_the_route_allows(
+    build_house: Build, ask: Ask, allowed: bool
+) -> None:
+    rules = {"adapter_rules": [{"when": {}, "adapter": "jp_style_v1"}]}
+    house = build_house(Script(("Base.",)), adapters=[ADAPTER], route={**(BASE if allowed else {}), **rules})
+    house.adapters.offer(Offer({"jp_style_v1": ADAPTER}, {"jp_style_v1": State.RETIRED}))
+    sink = await house.run(ask())
+    if allowed:
+        assert sink.answer is not None and sink.answer.backend_version == "scripted"
+        assert sink.answer.warnings == (
+            "adapter jp_style_v1 could not be used (not served); the base model answered",
+        )
+    else:
+        assert sink.error is not None and sink.error.code == "unknown_adapter"
+    assert house.left_behind() == []

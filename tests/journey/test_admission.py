@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from admission.values import Load
 from budgeting.values import Message, Role
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import GenerateRequest, Sampling
 from gateway.routing.revision import Known, Revision, make_revision
@@ -24,8 +24,16 @@ ONE_AT_A_TIME = Load(max_running=1)
 SLOW = Script(("Hello",) * 5, delay_s=0.03)
 
 
-def slow(*scripts: Script, load: Load = ONE_AT_A_TIME) -> ScriptedBackend:
-    return ScriptedBackend(scripts=scripts or (SLOW,), load=load)
+class Slow(ScriptedBackend):
+    """One call at a time, and none begins before it may."""
+
+    def __init__(self, *scripts: Script) -> None:
+        super().__init__(scripts=scripts or (SLOW,), load=ONE_AT_A_TIME)
+        self.may_begin = asyncio.Event()
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        await self.may_begin.wait()
+        return await super().generate(work, out)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -34,26 +42,30 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def stands_there(house: House, before: int, task: asyncio.Task[RecordingSink]) -> bool:
+def all_there(house: House, tasks: Sequence[asyncio.Task[RecordingSink]]) -> bool:
     gate = house.admission.gate("local")
-    return task.done() or gate.in_flight + gate.queued > before
+    return gate.in_flight + gate.queued + sum(task.done() for task in tasks) == len(tasks)
 
 
 async def together(house: House, *requests: GenerateRequest) -> list[RecordingSink]:
-    """Run requests that arrive one after the other, each when the one before it stands at the gate."""
-    gate = house.admission.gate("local")
+    """Run requests that arrive one after the other, each when the one before it stands at the gate.
+
+    The first one's answer begins when all are there.
+    """
+    backend = house.backends["local"]
+    assert isinstance(backend, Slow)
     async with asyncio.TaskGroup() as tasks:
-        running = []
+        running: list[asyncio.Task[RecordingSink]] = []
         for number, request in enumerate(requests):
             named = replace(request, request_id=f"req_{number}", generation_id=f"gen_{number}")
-            before = gate.in_flight + gate.queued
             running.append(tasks.create_task(house.run(named)))
-            await until(partial(stands_there, house, before, running[-1]))
+            await until(partial(all_there, house, running))
+        backend.may_begin.set()
     return [task.result() for task in running]
 
 
 async def test_a_request_waits_for_its_turn_and_says_how_long(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[slow()])
+    house = build_house(backends=[Slow()])
     first, second = await together(house, ask(), ask())
     assert first.answer is not None and second.answer is not None
     assert second.answer.fallback is None
@@ -63,7 +75,8 @@ async def test_a_request_waits_for_its_turn_and_says_how_long(build_house: Build
 
 
 async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[slow()])
+    backend = Slow()
+    house = build_house(backends=[backend])
     gate = house.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(house.run(ask()))
@@ -73,13 +86,14 @@ async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Bu
         waiting.cancel()
         await until(lambda: gate.queued == 0)
         assert gate.in_flight == 1
-    assert len(house.backends["local"].calls) == 1
+        backend.may_begin.set()
+    assert len(backend.calls) == 1
     assert house.left_behind() == []
 
 
 async def test_a_long_line_shortens_answers_and_says_so(build_house: Build, ask: Ask) -> None:
     route = {"admission": {"ladder": [{"depth": 1, "max_tokens": 7}]}}
-    house = build_house(backends=[slow()], route=route)
+    house = build_house(backends=[Slow()], route=route)
     asked = ask(sampling=Sampling(max_tokens=100))
     *_, last = await together(house, asked, asked, asked)
     assert last.answer is not None
@@ -91,7 +105,7 @@ async def test_a_long_line_shortens_answers_and_says_so(build_house: Build, ask:
 async def test_who_is_pushed_out_of_the_line_is_answered_by_the_fallback_chain(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[slow()], route={"admission": {"max_queue": 1}})
+    house = build_house(backends=[Slow()], route={"admission": {"max_queue": 1}})
     # A queue of one has room for a second of high priority, and the third pushes the low one out.
     _, low, *high = await together(house, ask(), ask(priority=-1), ask(priority=1), ask(priority=1))
     assert low.answer is not None and low.answer.fallback is not None
@@ -104,21 +118,23 @@ async def test_who_is_pushed_out_of_the_line_is_answered_by_the_fallback_chain(
 
 
 async def test_a_deadline_that_passes_in_the_line_ends_the_wait_at_once(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[slow(Script(("a",) * 40, delay_s=0.05))])
+    backend = Slow()
+    house = build_house(backends=[backend])
     gate = house.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(house.run(ask()))
         await until(lambda: gate.in_flight == 1)
-        hurried = ask(request_id="req_2", generation_id="gen_2", deadline=time.monotonic() + 0.15)
+        hurried = ask(request_id="req_2", generation_id="gen_2", deadline=time.monotonic() + 1.0)
         late = await house.run(hurried)
-        assert not first.done(), "its answer takes two seconds"
+        assert not first.done()
+        backend.may_begin.set()
     assert late.answer is not None and late.answer.fallback is not None
     assert late.answer.fallback.reason == "wait_exceeded"
 
 
 async def test_the_wait_budget_is_the_routes(build_house: Build, ask: Ask) -> None:
     house = build_house(
-        backends=[slow(Script(("a",) * 40, delay_s=0.02))], route={"admission": {"max_wait_ms": 100}}
+        backends=[Slow(Script(("a",) * 40, delay_s=0.02))], route={"admission": {"max_wait_ms": 100}}
     )
     _, second = await together(house, ask(), ask(allow_fallback=False))
     assert second.error is not None
@@ -129,7 +145,7 @@ async def test_the_wait_budget_is_the_routes(build_house: Build, ask: Ask) -> No
 async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
     build_house: Build, ask: Ask
 ) -> None:
-    backend = slow(Script(("a",), delay_s=0.2, failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
+    backend = Slow(Script(("a",), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
     house = build_house(backends=[backend])
     gate = house.admission.gate("local")
     async with asyncio.TaskGroup() as tasks:
@@ -139,6 +155,7 @@ async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
             running.append(tasks.create_task(house.run(request)))
         await until(lambda: gate.queued == 5)
         backend.state = BackendState.DEAD
+        backend.may_begin.set()
         begun = time.monotonic()
         await until(lambda: gate.queued == 0 and gate.in_flight == 0)
     assert time.monotonic() - begun < 15.0
@@ -153,7 +170,8 @@ async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
 async def test_a_backend_that_is_not_ready_yet_is_not_held_to_have_failed(
     build_house: Build, ask: Ask
 ) -> None:
-    backend = slow(Script())
+    backend = Slow(Script())
+    backend.may_begin.set()
     backend.state = BackendState.STARTING
     house = build_house(backends=[backend])
     for number in range(20):
@@ -193,7 +211,8 @@ async def test_what_does_not_fit_the_model_is_refused(build_house: Build, ask: A
 
 
 async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house: Build, ask: Ask) -> None:
-    house = build_house(backends=[slow()])
+    backend = Slow()
+    house = build_house(backends=[backend])
     backends = [{"name": "local", "weight": 100}]
 
     def revision(number: int, max_queue: int) -> Revision:
@@ -213,6 +232,7 @@ async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house
         refused = await house.run(ask(request_id="req_9", generation_id="gen_9", allow_fallback=False))
         assert refused.error is not None and refused.error.code == "queue_full"
         assert gate.queued == 2, "those who wait already stay"
+        backend.may_begin.set()
 
 
 async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
@@ -220,9 +240,9 @@ async def test_a_request_that_is_tried_elsewhere_has_a_slot_of_its_own_there(
 ) -> None:
     gone = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
     pool = ScriptedBackend("pool", scripts=(SLOW,))
-    house = build_house(
-        backends=[slow(Script((), failure=gone)), pool], route={"fallback": ["pool", "degraded"]}
-    )
+    local = Slow(Script((), failure=gone))
+    local.may_begin.set()
+    house = build_house(backends=[local, pool], route={"fallback": ["pool", "degraded"]})
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(house.run(ask()))
         await until(lambda: house.admission.in_flight("pool") == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,36 @@ async def test_bad_input_is_never_answered_by_a_fallback(build_house: Build, ask
     assert sink.error is not None and house.backends["far"].calls == []
 
 
+CUT = Script(breaks_after=1, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"))
+TWO = Sampling(n=2, temperature=1.0)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "held"])
+async def test_what_broke_off_unseen_and_cannot_be_gone_on_with_is_asked_for_once_more(
+    build_house: Build, ask: Ask, stream: bool
+) -> None:
+    house = build_house(
+        backends=[ScriptedBackend("local", scripts=[CUT, Script()]), ScriptedBackend("far")],
+        route={"fallback": ["far", "degraded"], "resume": {"commit_chunks": 8, "commit_ms": 1000}},
+    )
+    answer = (await house.run(ask(sampling=TWO, stream=stream))).answer
+    assert answer is not None and answer.backend_name == "local" and answer.fallback is None
+    assert answer.output_text == "Hello there."
+    assert house.backends["far"].calls == []
+    assert [row.output_tokens for row in house.outbox.rows] == [answer.usage.output_tokens]
+    assert house.left_behind() == []
+
+
+async def test_what_breaks_off_unseen_twice_is_left_to_the_next_leg(build_house: Build, ask: Ask) -> None:
+    house = build_house(
+        backends=[ScriptedBackend("local", scripts=[CUT]), ScriptedBackend("far")],
+        route={"fallback": ["far", "degraded"]},
+    )
+    answer = (await house.run(ask(sampling=TWO))).answer
+    assert answer is not None and answer.backend_name == "far"
+    assert len(house.backends["local"].calls) == 2
+
+
 # The course alone
 
 LEGS = (RESPONSE_CACHE, "twin", "far", DEGRADED)
@@ -157,6 +188,34 @@ def test_a_dead_engine_is_waited_for_before_the_degraded_text_but_behind_the_leg
     assert it.next(away) == Give(DEGRADED)
 
 
+@pytest.mark.parametrize(
+    ("kind", "affords", "wanted"),
+    [
+        (FailureKind.STREAM_BROKEN, True, Try("gpu")),
+        (FailureKind.INTERNAL, True, Try("gpu")),
+        (FailureKind.STREAM_BROKEN, False, Try("far")),
+        (FailureKind.THROTTLED, True, Try("far")),
+        (FailureKind.NAN_OUTPUT, True, Try("far")),  # the guard has tried it again
+    ],
+)
+def test_a_whole_answer_is_asked_for_once_more_where_that_is_wise_and_paid_for(
+    kind: FailureKind, affords: bool, wanted: Step
+) -> None:
+    it = course(("far", DEGRADED))
+    it.failed("gpu", kind, moved=False, again=lambda: affords)
+    there = view("gpu", "far")
+    assert it.next(there) == wanted
+    it.failed("gpu", kind, moved=False, again=lambda: affords)
+    assert it.next(there) == Try("far"), "once"
+
+
+def test_who_said_how_long_he_can_wait_waits_for_a_restart_before_the_degraded_text() -> None:
+    for in_time, wanted in ((True, Wait(RESUME.max_wait_s)), (False, Give(DEGRADED))):
+        it = course((DEGRADED,), in_hand=False)
+        it.failed("gpu", FailureKind.BACKEND_UNAVAILABLE, moved=False)
+        assert it.next(replace(view(back_in_s=4.0, restarts=True), in_time=in_time)) == wanted
+
+
 def test_a_pool_whose_last_worker_broke_a_stream_off_is_waited_for_like_an_engine() -> None:
     it = Course("pool", (DEGRADED,), RESUME, in_hand=True)
     it.failed("pool", FailureKind.STREAM_BROKEN, moved=True, away=True)
@@ -180,6 +239,16 @@ def test_an_engine_that_comes_back_in_vain_is_left_to_the_other_legs() -> None:
         else:
             it.failed("gpu", FailureKind.ENGINE_DEAD, moved=False)
     assert steps.count(Try("gpu")) == 2
+
+
+def test_the_last_call_for_an_answer_is_another_legs_where_there_is_one() -> None:
+    for able, last in ((("gpu", "far"), Try("far")), (("gpu",), Try("gpu"))):
+        it = course(("far", DEGRADED))
+        steps: list[Step | None] = []
+        for _ in range(MAX_SEAMS):
+            it.failed("gpu", FailureKind.STREAM_BROKEN, moved=True)
+            steps.append(it.next(view(*able, committed=True)))
+        assert steps == [Try("gpu")] * (MAX_SEAMS - 1) + [last]
 
 
 def test_patience_is_spent_once_for_all_waits() -> None:

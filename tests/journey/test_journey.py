@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from adapters.values import Adapter
 from admission.values import Limits, Load
 from budgeting.values import EvidenceChunk, Message, Role
@@ -20,8 +22,9 @@ from gateway.contracts.values import (
     ResponseFormat,
     Sampling,
 )
+from gateway.errors import PublicError
 from resilience.failures import BackendFailure, FailureKind
-from tests.journey.house import House
+from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
@@ -138,6 +141,27 @@ async def test_a_request_of_the_same_id_in_flight_is_a_duplicate_of_its_own_tena
     assert second.error is not None and second.error.code == "duplicate_request"
 
 
+async def test_the_sink_is_told_the_prompt_before_its_first_piece(build_house: Build, ask: Ask) -> None:
+    sink = await build_house().run(ask(stream=True))
+    assert sink.answer is not None
+    (plan,) = sink.plans
+    assert (plan.counts.total, plan.generation_reserve) == (
+        sink.answer.usage.input_tokens,
+        sink.answer.budget.generation_reserve,
+    )
+
+
+async def test_requests_whose_label_came_by_a_header_may_share_it(build_house: Build, ask: Ask) -> None:
+    house = build_house(Script(delay_s=0.05))
+    async with asyncio.TaskGroup() as tasks:
+        runs = [
+            tasks.create_task(house.run(ask(generation_id=f"gen_{number}", labelled=False)))
+            for number in range(3)
+        ]
+    assert all(run.result().answer is not None for run in runs)
+    assert house.reception.in_flight == 0
+
+
 async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
     build_house: Build, ask: Ask
 ) -> None:
@@ -150,6 +174,29 @@ async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
         await house.reception.drained()
     assert first.result().answer is not None
     assert refused.error is not None and (refused.error.status, refused.error.code) == (503, "draining")
+
+
+async def test_who_was_cut_is_waited_for_until_it_has_been_told_so(build_house: Build, ask: Ask) -> None:
+    may_tell = asyncio.Event()
+
+    class Slow(RecordingSink):
+        async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+            await may_tell.wait()
+            await super().fail(error, request_id=request_id, trace_id=trace_id)
+
+    house, sink = build_house(Script(delay_s=60)), Slow()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(house.journey.run(ask(), sink))
+        while not house.backends["local"].active:  # noqa: ASYNC110 - nothing tells of it but a look
+            await asyncio.sleep(0)
+        house.reception.cut()
+        drained = tasks.create_task(house.reception.drained())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not drained.done() and house.reception.in_flight == 1
+        may_tell.set()
+    assert sink.error is not None and sink.error.code == "draining"
+    assert house.left_behind() == []
 
 
 async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
@@ -229,18 +276,33 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivere
 async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a",) * 50, delay_s=0.02))
-    sink = await house.run(ask(deadline=time.monotonic() + 0.15))
+    house = build_house(Script(("a",) * 50, delay_s=0.05))
+    sink = await house.run(ask(deadline=time.monotonic() + 1.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 50
     assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
     assert house.left_behind() == []
 
 
-async def test_a_deadline_before_the_first_token_is_504(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(("a",), delay_s=5))
-    sink = await house.run(ask(deadline=time.monotonic() + 0.05))
+@pytest.mark.parametrize("asked", [{"allow_fallback": False}, {}], ids=["no fallback", "no degraded leg"])
+async def test_a_deadline_before_the_first_token_is_504(
+    build_house: Build, ask: Ask, asked: dict[str, bool]
+) -> None:
+    house = build_house(Script(("a",), delay_s=50), route={} if asked else {"fallback": []})
+    sink = await house.run(ask(deadline=time.monotonic() + 0.05, **asked))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
+    assert house.left_behind() == []
+
+
+async def test_before_a_deadline_without_a_token_the_degraded_text_is_given(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a",), delay_s=50))
+    sink = await house.run(ask(deadline=time.monotonic() + 2))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
+    assert sink.answer.fallback is not None
+    assert (sink.answer.fallback.kind, sink.answer.fallback.reason) == ("degraded_response", "wait_exceeded")
+    assert sink.answer.usage.output_tokens == 0
     assert house.left_behind() == []
 
 
@@ -330,9 +392,9 @@ async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_house: Build,
 
 
 async def test_a_deadline_ends_every_text_with_what_there_is(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(("a",) * 50, delay_s=0.02))
+    house = build_house(Script(("a",) * 50, delay_s=0.05))
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
-    sink = await house.run(replace(asked, deadline=time.monotonic() + 0.15))
+    sink = await house.run(replace(asked, deadline=time.monotonic() + 1.5))
     assert sink.answer is not None
     choices = sink.answer.choices
     assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2

@@ -315,7 +315,7 @@ async def test_of_an_answer_that_nobody_has_seen_a_new_one_is_made_rather_than_p
 async def test_a_deadline_ends_the_wait_with_what_there_is(build_house: Build, ask: Ask) -> None:
     house = build_house(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
     began = time.monotonic()
-    sink = await house.run(ask(stream=True, deadline=began + 0.2))
+    sink = await house.run(ask(stream=True, deadline=began + 2.0))
     assert time.monotonic() - began < 15, "the restart takes half a minute"
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert sink.answer.output_text == sink.text == "Vinland Saga"
@@ -324,9 +324,9 @@ async def test_a_deadline_ends_the_wait_with_what_there_is(build_house: Build, a
 
 
 async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_house: Build, ask: Ask) -> None:
-    slow = replace(WHOLE, delay_s=0.05)
+    slow = replace(WHOLE, delay_s=0.8)
     house = build_house(backends=[backend(breaking(4), slow)], spelling=SPELLING)
-    sink = await house.run(ask(stream=True, deadline=time.monotonic() + 0.12))
+    sink = await house.run(ask(stream=True, deadline=time.monotonic() + 2.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert TEXT.startswith(sink.text) and len(sink.text) > len("Vinland Saga")
     assert sink.answer.usage.output_tokens == house.outbox.rows[0].output_tokens < len(PIECES)
@@ -336,7 +336,7 @@ async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_degraded_text
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(backends=[restarting(breaking(0, GONE), restart_s=30)], spelling=SPELLING)
-    sink = await house.run(ask(deadline=time.monotonic() + 0.3))
+    sink = await house.run(ask(deadline=time.monotonic() + 1.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
 
 
@@ -393,7 +393,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_waiting_for_a_restar
     assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].output_tokens) == ("cancelled", 2)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(breaks=st.lists(st.integers(1, len(PIECES)), max_size=4), stream=st.booleans())
 async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
     build_house: Build, ask: Ask, breaks: Sequence[int], stream: bool
@@ -433,7 +433,7 @@ async def test_the_commit_buffer_makes_an_early_failure_invisible(
 async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a", "b"), delay_s=0.15), route={"resume": {"commit_ms": 20}})
+    house = build_house(Script(("a", "b"), delay_s=0.8), route={"resume": {"commit_ms": 20}})
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
         journey = tasks.create_task(house.journey.run(ask(stream=True), sink))
@@ -590,6 +590,7 @@ async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_house: Bu
     count = 24
     slow = replace(WHOLE, delay_s=0.002)
     engine = restarting(*[breaking(k, GONE, slow) for k in range(0, 9, 2)], slow)
+    engine.together = asyncio.Barrier(5)
     engine.load = Load(running=1, max_running=5, total_blocks=1000, block_size=16)
     house = build_house(backends=[engine], spelling=SPELLING, limits=Limits(max_input_tokens=4096))
     sinks = await asyncio.gather(

@@ -1,7 +1,7 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from observability.events import RequestRecord
 
@@ -44,6 +44,6 @@ def record() -> Callable[..., RequestRecord]:
     """Makes a finished request; keywords replace its fields."""
 
     def make(**changes: object) -> RequestRecord:
-        return replace(RECORD, **changes)  # type: ignore[arg-type]
+        return replace(RECORD, **changes)
 
     return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from admission.events import Admitted, FirstToken, RefusedEvent
@@ -25,6 +26,7 @@ FIGURES = GateFigures(
     kv_usage=0.5,
     kv_forecast=0.75,
     prefill_backlog=1200,
+    pace=1.25,
 )
 
 
@@ -79,8 +81,11 @@ def test_how_the_gates_stand_is_read_when_scraped() -> None:
         'sluice_admission_factor{backend="local"} 0.7',
         'sluice_admission_kv_forecast{backend="local"} 0.75',
         'sluice_admission_prefill_backlog_tokens{backend="local"} 1200.0',
+        'sluice_admission_pace{backend="local"} 1.25',
     ):
         assert line in text, line
+    metrics.read_admission(lambda: [replace(FIGURES, pace=None)])
+    assert 'sluice_admission_pace{backend="local"}' not in metrics.render().decode()
 
 
 def test_of_many_refusals_one_line_a_second_is_logged_and_tells_of_the_others() -> None:

@@ -70,6 +70,9 @@ class Heard:
     def __init__(self) -> None:
         self.error: PublicError | None = None
 
+    def planned(self, plan: object) -> None:
+        """Not told to anybody."""
+
     async def delta(self, delta: object) -> None:
         """Nothing comes."""
 

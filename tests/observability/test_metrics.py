@@ -110,6 +110,18 @@ def test_tokens_and_budget_cuts_add_up(metrics: Metrics, record: Make) -> None:
     assert value(metrics, "sluice_budget_dropped_total", what="turns") == 4
 
 
+def test_what_requests_cost_is_counted_in_dollars_and_without_a_price_not_at_all(
+    metrics: Metrics, record: Make
+) -> None:
+    metrics.request(record())
+    here = {"route": "self_hosted_generation", "backend": "local"}
+    assert value(metrics, "sluice_cost_usd_total", **here) is None
+    for cost_nanousd in (0, 250_000_000, 1_250_000_000):
+        metrics.request(record(cost_nanousd=cost_nanousd))
+    assert value(metrics, "sluice_cost_usd_total", **here) == pytest.approx(1.5)
+    assert value(metrics, "sluice_tenant_cost_usd_total", tenant="shop") == pytest.approx(1.5)
+
+
 def test_callers_cannot_grow_the_series_with_invented_routes(metrics: Metrics, record: Make) -> None:
     for number in range(5000):
         metrics.request(record(route=f"r{number}", status=404, error_code="unknown_route"))

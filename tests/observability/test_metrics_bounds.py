@@ -36,12 +36,14 @@ def test_tenants_adapters_and_routes_beyond_the_bound_are_other_and_nothing_is_l
         metrics.request(
             record(tenant=f"tenant{n}", adapter_id=f"adapter{n}", route=f"route{n}", input_tokens=10,
                    output_tokens=0, cached_tokens=0, backend_version=f"weights{n}", fallback_kind=f"leg{n}",
-                   fallback_reason="queue_full", prompt_version=f"version{n}", prefix_tokens=16)
+                   fallback_reason="queue_full", prompt_version=f"version{n}", prefix_tokens=16, cost_nanousd=1_000)
         )  # fmt: skip
     for name, label in (
         ("sluice_tenant_requests_total", "tenant"),
         ("sluice_tenant_tokens_total", "tenant"),
         ("sluice_adapter_tokens_total", "adapter"),
+        ("sluice_cost_usd_total", "route"),
+        ("sluice_tenant_cost_usd_total", "tenant"),
         ("sluice_slo_requests_total", "route"),
         ("sluice_requests_total", "route"),
         ("sluice_answers_total", "backend_version"),

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -90,7 +91,7 @@ class Recorded:
     tracing: Tracing
 
     def spans(self) -> list[Span]:
-        assert self.tracing.shutdown(5)
+        assert self.tracing.shutdown(60)
         return self.exporter.spans
 
     def root(self) -> Span:
@@ -620,7 +621,7 @@ def test_an_unreachable_collector_costs_requests_nothing_and_the_loss_is_counted
         assert figures.dropped >= 500 - MAX_BATCH
         began = time.perf_counter()
         assert not tracing.shutdown()
-        assert time.perf_counter() - began < 3.0
+        assert time.perf_counter() - began < 9.0
 
 
 def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(record: Make) -> None:
@@ -632,7 +633,7 @@ def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(rec
         hanging, _ = hole.accept()  # the batch is under way now
         began = time.perf_counter()
         assert not tracing.shutdown(timeout_s=0.3)
-        assert time.perf_counter() - began < 3.0
+        assert time.perf_counter() - began < 9.0
         hanging.close()
 
 
@@ -646,7 +647,7 @@ def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) ->
         until(lambda: bool(told_why))  # the exporter waits for its second try
         began = time.perf_counter()
         tracing.shutdown(timeout_s=30)
-        assert time.perf_counter() - began < 5.0
+        assert time.perf_counter() - began < 15.0
 
 
 def test_the_collectors_address_is_completed_and_checked() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -67,22 +66,18 @@ async def test_ids_outside_the_vocabulary_are_refused(text: TextService) -> None
 
 @pytest.mark.serial
 async def test_a_large_text_does_not_hold_up_the_event_loop(text: TextService) -> None:
-    longest = 0.0
+    beats = 0
     done = False
 
     async def beat() -> None:
-        nonlocal longest
-        last = time.perf_counter()
+        nonlocal beats
         while not done:
             await asyncio.sleep(0.001)
-            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+            beats += 1
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(beat())
         written = "The art of Vinland Saga is in stock. " * 10_000
-        started = time.perf_counter()
         await text.encode(written)
-        took = time.perf_counter() - started
         done = True
-    # Held up, the loop would stand still for as long as the encoding takes.
-    assert longest < max(0.05, took / 2)
+    assert beats >= 10, "held up, the loop would stand still for as long as the encoding takes"

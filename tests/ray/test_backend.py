@@ -21,8 +21,10 @@ BEGUN = Piece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
 LOST = ReplicaLost("ActorDiedError")
 
 
-async def failure_of(players: Players, work: Work = WORK, *, asks: bool = True) -> BackendFailure:
-    backend = make_backend(players, rules=replace(RULES, first_token_s=0.05, idle_s=0.05))
+async def failure_of(
+    players: Players, work: Work = WORK, *, asks: bool = True, silent_s: float = 30.0
+) -> BackendFailure:
+    backend = make_backend(players, rules=replace(RULES, first_token_s=silent_s, idle_s=silent_s))
     if asks:
         await backend.ask()
     with pytest.raises(BackendFailure) as caught:
@@ -82,13 +84,14 @@ async def test_a_fault_of_the_request_is_tried_once() -> None:
 
 async def test_a_silent_replica_is_left_for_another_one() -> None:
     players = Players(Played([Piece(replica="a")], hangs=True), WHOLE)
-    backend = make_backend(players, rules=replace(RULES, first_token_s=0.02))
+    backend = make_backend(players, rules=replace(RULES, first_token_s=1.0))
     assert (await hear(backend, WORK)).text == "Hello you"
     assert players.routes[1].avoid == ("a",)
 
 
 async def test_silence_in_the_middle_is_a_timeout() -> None:
-    assert (await failure_of(Players(Played([BEGUN], hangs=True)))).kind is FailureKind.TIMEOUT
+    failure = await failure_of(Players(Played([BEGUN], hangs=True)), silent_s=0.5)
+    assert failure.kind is FailureKind.TIMEOUT
 
 
 async def test_a_stream_that_just_ends_is_broken() -> None:

@@ -21,10 +21,11 @@ from gateway.ray.application import Arguments, application
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "ray"
-SERVICE, CONFIG_MAP = yaml.safe_load_all((FOLDER / "rayservice.yaml").read_text())
+SERVICE, CONFIG_MAP, POLICY = yaml.safe_load_all((FOLDER / "rayservice.yaml").read_text())
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
-PODS = [CLUSTER["headGroupSpec"]["template"]["spec"], *(g["template"]["spec"] for g in GROUPS.values())]
+TEMPLATES = [CLUSTER["headGroupSpec"]["template"], *(group["template"] for group in GROUPS.values())]
+PODS = [template["spec"] for template in TEMPLATES]
 SERVE_FILES = [SERVICE["spec"]["serveConfigV2"], (FOLDER / "serve.yaml").read_text()]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -73,6 +74,27 @@ def test_pods_are_valid_and_keep_the_restricted_standard(pod: Mapping[str, Any])
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert re.fullmatch(r"sluice-ray:\d+\.\d+\.\d+", container["image"])
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+def test_rays_own_ports_are_open_to_the_cluster_and_its_operator_alone() -> None:
+    """Ray asks nobody who they are: a port of its is a shell on every node."""
+    kubernetes_validate.validate(POLICY, "1.33", strict=True)
+    spec = POLICY["spec"]
+    labels = spec["podSelector"]["matchLabels"]
+    for template in TEMPLATES:
+        assert labels.items() <= template["metadata"]["labels"].items()
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    for rule in spec["ingress"]:
+        [source] = rule["from"]
+        if source == {"podSelector": {"matchLabels": labels}}:
+            continue
+        operator = source.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name")
+        allowed = {8000, 8265} if operator == "kuberay-operator" else {8000, 8080}
+        assert {port["port"] for port in rule["ports"]} <= allowed
+    blocks = [to["ipBlock"] for rule in spec["egress"] for to in rule["to"] if "ipBlock" in to]
+    assert all(
+        block["cidr"] == "169.254.20.10/32" or block["except"] == ["169.254.169.254/32"] for block in blocks
+    )
 
 
 def test_one_version_of_ray_is_meant_everywhere() -> None:

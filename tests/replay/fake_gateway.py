@@ -55,7 +55,7 @@ class FakeGateway:
 
     async def until(self, requests: int) -> None:
         """Wait until so many have arrived, the probe not counted."""
-        async with asyncio.timeout(20), self.came:
+        async with asyncio.timeout(60), self.came:
             await self.came.wait_for(lambda: len(self.arrived) >= requests)
 
     def app(self) -> web.Application:

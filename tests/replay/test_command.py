@@ -111,7 +111,7 @@ async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGatewa
     await gateway.until(3)
     await asyncio.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 20)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130
     assert "Traceback" not in err.decode()
     assert "2 answered, 1 given up" in out.decode()

@@ -179,8 +179,10 @@ async def server(answer: bytes, *, then_wait: bool = False) -> AsyncIterator[str
         over.set()
 
 
-async def asked(url: str, use: Callable[[aiohttp.ClientResponse], Awaitable[object]]) -> Exception:
-    timeout = aiohttp.ClientTimeout(total=5, sock_read=0.2)
+async def asked(
+    url: str, use: Callable[[aiohttp.ClientResponse], Awaitable[object]], *, read_s: float = 30.0
+) -> Exception:
+    timeout = aiohttp.ClientTimeout(total=60, sock_read=read_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         with pytest.raises(Exception) as caught:
             async with session.get(url) as response:
@@ -221,7 +223,7 @@ async def test_real_exceptions_of_aiohttp_are_known() -> None:
         ),
     ):
         async with server(answer, then_wait=wait) as url:
-            error = await asked(url, whole)
+            error = await asked(url, whole, read_s=0.2 if wait else 30.0)
         assert isinstance(error, aiohttp.ClientError), error
         assert classify(error).kind is kind, (answer, error)
     async with server(b"") as url:

@@ -15,7 +15,7 @@ from resilience.errors import DeadlinePassed
 from resilience.events import AttemptFailed, Recovered, ResilienceEvent, Retried, RetryRefused
 from resilience.failures import POLICIES, BackendFailure, FailureKind
 from resilience.guard import Guard, Try
-from resilience.retry_budget import RetryBudget
+from resilience.retry_budget import MOST, RetryBudget
 
 RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
 NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_same]
@@ -332,3 +332,58 @@ def test_attempts_and_waits_are_bounded_whatever_fails(
         # whatever passed the deadline, it was the work itself, not a wait
         assert bench.now <= deadline + takes_s
     assert bench.running == 0
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_something_has(
+    silent: bool,
+) -> None:
+    bench, begun = Bench(), asyncio.Event()
+
+    async def attempt(_: Try) -> str:
+        if not silent:
+            begun.set()
+        await asyncio.sleep(60 if silent else 0.05)
+        return "whole"
+
+    run = bench.guard.run(
+        attempt,
+        backend="local",
+        delivered=lambda: False,
+        deadline=bench.now + 60,
+        begun=begun.is_set,
+        begin_by=bench.now + 0.01,
+    )
+    if not silent:
+        assert await run == "whole"
+        return
+    with pytest.raises(DeadlinePassed) as caught:
+        await run
+    assert caught.value.attempts == 1
+
+
+async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
+    bench = Bench()
+    calls = 0
+
+    async def attempt(_: Try) -> str:
+        nonlocal calls
+        calls += 1
+        raise failure(FailureKind.WORKER_RESTARTED)  # five seconds
+
+    with pytest.raises(BackendFailure):
+        await bench.guard.run(
+            attempt,
+            backend="local",
+            delivered=lambda: False,
+            deadline=bench.now + 60,
+            begun=lambda: False,
+            begin_by=bench.now + 4,
+        )
+    assert calls == 1 and bench.slept == []
+
+
+def test_another_attempt_is_paid_for_by_the_budget() -> None:
+    bench = Bench()
+    afforded = sum(bench.guard.affords("local") for _ in range(30))
+    assert afforded == MOST

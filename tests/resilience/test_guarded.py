@@ -10,6 +10,7 @@ from gateway.backends.guarded import READ_EVERY, Action, Watch
 from gateway.backends.port import Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, Sampling, Usage
+from resilience.blame import Blame
 from resilience.degenerate import LOOK_EVERY, Limits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
@@ -33,7 +34,7 @@ class Bench:
 
     async def run(self, *scripts: Script, n: int = 1, temperature: float | None = None) -> Completion:
         self.backend = ScriptedBackend(scripts=scripts)
-        watch = Watch(self.action, LIMITS, self.told.append)
+        watch = Watch(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
         sampling = Sampling(max_tokens=500, n=n, temperature=temperature)
         work = Work("g", (1, 2, 3, 4), (), sampling)
         return await watch.generate(
@@ -126,7 +127,7 @@ async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
             return Completion(FinishReason.STOP, Usage(4, 400), others=(FinishReason.STOP,))
 
     bench = Bench(Action.END)
-    watch = Watch(bench.action, LIMITS, bench.told.append)
+    watch = Watch(bench.action, LIMITS, bench.told.append, Blame(lambda: 0.0))
     completion = await watch.generate(
         Two(),
         Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
@@ -147,7 +148,7 @@ async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
     async def gone(delta: Delta) -> None:
         raise ConnectionResetError
 
-    watch = Watch(Action.END, LIMITS, lambda event: None)
+    watch = Watch(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
     with pytest.raises(ConnectionResetError):
         await watch.generate(
             ScriptedBackend(),

@@ -61,6 +61,7 @@ class House:
 
     similar: SimilarQuestions | None = MODEL
     outbox: int = 100
+    timeout_s: float = 30.0
     now: float = 0.0
     events: list[CacheEvent] = field(default_factory=list)
 
@@ -71,7 +72,7 @@ class House:
             similar=self.similar,
             clock=lambda: self.now,
             emit=self.events.append,
-            timeout_s=0.05,
+            timeout_s=self.timeout_s,
             outbox=self.outbox,
         )
 
@@ -223,7 +224,7 @@ async def test_answers_that_a_broken_store_cannot_take_are_lost_and_counted() ->
 
 
 async def test_a_store_that_hangs_holds_nobody_up() -> None:
-    house = House()
+    house = House(timeout_s=0.05)
     house.store.hangs = True
     async with asyncio.timeout(15):
         assert await house.cache.find(question("Who created Berserk?")) is None

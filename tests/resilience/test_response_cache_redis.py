@@ -135,7 +135,7 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
 ) -> None:
     events: list[CacheEvent] = []
     async with store_on(server) as store:
-        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=events.append)
+        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=events.append, timeout_s=30.0)
 
         async def find() -> Hit | None:
             return await cache.find(question("Tell me who created Berserk"))

@@ -93,7 +93,7 @@ def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
         ("prefix cache hits as expected", having(sluice_prompt_cached_tokens_total=[({}, 700.0)])),
         (
             "adapters passed an evaluation",
-            replace(GOOD, adapters={"adapters": [{"id": "a", "state": "active"}]}),
+            replace(GOOD, adapters={"adapters": [{"id": "a", "state": "active", "author": "key_1"}]}),
         ),
         ("last canary", replace(GOOD, canary={"canary": {"phase": "rolled_back"}})),
         ("shadow comparison", replace(GOOD, shadow={"pairs": 3})),
@@ -124,3 +124,21 @@ def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
 
 def test_few_requests_prove_nothing() -> None:
     assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is Verdict.BY_HAND
+
+
+def adapters(*versions: dict[str, Any]) -> Finding:
+    serving = [{"state": "active", "evaluation": None, **version} for version in versions]
+    return of(replace(GOOD, adapters={"adapters": serving}), "adapters passed an evaluation")
+
+
+def test_adapters_that_came_with_the_file_are_the_operators_to_answer_for() -> None:
+    filed, passed = {"id": "a", "author": "adapters.file"}, {"id": "b", "evaluation": {"passed": True}}
+    told = adapters(filed, passed)
+    assert (told.verdict, told.found) == (Verdict.BY_HAND, "from adapters.file, never evaluated: a")
+
+
+def test_adapters_of_the_file_that_failed_and_those_forced_past_it_are_wrong() -> None:
+    failed = {"id": "a", "author": "adapters.file", "evaluation": {"passed": False}}
+    forced, filed = {"id": "b", "author": "key_1"}, {"id": "c", "author": "adapters.file"}
+    told = adapters(failed, forced, filed)
+    assert (told.verdict, told.found) == (Verdict.WRONG, "without a passed evaluation: a, b")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from benchmarks.canary_guard import CASES, measure
 from gateway.routing.canary import (
@@ -113,7 +114,7 @@ def test_a_standing_comes_back_from_its_record_as_it_was() -> None:
 def record(**facts: Any) -> RequestRecord:
     base = RequestRecord("r", "g", "t", "tenant", "native", 200, 100.0, backend_name="new", drawn="new")
     given: dict[str, Any] = {"ttft_ms": 50.0, "passed": True, **facts}
-    return replace(base, **given)
+    return structs.replace(base, **given)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gateway.routing.canary_tally import Tally
 from gateway.routing.check import Known
 from gateway.routing_desk import RoutingDesk
 from gateway.state.follower import Follower
+from gateway.state.latest import Latest
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from observability.events import RequestRecord
 
@@ -61,12 +62,11 @@ class Process:
             self.store, self.book, audit, self.tally, me=self.name, unix_time=self.time
         )
         clock = asyncio.get_event_loop().time
-        self.followers = [
-            Follower(self.store, stream, take, copy=None, clock=clock)
-            for stream, take in ((ROUTING, self.book.take), (STREAM, self.driver.take))
-        ]
-        self.book.follow(self.followers[0])
-        self.driver.follow(self.followers[1])
+        routing = Follower(self.store, ROUTING, self.book.take, copy=None, clock=clock)
+        standings = Latest(self.store, STREAM, self.driver.take)
+        self.followers = (routing, standings)
+        self.book.follow(routing)
+        self.driver.follow(standings)
         ids = itertools.count(1)
         self.desk = CanaryDesk(
             self.driver,
@@ -182,6 +182,33 @@ async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> 
         assert one.share == other.share == 100.0
         assert len(one.streams.records[SAMPLES]) < FORGET_EVERY
         assert (await one.store.heads())[SAMPLES] > FORGET_EVERY
+
+
+@pytest.mark.parametrize("end", ["done", "aborted", "overridden"])
+async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end: str) -> None:
+    async with processes() as found:
+        one, other = found
+        await one.desk.start(ORDER)
+        await until(lambda: other.driver.standing is not None)
+        for _ in range(2 if end == "done" else 1):
+            for process in found:
+                process.serve("new", 50)
+                process.serve("old", 60)
+            await window(found, seconds=60.0)
+        if end == "aborted":
+            await one.desk.abort("key_1", "why")
+        elif end == "overridden":
+            await one.routing.set_weight("chat", "new", 33, RoutingOrder("key_1"))
+            await window(found)
+        await until(lambda: len({process.driver.head for process in found}) == 1)
+        for process in found:
+            assert process.driver.standing is not None and process.driver.standing.phase.value == end
+            assert process.driver.standing.applied
+        [kept] = one.streams.records[STREAM]
+        assert kept.number == one.driver.head == (await one.store.heads())[STREAM]
+        assert one.streams.records[SAMPLES] == []
+        await one.desk.start(replace(ORDER, backend="other"))
+        await until(lambda: other.driver.head == one.driver.head > kept.number)
 
 
 async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_log() -> None:
@@ -344,4 +371,4 @@ async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards
         one.serve("old", 30)
         await window(found)
         assert one.share == 0.0
-        assert len(one.streams.records[SAMPLES]) == 1
+        assert (await one.store.heads())[SAMPLES] == 1

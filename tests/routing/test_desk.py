@@ -175,6 +175,20 @@ async def test_what_another_process_did_a_moment_ago_is_waited_for() -> None:
         assert (await other.desk.diff(1, 4))[0]["after"] == 90
 
 
+async def test_an_adapter_that_is_gone_keeps_nobody_from_moving_weights_and_is_not_named_anew() -> None:
+    adapters = {"style"}
+    process = Process(MemoryStreams(), Known({"local", "pool"}, {"v1"}, adapters))
+    rules = [{"when": {"locale": "ja"}, "adapter": "style"}]
+    async with running(process):
+        await process.desk.apply(config(100, 0, adapter_rules=rules), ME)
+        adapters.clear()
+        await process.desk.set_weight("chat", "pool", 5, ME)
+        assert process.weights() == {"local": 95, "pool": 5}
+        await process.desk.apply(config(50, 50), ME)
+        with pytest.raises(InvalidRequest, match=r"adapter_rules\[0\]\.adapter: unknown 'style'"):
+            await process.desk.roll_back(None, ME)
+
+
 async def test_who_names_no_revision_comes_after_whoever_was_first() -> None:
     processes = [Process(streams := MemoryStreams()), Process(streams), Process(streams)]
     async with running(*processes):

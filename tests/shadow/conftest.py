@@ -74,7 +74,7 @@ class Watched:
         return self.shadow.figures().fates[fate]
 
     async def until(self, fate: Fate, count: int = 1) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.fate(fate) < count:  # noqa: ASYNC110 - nothing tells of it but a look
                 await asyncio.sleep(0.005)
 

@@ -26,7 +26,7 @@ QUESTIONS = ("Who wrote Vinland Saga?", "How much is shipping to Spain?", "Somet
 
 
 def config(folder: Path, bedrock: StandIn) -> Path:
-    """The usual gateway; its route sends everything to Bedrock too."""
+    """The usual gateway; its route sends everything to Bedrock too, and its own model judges."""
     settings = yaml.safe_load((ROOT / "sluice.yaml").read_text())
     settings["backends"]["bedrock"] = {
         "kind": "bedrock",
@@ -35,7 +35,10 @@ def config(folder: Path, bedrock: StandIn) -> Path:
         "endpoint_url": bedrock.url,
         "price": {"input_usd_per_million": 0.25, "output_usd_per_million": 1.25},
     }
-    settings["shadow"] = {"forbidden": ["both worth reading"]}
+    settings["shadow"] = {
+        "forbidden": ["both worth reading"],
+        "judge": {"backend": "local", "sample": 1.0, "max_tokens": 4},
+    }
     routing = yaml.safe_load((ROOT / "routing.yaml").read_text())
     [route] = routing["routes"].values()
     route["shadow"] = {"backend": "bedrock", "sample": 1.0}
@@ -102,8 +105,9 @@ def test_the_page_may_be_asked_for_less_and_refuses_what_it_does_not_know(live: 
 
 def test_the_ledger_has_the_shadows_as_rows_of_their_own_kind(live: LiveGateway) -> None:
     deadline, query = (
-        time.monotonic() + 20,
-        "SELECT kind, tenant, SUM(output_tokens) FROM generations GROUP BY 1, 2",
+        time.monotonic() + 60,
+        "SELECT kind, tenant, SUM(output_tokens) FROM generations "
+        "WHERE kind <> 'shadow' OR backend = 'bedrock' GROUP BY 1, 2",
     )
     while True:
         with sqlite3.connect(live.folder / "ledger.db") as database:
@@ -113,6 +117,21 @@ def test_the_ledger_has_the_shadows_as_rows_of_their_own_kind(live: LiveGateway)
         assert time.monotonic() < deadline, rows
         time.sleep(0.05)
     assert rows["shadow"][0] == "" and rows["request"][0] != ""
+
+
+def test_a_model_of_the_gateway_judges_and_its_work_is_no_tenants(live: LiveGateway) -> None:
+    judged = report(live)["groups"][0]["judged"]
+    assert judged and set(judged) <= {"primary", "shadow", "tie", "unclear"}
+    asked = "SELECT COUNT(*), MAX(tenant), MAX(output_tokens) FROM generations WHERE kind = 'shadow' AND backend = 'embedded'"
+    deadline = time.monotonic() + 60
+    while True:
+        with sqlite3.connect(live.folder / "ledger.db") as database:
+            [(rows, tenant, tokens)] = database.execute(asked)
+        if rows >= sum(judged.values()):
+            break
+        assert time.monotonic() < deadline, (rows, judged)
+        time.sleep(0.05)
+    assert 1 <= rows <= COUNT and tenant == "" and tokens <= 4
 
 
 def test_the_command_shows_tables_json_and_a_page(live: LiveGateway, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:

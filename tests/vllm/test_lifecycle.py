@@ -74,7 +74,7 @@ async def nothing_stays() -> AsyncIterator[None]:
     """No process of a test is left after it."""
     before = {process.pid for process in below()}
     yield
-    await until(lambda: {process.pid for process in below()} <= before, 60)
+    await until(lambda: {process.pid for process in below()} <= before, 120)
 
 
 @asynccontextmanager
@@ -163,7 +163,7 @@ async def test_a_start_given_up_midway_leaves_nothing(stage: str) -> None:
         await host.stop(5.0)
     assert starting.cancelled()
     assert host.state is BackendState.STOPPED
-    assert not below()
+    await until(lambda: not below(), 60)
 
 
 def broken(tmp_path: Path, **config: object) -> str:

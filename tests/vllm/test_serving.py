@@ -43,7 +43,7 @@ def wait_ready(live: LiveGateway) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         assert live.process.poll() is None, live.log.read_text()[-3000:]
-        if httpx.get(f"{live.url}/ready", timeout=30).status_code == 200:
+        if httpx.get(f"{live.url}/ready", timeout=60).status_code == 200:
             return
         time.sleep(0.1)
     raise AssertionError(live.log.read_text()[-3000:])
@@ -60,9 +60,9 @@ def all_gone(processes: list[psutil.Process], timeout_s: float = 60.0) -> bool:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
     with serving(tmp_path_factory.mktemp("vllm-live")) as running:
-        loading = httpx.get(f"{running.url}/ready", timeout=30)
+        loading = httpx.get(f"{running.url}/ready", timeout=60)
         assert loading.status_code == 503
-        assert httpx.get(f"{running.url}/ping", timeout=30).json()["status"] == "healthy"
+        assert httpx.get(f"{running.url}/ping", timeout=60).json()["status"] == "healthy"
         wait_ready(running)
         yield running
 
@@ -128,7 +128,7 @@ def test_a_caller_that_goes_away_frees_its_sequence(live: LiveGateway) -> None:
 
 def test_the_metrics_have_the_names_that_an_endpoint_picker_reads(live: LiveGateway) -> None:
     httpx.post(f"{live.url}/v1/generate", json=ASK, headers=live.headers, timeout=60)
-    text = httpx.get(f"{live.url}/metrics", timeout=30).text
+    text = httpx.get(f"{live.url}/metrics", timeout=60).text
     for name in (
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -185,5 +185,5 @@ def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(live: Li
     caller.join()
     assert answers[0].status_code == 200
     assert answers[0].json()["fallback"] is None
-    assert live.process.wait(60) == 0
+    assert live.process.wait(120) == 0
     assert all_gone(children)

@@ -41,7 +41,7 @@ class Wire:
         self._closed.set()
         # A closed listener does not wake its accept everywhere; a connection does.
         with contextlib.suppress(OSError):
-            socket.create_connection(self._listener.getsockname(), timeout=1).close()
+            socket.create_connection(self._listener.getsockname(), timeout=30).close()
         self._listener.close()
         for one in self._pairs:
             with contextlib.suppress(OSError):

@@ -190,13 +190,14 @@ class RawWorker:
         return not writer.is_closing()
 
 
+# Looks often, and bears a machine that stands still for seconds: a limit that a test shall reach is its own to set.
 QUICK: dict[str, Any] = {
-    "connect_timeout_seconds": 2,
-    "first_token_timeout_seconds": 0.8,
-    "idle_timeout_seconds": 0.6,
-    "total_timeout_seconds": 5,
+    "connect_timeout_seconds": 30,
+    "first_token_timeout_seconds": 30,
+    "idle_timeout_seconds": 30,
+    "total_timeout_seconds": 60,
     "probe_interval_seconds": 0.05,
-    "probe_timeout_seconds": 2,
+    "probe_timeout_seconds": 30,
     "metrics_interval_seconds": 0.05,
     "eject_seconds": 0.1,
     "slow_start_seconds": 0,

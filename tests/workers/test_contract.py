@@ -249,6 +249,14 @@ def test_an_answer_with_a_text_that_has_not_ended_is_broken() -> None:
         reader.finish()
 
 
+def test_a_text_that_the_worker_gave_up_is_no_answer_but_one_to_go_on_with() -> None:
+    reader = AnswerReader(work(), token_bytes)
+    assert reader.feed(piece("Hel") + ending("abort") + usage(1, 1)) == [Delta("Hel", 1)]
+    with pytest.raises(BackendFailure) as caught:
+        reader.finish()
+    assert caught.value.kind is FailureKind.PREEMPTED and caught.value.policy.resumes
+
+
 def test_without_usage_the_prompt_and_the_chunks_are_counted() -> None:
     _, reader = read(piece("a") + piece("b") + ending("stop"), ids=[1, 2, 3])
     rest, completion = reader.finish()
@@ -380,6 +388,19 @@ def test_an_error_status_is_told_by_its_kind(
 def test_a_workers_own_words_are_not_passed_on() -> None:
     body = {"error": {"message": "your prompt 'my secret' is bad", "param": "my secret", "code": "my secret"}}
     assert "secret" not in str(failure_of(400, json.dumps(body).encode(), None, model="base"))
+
+
+@pytest.mark.parametrize(
+    ("named", "param"),
+    [
+        ("structured_outputs.regex", "response_format"),
+        ("max_completion_tokens", "max_tokens"),
+        ("temperature", "temperature"),
+    ],
+)
+def test_a_refused_field_is_told_by_the_houses_name(named: str, param: str) -> None:
+    body = {"error": {"message": "no", "type": "invalid_request_error", "param": named, "code": None}}
+    assert failure_of(400, json.dumps(body).encode(), None, model="base").param == param
 
 
 def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:

@@ -23,6 +23,7 @@ from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (
     STREAM_HEAD,
+    Behaviour,
     RawWorker,
     Request,
     answers,
@@ -35,21 +36,49 @@ from tests.workers.raw_worker import (
     work,
 )
 
-HEDGED = {"hedge": {"enabled": True, "quantile": 0.5, "min_ms": 40, "max_share": 0.5}, "affinity": False}
+HEDGE = {"enabled": True, "min_ms": 40, "max_share": 0.5}
 SILENT = sends(then="hold")
 
 
 @asynccontextmanager
-async def warmed(*workers: RawWorker, rounds: int = 2, **changes: Any) -> AsyncIterator[WorkersBackend]:
-    """A pool that knows how long its first tokens take; every worker has then answered twice."""
-    async with pool(*workers, **{**HEDGED, **changes}) as backend:
-        for _ in range(rounds * len(workers)):
+async def warmed(
+    *workers: RawWorker, rounds: int = 2, hedge: dict[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[WorkersBackend]:
+    """A pool that knows how long its first tokens take; every worker has then answered twice.
+
+    Nothing is called late before all have answered, so no request is asked twice while they do.
+    """
+    asks = rounds * len(workers)
+    if hedge is None:
+        hedge = {**HEDGE, "quantile": 1 - 1 / (asks - 0.5)}
+    async with pool(*workers, **{"hedge": hedge, "affinity": False, **changes}) as backend:
+        for _ in range(asks):
             await hear(backend, work())
         yield backend
 
 
 def quick_then(*behaviours: Any) -> RawWorker:
     return RawWorker([answers("quick"), answers("quick"), *behaviours])
+
+
+def after(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
+    """Does so once the event has come."""
+
+    async def behave(request: Request) -> None:
+        await event.wait()
+        await behaviour(request)
+
+    return behave
+
+
+def tells(event: asyncio.Event, behaviour: Behaviour) -> Behaviour:
+    """Does so, and lets the event come."""
+
+    async def behave(request: Request) -> None:
+        event.set()
+        await behaviour(request)
+
+    return behave
 
 
 async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_hung_up_on() -> None:
@@ -65,7 +94,8 @@ async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_hu
 
 
 async def test_the_first_worker_wins_when_it_speaks_before_the_second_one() -> None:
-    slow, quick = quick_then(answers("mine", delay_s=0.15)), quick_then(SILENT)
+    asked = asyncio.Event()
+    slow, quick = quick_then(after(asked, answers("mine"))), quick_then(tells(asked, SILENT))
     async with warmed(slow, quick) as backend:
         assert (await hear(backend, work())).text == "mine"
         assert backend.hedged is not None
@@ -75,7 +105,7 @@ async def test_the_first_worker_wins_when_it_speaks_before_the_second_one() -> N
 
 async def test_a_request_that_is_in_time_is_asked_once() -> None:
     workers = [RawWorker([answers("a", "b")]) for _ in range(2)]
-    async with warmed(*workers) as backend:
+    async with warmed(*workers, hedge={**HEDGE, "quantile": 0.5, "min_ms": 60_000}) as backend:
         for _ in range(10):
             await hear(backend, work())
         assert backend.hedged is not None and backend.hedged.sent == 0
@@ -91,11 +121,21 @@ async def test_without_the_key_no_request_is_sent_twice() -> None:
 
 
 async def test_the_extra_requests_stay_under_their_share() -> None:
-    quick, late = answers("quick"), answers("late", delay_s=0.1)
-    workers = [RawWorker([*[quick] * 10, late]) for _ in range(2)]
-    hedge = {**HEDGED["hedge"], "max_share": 0.1}  # type: ignore[dict-item]
+    asks = 0
+
+    async def late(request: Request) -> None:
+        await until(lambda: known() == asks)  # asked twice, or refused that
+        await answers("late")(request)
+
+    def known() -> int:
+        assert backend.hedged is not None
+        return backend.hedged.sent + backend.hedged.refused
+
+    workers = [RawWorker([*[answers("quick")] * 10, late]) for _ in range(2)]
+    hedge = {**HEDGE, "quantile": 1 - 1 / 19.5, "max_share": 0.1}
     async with warmed(*workers, rounds=10, hedge=hedge) as backend:
         for _ in range(10):
+            asks += 1
             await hear(backend, work())
         assert backend.hedged is not None
         assert 1 <= backend.hedged.sent <= 3 and backend.hedged.refused >= 1
@@ -103,21 +143,26 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
 
 
 async def test_a_first_worker_that_fails_while_the_second_is_asked_does_no_harm() -> None:
-    async def fails_late(request: Request) -> None:
-        await asyncio.sleep(0.1)
-        await refuses(500)(request)
+    asked, failed = asyncio.Event(), asyncio.Event()
 
-    first, second = quick_then(fails_late), quick_then(answers("saved", delay_s=0.2))
+    async def fails(request: Request) -> None:
+        await asked.wait()
+        await refuses(500)(request)
+        failed.set()
+
+    first, second = quick_then(fails), quick_then(tells(asked, after(failed, answers("saved", delay_s=0.2))))
     async with warmed(first, second) as backend:
         assert (await hear(backend, work())).text == "saved"
 
 
 async def test_when_both_fail_the_next_worker_is_tried() -> None:
-    async def fails_late(request: Request) -> None:
-        await asyncio.sleep(0.1)
-        await refuses(500)(request)
-
-    workers = [quick_then(fails_late), quick_then(fails_late), quick_then(answers("third"))]
+    asked = asyncio.Event()
+    fails = refuses(500)
+    workers = [
+        quick_then(after(asked, fails)),
+        quick_then(tells(asked, fails)),
+        quick_then(answers("third")),
+    ]
     async with warmed(*workers, max_attempts=3) as backend:
         assert (await hear(backend, work())).text == "third"
 

@@ -30,9 +30,7 @@ GOOD = answers("Hello")
 class LoraServer(RawWorker):
     """Does what ``vllm serve`` does with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING``."""
 
-    def __init__(
-        self, *listed: str, allowed: bool = True, load_s: float = 0.0, answer_s: float = 0.0
-    ) -> None:
+    def __init__(self, *listed: str, allowed: bool = True, load_s: float = 0.0) -> None:
         super().__init__([self.behave], models=self.list_models)
         self.listed = set(listed)
         self.ghosts: set[str] = set()  # listed, and yet not served
@@ -42,7 +40,9 @@ class LoraServer(RawWorker):
         self.broken = b""
         self.allowed = allowed
         self.load_s = load_s
-        self.answer_s = answer_s
+        self.may_load, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
+        self.may_answer.set()
 
     def list_models(self) -> bytes:
         return json.dumps({"data": [{"id": one} for one in ("base", *sorted(self.listed))]}).encode()
@@ -57,7 +57,8 @@ class LoraServer(RawWorker):
         if name != "base" and name not in self.listed - self.ghosts:
             await request.whole(404, b'{"error": {"type": "NotFoundError", "param": "model", "code": 404}}')
             return
-        await answers("Hello", delay_s=self.answer_s)(request)
+        await self.may_answer.wait()
+        await answers("Hello")(request)
 
     async def change(self, request: Request) -> tuple[int, bytes]:
         if not self.allowed:
@@ -70,6 +71,7 @@ class LoraServer(RawWorker):
             return (200, b"Success") if known else (404, b'{"error": {"code": 404}}')
         self.loads.append((name, request.body["lora_path"]))
         await asyncio.sleep(self.load_s)
+        await self.may_load.wait()
         if self.broken:
             return int(self.broken[:3]), b'{"error": {"message": "no", "code": 1}}'
         if name in self.listed:
@@ -197,12 +199,14 @@ async def test_the_idle_one_makes_room() -> None:
 
 
 async def test_an_adapter_in_use_is_never_unloaded() -> None:
-    worker = LoraServer(answer_s=0.3)
+    worker = LoraServer()
+    worker.may_answer.clear()
     async with loading(worker, max_loaded_adapters=1) as backend, asyncio.TaskGroup() as group:
         first = group.create_task(ask(backend, MANGA))
         await until(lambda: bool(worker.asked))
         failure = await refused(backend, STYLE)
         assert (failure.kind, failure.param) == (FailureKind.THROTTLED, "adapter_id")
+        worker.may_answer.set()
         assert await first == "Hello"
     assert not worker.unloads
 
@@ -232,11 +236,13 @@ async def test_an_adapter_that_the_worker_cannot_load_fails_alone(status: int) -
 
 
 async def test_a_worker_that_dies_while_it_loads_is_replaced_by_another() -> None:
-    dying, living = LoraServer(load_s=0.6), LoraServer()
+    dying, living = LoraServer(), LoraServer()
+    dying.may_load.clear()
     async with loading(dying, living, affinity=False) as backend, asyncio.TaskGroup() as group:
         heard = [group.create_task(ask(backend)) for _ in range(4)]
         await until(lambda: bool(dying.loads))
         await dying.die()
+        dying.may_load.set()
         assert [await one for one in heard] == ["Hello"] * 4
     assert not dying.asked
 

@@ -242,7 +242,7 @@ def settings_of(tmp_path: Path, text: str) -> Any:
 def test_the_shortest_section_is_enough(tmp_path: Path) -> None:
     text = "backends: {worker: {kind: openai, base_urls: ['http://127.0.0.1:8001/v1'], model: base}}"
     section = settings_of(tmp_path, text).backends["worker"]
-    assert isinstance(section, OpenAIBackend) and section.dialect == "vllm"
+    assert isinstance(section, OpenAIBackend) and section.dialect == "auto"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_gateway_without_an_engine_serves_through_a_worker_that_is_a_gateway(t
         (tmp_path / "sluice.yaml").write_text(
             "engine: {kind: none, tokenizer: models/demo, served_model_name: demo}\n"
             f"backends: {{worker: {{kind: openai, base_urls: ['{behind.url}/v1'], model: demo,"
-            " dialect: sluice, api_key_env: SLUICE_ADMIN_KEY, probe_interval_seconds: 0.2},\n"
+            " api_key_env: SLUICE_ADMIN_KEY, probe_interval_seconds: 0.2},\n"
             f"  plain: {{kind: openai, base_urls: ['{behind.url}/v1'], model: demo, dialect: openai,"
             " api_key_env: SLUICE_ADMIN_KEY}}\n"
             f"routing: {{file: {tmp_path}/routing.yaml}}\n"

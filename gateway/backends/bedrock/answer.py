@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from gateway.backends.bedrock.stops import BlankStops
 from gateway.backends.bedrock.values import Event, Piece, Stopped, Told
 from gateway.backends.port import Completion, Delta
 from gateway.contracts.values import FinishReason, Usage
@@ -70,9 +71,13 @@ class AnswerReader:
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, should Bedrock never tell.
         share: of the input that Bedrock counts, what is the request's own prompt; the rest is a begun answer.
+        stops: the request's stop strings.
     """
 
-    def __init__(self, queue_wait_s: float, estimated_input: int, share: float = 1.0) -> None:
+    def __init__(
+        self, queue_wait_s: float, estimated_input: int, share: float = 1.0, stops: Sequence[str] = ()
+    ) -> None:
+        self._blank = BlankStops(stops)
         self._queue_wait_s = queue_wait_s
         self._estimated_input = estimated_input
         self._share = share
@@ -88,9 +93,14 @@ class AnswerReader:
         return self._reason is not None
 
     @property
+    def cut(self) -> bool:
+        """Whether the answer has ended before the model: at a stop string that Bedrock was not told."""
+        return self._blank.reached
+
+    @property
     def complete(self) -> bool:
         """Whether there is nothing left to be told."""
-        return self.stopped and self.told is not None
+        return self.cut or (self.stopped and self.told is not None)
 
     def feed(self, events: Iterable[Event]) -> Delta | None:
         """Take events in; their text as one piece, if they hold any."""
@@ -108,19 +118,25 @@ class AnswerReader:
         first, text = not self._pieces, "".join(texts)
         self._pieces += len(texts)
         self._bytes += len(text.encode("utf-8", "replace"))
+        text = self._blank.push(text)
         before, self._counted = self._counted, max(self._pieces, self._bytes // BYTES_A_TOKEN)
         return Delta(text, self._counted - before, queue_wait_s=self._queue_wait_s if first else None)
 
     def finish(self) -> tuple[Delta | None, Completion]:
         """The tokens that were not counted with their pieces, and how the answer ended."""
         told, reason = self.told, _FINISH.get(self._reason or "", FinishReason.STOP)
+        if self.cut:
+            reason = FinishReason.STOP
+        text = self._blank.flush()
         if told is None:
             usage = Usage(self._estimated_input, self._counted)
-            return None, Completion(reason, usage, self._queue_wait_s)
+            return (Delta(text, 0) if text else None), Completion(reason, usage, self._queue_wait_s)
         # Should the count be above what Bedrock told, what has been passed on cannot be taken back.
         missing = max(0, told.output_tokens - self._counted)
         input_tokens = round(told.input_tokens * self._share)
         cached_tokens = min(told.cache_read_tokens, input_tokens)
         usage = Usage(input_tokens, self._counted + missing, cached_tokens)
-        rest = Delta("", missing, cached_tokens=cached_tokens)
-        return (rest if missing or cached_tokens else None), Completion(reason, usage, self._queue_wait_s)
+        rest = Delta(text, missing, cached_tokens=cached_tokens)
+        return (rest if text or missing or cached_tokens else None), Completion(
+            reason, usage, self._queue_wait_s
+        )

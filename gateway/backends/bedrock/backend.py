@@ -144,7 +144,9 @@ class BedrockBackend:
                 self._calls.add(call)
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
                 share = rough_tokens(work.messages) / rough_tokens(sent)
-                reader = AnswerReader(self._clock() - begun, round(estimate.expected * share), share)
+                reader = AnswerReader(
+                    self._clock() - begun, round(estimate.expected * share), share, work.sampling.stop
+                )
                 return await self._relay(call, reader, sent, out)
         except TimeoutError as error:
             if not limit.expired():
@@ -164,12 +166,13 @@ class BedrockBackend:
                 delta = reader.feed(events)
                 if delta is not None:
                     await out(delta)
-            if not reader.stopped:
+            if not reader.stopped and not reader.cut:
                 raise BackendFailure(
                     FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
                 )
-            # Its last bytes are on their way; read to the end, the connection can be used again.
-            await call.gone(LEAVE_WAIT_S)
+            if not reader.cut:
+                # Its last bytes are on their way; read to the end, the connection can be used again.
+                await call.gone(LEAVE_WAIT_S)
             rest, completion = reader.finish()
             if rest is not None:
                 await out(rest)
@@ -177,7 +180,9 @@ class BedrockBackend:
             call.cut()
             await call.gone(LEAVE_WAIT_S)
         told = reader.told
-        if told is None:
+        if told is None and reader.cut:
+            self._log.debug("cut at a stop string of white space; tokens are estimated", model=self.model)
+        elif told is None:
             self._log.warning("no usage told; tokens are estimated", model=self.model)
         else:
             self._counter.learn(self.model, sent, told.input_tokens)

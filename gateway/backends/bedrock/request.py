@@ -20,6 +20,7 @@ from typing import Any
 from budgeting.forms import Form
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import Message, Role
+from gateway.backends.bedrock.stops import told_to_bedrock
 from gateway.backends.bedrock.values import Guardrail
 from gateway.backends.port import Work
 from resilience.failures import BackendFailure, FailureKind
@@ -67,7 +68,7 @@ class RequestWriter:
             "maxTokens": sampling.max_tokens,
             "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
             "topP": sampling.top_p,
-            "stopSequences": list(sampling.stop) or None,
+            "stopSequences": told_to_bedrock(sampling.stop) or None,
         }
         request: dict[str, Any] = {
             "modelId": self.model_id,

@@ -13,7 +13,7 @@ from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
 from gateway.backends.workers.sse import EventReader
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
-from resilience.failures import BackendFailure
+from resilience.failures import BackendFailure, FailureKind
 
 DONE = b"[DONE]"
 
@@ -21,7 +21,6 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
     {
         "stop": FinishReason.STOP,
         "length": FinishReason.LENGTH,
-        "abort": FinishReason.CANCELLED,
         "error": FinishReason.ERROR,
     }
 )
@@ -221,13 +220,15 @@ class AnswerReader:
 
         Raises:
             ConnectionLost: the stream ended before every text did.
-            BackendFailure: the worker ended a text with an error.
+            BackendFailure: the worker ended a text with an error, or gave it up.
         """
         n = self._work.sampling.n
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
         if "error" in self._reasons.values():
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
+        if "abort" in self._reasons.values():  # not by us, who are gone by then
+            raise BackendFailure(FailureKind.PREEMPTED, "the worker has given the request up")
         usage = self._usage
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
         input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0

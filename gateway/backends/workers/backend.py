@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -14,7 +15,7 @@ from gateway.backends.workers.answer import AnswerReader
 from gateway.backends.workers.choice import NO_WISH, Wish
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
-from gateway.backends.workers.dialect import RequestWriter, honoured
+from gateway.backends.workers.dialect import Dialect, RequestWriter, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
 from gateway.backends.workers.loras import WorkerLoras
@@ -124,6 +125,12 @@ class WorkersBackend:
     def load(self) -> Load | None:
         """The workers in service, together; ``None`` while none of them tells its figures."""
         return self._pool.load(self._clock())
+
+    def speak(self, dialect: Dialect) -> None:
+        """Write requests in this dialect from now on: a worker has turned out to speak it."""
+        loads = self._writer.loads and dialect is Dialect.VLLM
+        self._writer = replace(self._writer, dialect=dialect, loads=loads)
+        self.continues = self._writer.continues
 
     def loras(self) -> list[WorkerLoras]:
         """What this gateway has loaded on each worker in service; none of those that it loads nothing on."""

@@ -53,11 +53,12 @@ def make_workers(
     Raises:
         WorkerKeyMissing: the key is not there; names the variable.
     """
-    dialect = Dialect(section.dialect)
+    found_out = section.dialect == "auto"
+    dialect = Dialect.VLLM if found_out else Dialect(section.dialect)
     urls = [url.rstrip("/") for url in section.base_urls]
     key = _key(name, section.api_key_env, environ)
     context = ssl.create_default_context() if any(url.startswith("https:") for url in urls) else None
-    headers = (NO_FALLBACK,) if dialect is Dialect.SLUICE else ()
+    headers = (NO_FALLBACK,) if found_out or dialect is Dialect.SLUICE else ()
 
     def make_client(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
         return WorkerClient(
@@ -76,6 +77,7 @@ def make_workers(
             folder=section.adapters_folder,
             bring=bring,
             clock=clock,
+            fixed=section.adapters,
         )
 
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
@@ -112,6 +114,7 @@ def make_workers(
                 metrics_path=section.metrics_path,
                 metrics_interval_s=section.metrics_interval_seconds,
                 # A Sluice lists what it could load too.
+                sluice_probe_path=section.probe_path or PROBE_PATHS[Dialect.SLUICE],
                 lists_models=dialect is Dialect.VLLM and Feature.LORA in features,
             ),
             max_running=section.max_running,
@@ -119,12 +122,13 @@ def make_workers(
             presence=presence,
             on_return=choice.forget,
             make_loras=make_loras if section.load_adapters else None,
+            on_sluice=(lambda: backend.speak(Dialect.SLUICE)) if found_out else None,
         )
         for url in urls
     ]
     hedge = section.hedge
     rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
-    return WorkersBackend(
+    backend = WorkersBackend(
         name,
         model=section.model,
         workers=workers,
@@ -146,6 +150,7 @@ def make_workers(
         clock=clock,
         hedging=HedgePolicy(rules) if hedge.enabled else None,
     )
+    return backend
 
 
 def _key(name: str, variable: str | None, environ: Mapping[str, str]) -> str | None:

@@ -10,7 +10,7 @@ What is loaded is kept by the same shelf as the adapters of an engine in process
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePath
 from types import MappingProxyType
@@ -23,7 +23,8 @@ from adapters.values import Adapter
 from engine import errors
 from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.workers.client import WorkerClient, whole_body
-from gateway.backends.workers.refusal import failure_of
+from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.refusal import failure_of, failure_of_transport
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
 # Longest answer of these endpoints that is read, bytes.
@@ -36,6 +37,7 @@ MAX_WORDS = 300
 
 class _Model(msgspec.Struct):
     id: str = ""
+    owned_by: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -51,6 +53,14 @@ def listed_models(body: bytes) -> frozenset[str] | None:
         return frozenset(model.id for model in _decode_models(body).data if model.id)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def is_sluice(body: bytes) -> bool:
+    """Whether an answer of ``/models`` is another Sluice's: it calls itself the owner of what it serves."""
+    try:
+        return any(model.owned_by == "sluice" for model in _decode_models(body).data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def path_at_worker(adapter: Adapter, folder: str | None) -> str:
@@ -73,6 +83,7 @@ class WorkerLoras:
         folder: where the worker sees the gateway's folder of adapters; ``None``: at the same path.
         bring: makes sure that an adapter's files are there; raises AdapterError.
         clock: monotonic seconds.
+        fixed: adapters that have a name at the worker already, and are never loaded from here.
     """
 
     def __init__(
@@ -83,7 +94,9 @@ class WorkerLoras:
         folder: str | None,
         bring: Callable[[Adapter], Awaitable[None]],
         clock: Callable[[], float],
+        fixed: Collection[str] = (),
     ) -> None:
+        self._fixed = frozenset(fixed)
         self._holder = _Holder(client, folder)
         self._shelf = AdapterShelf(self._holder, places, bring=bring, clock=clock)
 
@@ -108,6 +121,35 @@ class WorkerLoras:
         """
         async with self._shelf.hold(adapter):
             yield self._holder.number_of(adapter.adapter_id)
+
+    @property
+    def places(self) -> int:
+        """Most adapters that are loaded there from here."""
+        return self._shelf.places
+
+    async def preload(self, adapter: Adapter) -> None:
+        """Load it ahead of its first request. Raises BackendFailure."""
+        if adapter.adapter_id in self._fixed:
+            return
+        try:
+            await self._shelf.preload(adapter)
+        except TransportError as error:
+            raise failure_of_transport(error, delivered=False) from error
+
+    async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
+        """Give up the retired that nobody uses; load the pinned and, while there is room, what was asked for.
+
+        A load that fails waits for its next time. Raises BackendFailure: the worker cannot be asked.
+        """
+        ours = [adapter for adapter in known if adapter.adapter_id not in self._fixed]
+        try:
+            await self._shelf.pin(pinned)
+            for name in self._holder.adapters.keys() & set(retired):
+                await self._shelf.unload(name)
+            while await self._shelf.load_next(ours):
+                await self._shelf.pin(pinned)
+        except TransportError as error:
+            raise failure_of_transport(error, delivered=False) from error
 
     def lost(self, adapter_id: str, number: int) -> None:
         """The worker knows nothing of what that load put there: the next request loads it again."""

@@ -24,6 +24,10 @@ MAX_RETRY_AFTER_S = 300.0
 DEFAULT_RETRY_AFTER_S = 1.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
+# Fields that the pool writes for what the house calls by another name.
+_WRITTEN_FOR: Mapping[str, str] = MappingProxyType(
+    {"structured_outputs": "response_format", "max_completion_tokens": "max_tokens"}
+)
 _TOO_LONG = (
     "context length",
     "maximum context",
@@ -119,6 +123,8 @@ def _failure(
 ) -> BackendFailure:
     code = f" ({told.code})" if isinstance(told.code, str) and _FIELD.match(told.code) else ""
     param = told.param if told.param is not None and _FIELD.match(told.param) else None
+    if param is not None:
+        param = _WRITTEN_FOR.get(param.partition(".")[0], param)
     if status in (400, 422):
         words = f"{told.message} {told.code}".lower()
         if any(sign in words for sign in _TOO_LONG):

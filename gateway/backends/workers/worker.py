@@ -14,7 +14,7 @@ from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.load import WorkerLoad
-from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, listed_models
+from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
 from gateway.backends.workers.presence import Presence
 from gateway.backends.workers.scrape import read_figures
 from observability.workers import WorkerStatus
@@ -37,6 +37,7 @@ class WatchRules:
         metrics_path: from the server's root; ``None``: no scrapes.
         metrics_interval_s: time between two scrapes, seconds.
         lists_models: whether its list of models tells which adapters it holds.
+        sluice_probe_path: the same as ``probe_path`` once it has turned out to be a Sluice.
     """
 
     probe_path: str = "/health"
@@ -45,6 +46,7 @@ class WatchRules:
     metrics_path: str | None = "/metrics"
     metrics_interval_s: float = 1.0
     lists_models: bool = False
+    sluice_probe_path: str = "/ready"
 
 
 class Worker:
@@ -61,6 +63,7 @@ class Worker:
         presence: told when it comes into service and when it leaves.
         on_return: told when it is in service anew: what it had cached may be gone.
         make_loras: makes what loads adapters there; ``None``: nothing does.
+        on_sluice: told when it turns out to be another Sluice; ``None``: what it is need not be found out.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Worker:
         presence: Presence,
         on_return: Callable[[str], None],
         make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
+        on_sluice: Callable[[], None] | None = None,
     ) -> None:
         self.url = url
         self.client = make_client(url, timeouts, max_connections)
@@ -93,6 +97,8 @@ class Worker:
         self._clock = clock
         self._presence = presence
         self._on_return = on_return
+        self._on_sluice = on_sluice
+        self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
         self._told = asyncio.Event()  # a probe's outcome; another one for each probe
         presence.join(url, self._wake.set)
@@ -173,6 +179,8 @@ class Worker:
         while True:
             self._wake.clear()
             good = await self._probe()
+            if good and not self.health.in_service and await self._is_sluice():
+                good = await self._probe()
             now = self._clock()
             if good and self.health.probe_succeeded(now, alone=self._presence.none):
                 self._log.info("worker in service")
@@ -181,7 +189,7 @@ class Worker:
                 self._left("probes failed")
             told, self._told = self._told, asyncio.Event()
             told.set()
-            if good and self._watch.lists_models:
+            if good and self._lists_models:
                 await self._list()
             await self._sleep(now)
 
@@ -200,8 +208,8 @@ class Worker:
         timeout_s = self._watch.probe_timeout_s
         try:
             answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
-            if answer.status == 404 and self._probe_path == self._watch.probe_path:
-                self._probe_path = self.client.prefix + MODELS_PATH
+            if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
+                self._probe_path = models
                 answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
         except TransportError as error:
             if isinstance(error, ConnectFailed) and error.refused:
@@ -209,6 +217,25 @@ class Worker:
             return False
         # A server that asks the prober for a key lives; requests will tell whether theirs is taken.
         return answer.status < 400 or answer.status in (401, 403)
+
+    async def _is_sluice(self) -> bool:
+        """Whether it has just turned out to be a Sluice. Asked before it gets its first request."""
+        tell = self._on_sluice
+        if tell is None:
+            return False
+        try:
+            path = self.client.prefix + MODELS_PATH
+            answer = await self._watcher.get(path, timeout_s=self._watch.probe_timeout_s)
+        except TransportError:
+            return False
+        if answer.status != 200 or not is_sluice(answer.body):
+            return False
+        self._log.info("the worker is a Sluice")
+        # It lists what it could load too.
+        self._on_sluice, self._lists_models = None, False
+        self._probe_path = self._watch.sluice_probe_path
+        tell()
+        return True
 
     def _refused(self) -> None:
         if self.health.refused(self._clock()):

@@ -1,0 +1,240 @@
+"""From memory to the database: rows wait here, and are written in batches for as long as that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from accounting.events import LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
+from accounting.journal import Entry
+from accounting.store import GenerationStore, UnwritableRows
+from accounting.values import UsageRow
+
+# Waits between tries while the database is away: short enough to catch up at once after a lock, long
+# enough not to burden a server that is down.
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+# How long the first row waits for others to share its transaction. A transaction costs 0.8 ms of CPU, a row
+# of a large one 0.02 ms: written at once, a row would cost a request more than all other stages together.
+GATHER_S = 0.1
+# Generation ids that one loss names.
+MAX_NAMED = 20
+# Longest that one call of the database may take before it counts as failed.
+DATABASE_CALL_S = 30.0
+# Longest that bringing the tables to this version's shape may take: 6.5 s for 500,000 rows of SQLite, once.
+MIGRATE_S = 3_600.0
+
+
+class Writer:
+    """The rows in memory, and what puts them into the database. Not for several threads.
+
+    Args:
+        store: writes them.
+        done: told of each row that the database has, or will never take.
+        emit: takes each event; must not block.
+        clock: seconds, monotonic.
+        unix_time: seconds, for events.
+        outbox_rows: most rows that wait.
+        batch_rows: most rows of one transaction.
+        first_retry_s: rest after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
+        gather_s: how long a row may wait for others of its transaction, seconds.
+    """
+
+    def __init__(
+        self,
+        store: GenerationStore,
+        *,
+        done: Callable[[Entry], None],
+        emit: Callable[[LedgerEvent], None],
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        outbox_rows: int,
+        batch_rows: int,
+        first_retry_s: float,
+        gather_s: float,
+    ) -> None:
+        if outbox_rows < 1 or batch_rows < 1:
+            raise ValueError(f"outbox_rows is {outbox_rows}, batch_rows is {batch_rows}; allowed: 1 or more")
+        self._store = store
+        self._done = done
+        self._emit = emit
+        self._clock = clock
+        self._unix_time = unix_time
+        self._outbox_rows = outbox_rows
+        self._batch_rows = batch_rows
+        self._first_retry_s = first_retry_s
+        self._gather_s = gather_s
+        self._outbox: deque[Entry] = deque()
+        self._wake = asyncio.Event()
+        self._enough = asyncio.Event()
+        # One batch at a time: the writer's loop and a flush while closing must not take the same rows.
+        self.turn = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self.written = 0
+        self.lost = 0
+        self._failures = 0
+
+    @property
+    def depth(self) -> int:
+        """Rows that wait."""
+        return len(self._outbox)
+
+    @property
+    def oldest_at(self) -> float | None:
+        """When the first of them came, seconds on the clock."""
+        return self._outbox[0].at if self._outbox else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another row may wait."""
+        return len(self._outbox) < self._outbox_rows
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the database took what was last asked of it."""
+        return self._failures == 0
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether there is less than a batch to do."""
+        return self.healthy and len(self._outbox) < self._batch_rows
+
+    @property
+    def closing(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._closing.is_set()
+
+    def hold(self, entry: Entry) -> None:
+        """Take a row; for who has seen that there is room."""
+        self._outbox.append(entry)
+        self._wake.set()
+        if len(self._outbox) >= min(self._batch_rows, self._outbox_rows // 2):
+            self._enough.set()
+
+    async def run(self) -> None:
+        """Sleep until a row comes, write, try again; ends after :meth:`stop`.
+
+        Cancelling it loses nothing: rows leave only once they are durable.
+        """
+        while not self._closing.is_set():
+            self._wake.clear()
+            self._enough.clear()
+            await self._flush(rest=self.rest, ended=self._closing.is_set)
+            await self._wake.wait()
+            await self._gather()
+
+    def stop(self) -> None:
+        """End :meth:`run` and all rests."""
+        self._closing.set()
+        self._wake.set()
+        self._enough.set()
+
+    async def write_the_rest(self) -> None:
+        """Write until nothing waits, after :meth:`stop`; for as long as it takes."""
+        if self._outbox:
+            await self._flush(rest=asyncio.sleep, ended=lambda: False)
+
+    def leave(self) -> tuple[Entry, ...]:
+        """The rows that wait; they are somebody else's now."""
+        left = tuple(self._outbox)
+        self._outbox.clear()
+        return left
+
+    async def write_again(self, rows: Sequence[UsageRow]) -> bool:
+        """Write rows of the journal; ``False``: closing came first."""
+        return bool(await self._retrying(self.rest, self._closing.is_set)(self._write_rows, rows))
+
+    async def rest(self, seconds: float) -> None:
+        """Rest, but no longer than until closing begins."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    # Batches
+
+    async def _flush(self, *, rest: Callable[[float], Awaitable[None]], ended: Callable[[], bool]) -> None:
+        """Write until nothing waits, resting longer and longer between failures, until ``ended``."""
+        retrying = self._retrying(rest, ended)
+        while not ended():
+            await retrying(self._write_batch)
+            if not self._outbox:
+                return
+
+    def _retrying(self, rest: Callable[[float], Awaitable[None]], ended: Callable[[], bool]) -> AsyncRetrying:
+        return AsyncRetrying(
+            sleep=rest,
+            retry=retry_if_exception_type(Exception),
+            wait=wait_exponential(multiplier=self._first_retry_s, max=LONGEST_RETRY_S),
+            stop=lambda _: ended(),
+            after=self._failed_try,
+            # stopped: the rows are still in the outbox, for whoever flushes next
+            retry_error_callback=lambda _: None,
+        )
+
+    async def _write_batch(self) -> None:
+        async with self.turn, self._bounded():
+            batch = tuple(islice(self._outbox, self._batch_rows))
+            began = self._clock()
+            unwritable: frozenset[str] = frozenset()
+            try:
+                # an empty batch still makes the table: after a bad start, this is how it gets well
+                await self._store.write([entry.row for entry in batch])
+            except UnwritableRows as error:
+                unwritable = error.generation_ids
+            self._failures = 0
+            if not (batch and self._outbox):
+                return  # nothing to write, or given up by closing in the meantime, and told so
+            # No await from here on: the rows are durable, and leave the outbox exactly once.
+            for entry in batch:
+                self._outbox.popleft()
+                self._done(entry)
+            bad = tuple(entry.row for entry in batch if entry.row.generation_id in unwritable)
+            self.written += len(batch) - len(bad)
+            if bad:
+                self.lose(bad, LossReason.UNWRITABLE)
+            took_s = self._clock() - began
+            self._emit(RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._unix_time()))
+
+    async def _write_rows(self, rows: Sequence[UsageRow]) -> bool:
+        async with self.turn, self._bounded():
+            try:
+                await self._store.write(rows)
+            except UnwritableRows as error:
+                bad = tuple(row for row in rows if row.generation_id in error.generation_ids)
+                self.lose(bad, LossReason.UNWRITABLE)
+        self._failures = 0
+        return True
+
+    def _bounded(self) -> asyncio.Timeout:
+        """The bound of a call; the first may bring a large table to another shape before it writes."""
+        return asyncio.timeout(DATABASE_CALL_S if self._store.prepared else MIGRATE_S)
+
+    async def _gather(self) -> None:
+        """Let more rows come, but no more than a batch, and never so many that the outbox fills."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gather_s):
+                await self._enough.wait()
+
+    # What went wrong
+
+    def failed(self, error: BaseException) -> None:
+        """Tell that the database, or a file, did not do what it was asked."""
+        self._failures += 1
+        kind = type(getattr(error, "orig", None) or error).__name__
+        self._emit(WriteFailed(kind, self._failures, len(self._outbox), self._unix_time()))
+
+    def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
+        """Count and tell rows that will never be written."""
+        self.lost += len(rows)
+        named = tuple(row.generation_id for row in rows[:MAX_NAMED])
+        self._emit(RowsLost(len(rows), reason, named, self._unix_time()))
+
+    def _failed_try(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is not None:
+            self.failed(error)

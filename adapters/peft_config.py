@@ -1,0 +1,133 @@
+"""An adapter's ``adapter_config.json`` as PEFT writes it: read, and held to what the engines run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.base_model import BaseModel
+from adapters.rejection import AdapterRejected, Rejection
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 1 << 20
+
+# What is read here or by the engines, and what says nothing of how the adapter computes. Every other key that
+# is set changes that in a way that no engine here runs, and vLLM would leave it out without a word.
+_READ = frozenset(("peft_type", "bias", "r", "lora_alpha", "use_rslora", "target_modules"))
+_TELLS_NOTHING = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
+        *("task_type", "lora_dropout", "init_lora_weights", "corda_config", "eva_config", "loftq_config"),
+        *("lora_ga_config", "ensure_weight_tying", "layers_pattern", "megatron_core", "qalora_group_size"),
+        "runtime_config",
+    )
+)
+# Beginnings that leave the base model's weights alone; the others (PiSSA, OLoRA …) take something from them,
+# which PEFT puts back when it converts the adapter.
+_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What the configuration says: rank and scale, the sorted names of the target modules, the base model."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    base_name: str
+
+
+def read_config(folder: Path, base: BaseModel) -> PeftConfig:
+    """Read and check it. Blocks. Raises AdapterRejected with the first thing that is wrong."""
+    config = _read(folder)
+    _check_kind(config, base)
+    base_name = _check_base(config, base)
+    rank, alpha = _check_rank(config, base)
+    return PeftConfig(rank, alpha, _check_targets(config, base), base_name)
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG_FILE
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: more than {MAX_CONFIG_BYTES:,} bytes")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = str(error).split("\n")[0]
+        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: not valid JSON: {why}") from None
+    if not isinstance(config, dict):
+        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: must be a JSON object")
+    return config
+
+
+def _check_kind(config: Mapping[str, Any], base: BaseModel) -> None:
+    if config.get("peft_type") != "LORA":
+        raise AdapterRejected(
+            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: peft_type is {config.get('peft_type')!r}; allowed: 'LORA'"
+        )
+    if config.get("bias", "none") != "none":
+        raise AdapterRejected(
+            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: bias is {config['bias']!r}; allowed: 'none'"
+        )
+    begun = config.get("init_lora_weights", True)
+    if begun not in _BEGINNINGS:
+        raise AdapterRejected(
+            Rejection.UNSUPPORTED,
+            f"{CONFIG_FILE}: init_lora_weights is {begun!r}, which changes the base model's weights; "
+            "allowed: true, or the adapter converted by PEFT (path_initial_model_for_weight_conversion)",
+        )
+    for key in config:
+        # Where only some layers need to be there their tensors say which.
+        meant = key in _READ or key in _TELLS_NOTHING or (key == "layers_to_transform" and not base.embedded)
+        if config[key] and not meant:
+            raise AdapterRejected(
+                Rejection.UNSUPPORTED, f"{CONFIG_FILE}: {key} is set; engines do not run it"
+            )
+
+
+def _check_base(config: Mapping[str, Any], base: BaseModel) -> str:
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: base_model_name_or_path is missing")
+    if not base.serves(name):
+        raise AdapterRejected(
+            Rejection.WRONG_BASE, f"{CONFIG_FILE}: trained for {name!r}; served here: {base.model_id!r}"
+        )
+    return name
+
+
+def _check_rank(config: Mapping[str, Any], base: BaseModel) -> tuple[int, float]:
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise AdapterRejected(
+            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: r is {rank!r}; allowed: a whole number from 1"
+        )
+    if rank > base.max_lora_rank:
+        raise AdapterRejected(
+            Rejection.RANK_TOO_HIGH, f"{CONFIG_FILE}: r is {rank}; allowed: at most {base.max_lora_rank}"
+        )
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
+        raise AdapterRejected(
+            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: lora_alpha is {alpha!r}; allowed: a number"
+        )
+    return rank, float(alpha)
+
+
+def _check_targets(config: Mapping[str, Any], base: BaseModel) -> tuple[str, ...]:
+    targets = config.get("target_modules")
+    if not isinstance(targets, list) or not targets or not all(isinstance(one, str) for one in targets):
+        raise AdapterRejected(
+            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: target_modules must be a list of module names"
+        )
+    # The embedded engine looks for the names as they stand.
+    names = tuple(sorted({one if base.embedded else one.rsplit(".", 1)[-1] for one in targets}))
+    unknown = [name for name in names if base.shapes and name not in base.shapes]
+    if unknown:
+        raise AdapterRejected(
+            Rejection.UNKNOWN_TARGET,
+            f"{CONFIG_FILE}: target_modules has {unknown[0]!r}; allowed: {', '.join(sorted(base.shapes))}",
+        )
+    return names

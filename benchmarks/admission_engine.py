@@ -1,0 +1,249 @@
+"""The production gate on the real embedded engine under overload, on a clock that other work hardly moves.
+
+    python -m benchmarks.admission_engine
+    python -m benchmarks.admission_engine --slower 1.5
+
+Gate and engine run in one process and thread; the clock is the CPU time that they used, so that what shares
+the machine counts little. First 16 callers in a closed loop tell the capacity and the pace of a full batch
+(the target is 1.5 times that); then rows of Azure's excerpt come at 2 and 4 times that rate. With
+``--slower`` the clock runs so much faster then, as on a machine that others have begun to use. What has no
+answer 1 s after the last arrival is given up. The gate knows how long answers are, as in
+``benchmarks.admission_live``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from admission.values import Limits, Load
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.values import EngineConfig, GenerationRequest, SamplingParams
+from evaluation.simulator.measures import Slo, Summary, summarize
+from evaluation.simulator.policies import GatePolicy, Moves, Open, Policy
+from evaluation.simulator.values import Arrival, Fate
+from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from gateway.replay.trace import read_trace
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
+SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)
+TOKEN_IDS = range(300, 1000)
+BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 400, 16, 256
+TTFT_S, TPOT_TIMES = 0.5, 1.5
+LOADS = (2.0, 4.0)
+CLOSED_ROWS = 120
+NONE, OURS = "none", "sluice"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A policy at a load; ``limit`` is the adaptive one in the end."""
+
+    load: float
+    policy: str
+    summary: Summary
+    limit: int | None
+
+
+class Bench:
+    """The engine, a policy in front of it, and the clock of the CPU time used."""
+
+    def __init__(self, engine: Engine, *, slower: float = 1.0) -> None:
+        self._engine = engine
+        self._slower = slower
+        self._draw = random.Random(1)
+        self._runs = 0
+
+    def load(self) -> Load:
+        """As the gateway reads it."""
+        told = self._engine.signals
+        return Load(
+            told.running, told.waiting, told.kv_usage, told.total_blocks, told.block_size, MAX_NUM_SEQS
+        )
+
+    def run(self, requests: Sequence[Arrival], policy: Policy, *, until_s: float) -> list[Fate]:
+        """The fate of each at its time; what is not answered by ``until_s`` is given up."""
+        self._runs += 1
+        fates = [Fate(one) for one in requests]
+        inside: dict[str, Fate] = {}
+        now, following = 0.0, 0
+        while now < until_s and (following < len(fates) or self._engine.has_work or policy.watching):
+            change = policy.next_change()
+            if not self._engine.has_work:  # nothing happens before somebody comes or the clock says so
+                coming = fates[following].arrival.at if following < len(fates) else until_s
+                now = max(now, min(coming, until_s if change is None else change))
+            begun = time.process_time()
+            while following < len(fates) and fates[following].arrival.at <= now:
+                fate = fates[following]
+                following += 1
+                self._act(policy.arrive(fate, self.load(), fate.arrival.at), inside, now)
+            self._act(policy.look(self.load(), now), inside, now)
+            outputs = self._engine.step() if self._engine.has_work else ()
+            now += self._slower * (time.process_time() - begun)
+            for output in outputs:
+                fate = inside[output.request_id]
+                fate.produced = output.output_tokens
+                if fate.first_token_at is None:
+                    fate.first_token_at = now
+                    policy.first_token(fate, now)
+                if output.finish_reason is not None:
+                    fate.finished_at = now
+                    fate.computed = fate.arrival.prompt + fate.produced
+                    del inside[output.request_id]
+                    policy.finished(fate, now)
+        for name, fate in inside.items():
+            self._engine.abort(name)
+            fate.first_token_at = None
+        while self._engine.has_work:
+            self._engine.step()
+        return fates
+
+    def closed(self, requests: Sequence[Arrival], callers: int) -> list[Fate]:
+        """So many callers, each asking again when answered."""
+        return self.run([replace(one, at=0.0) for one in requests], Callers(callers), until_s=1e9)
+
+    def _act(self, moves: Moves, inside: dict[str, Fate], now: float) -> None:
+        for fate, reason in moves.refuse:
+            fate.refused_at, fate.reason = now, reason
+        for fate in moves.hand_on:
+            fate.handed_on_at = now
+            name = f"{self._runs}-{fate.arrival.number}"
+            inside[name] = fate
+            sampling = SamplingParams(fate.arrival.output, temperature=0.0, ignore_eos=True)
+            prompt = tuple(self._draw.choices(TOKEN_IDS, k=fate.arrival.prompt))
+            self._engine.add(GenerationRequest(name, prompt, sampling))
+
+
+class Callers(Open):
+    """So many at once."""
+
+    def __init__(self, callers: int) -> None:
+        self._free = callers
+        self._waiting: list[Fate] = []
+
+    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+        """It waits for its caller."""
+        self._waiting.append(fate)
+        return Moves()
+
+    def look(self, load: Load, now: float) -> Moves:
+        """Callers who have their answer ask again."""
+        begun, self._waiting = self._waiting[: self._free], self._waiting[self._free :]
+        self._free -= len(begun)
+        return Moves(hand_on=tuple(begun))
+
+    def finished(self, fate: Fate, now: float) -> None:
+        """Its caller is free."""
+        self._free += 1
+
+
+def engine_of(model: Path) -> Engine:
+    """The embedded engine as benchmarks.admission_live starts it, without a prefix cache."""
+    return build_engine(
+        EngineConfig(
+            str(model),
+            dtype="float32",
+            device="cpu",
+            max_model_len=1024,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            num_blocks=NUM_BLOCKS,
+            num_threads=1,
+            seed=1,
+            enable_prefix_caching=False,
+            max_loras=0,
+        )
+    )
+
+
+def examine(
+    model: Path, seconds: float, slower: float, policies: Sequence[str]
+) -> tuple[Slo, float, list[Row]]:
+    """Targets, capacity in requests a second, and every policy at every load."""
+    whole = [replace(one, max_tokens=one.output) for one in requests_of(read_trace(TRACE), SHAPE)]
+    engine = engine_of(model)
+    quiet = Bench(engine)
+    quiet.closed(whole[:20], MAX_NUM_SEQS)  # compiles what is compiled at first use
+    told = quiet.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
+    capacity = len(told) / max(fate.finished_at or 0.0 for fate in told)
+    pace = statistics.median(fate.tpot_s or 0.0 for fate in told if fate.produced > 1)
+    slo = Slo(TTFT_S, TPOT_TIMES * pace)
+    limits = Limits(
+        max_wait_s=slo.ttft_s,
+        tpot_slo_s=slo.tpot_s,
+        ttft_slo_s=slo.ttft_s,
+        first_token_within_s=slo.ttft_s,
+        max_prefill_tokens=MAX_NUM_BATCHED_TOKENS,
+    )
+    bench, rows, start = Bench(engine, slower=slower), [], CLOSED_ROWS
+    for load in LOADS:
+        wanted = whole[start : start + round(load * capacity * seconds)]
+        start += len(wanted)
+        arrivals = paced(wanted, load * capacity / rate_of(wanted))
+        for name in policies:
+            policy = Open() if name == NONE else GatePolicy(limits, produced=lambda fate: fate.produced)
+            before = engine.signals.preemptions
+            fates = bench.run(arrivals, policy, until_s=arrivals[-1].at + 2 * slo.ttft_s)
+            found = replace(summarize(fates, slo), preemptions=engine.signals.preemptions - before)
+            rows.append(
+                Row(load, name, found, policy.gate.limit.value if isinstance(policy, GatePolicy) else None)
+            )
+    return slo, capacity, rows
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="The model's folder.")] = REPOSITORY / "models" / "demo",
+    seconds: Annotated[float, typer.Option(min=5, help="Of arrivals at each load, on that clock.")] = 30.0,
+    slower: Annotated[float, typer.Option(min=0.1, help="A step takes so many times as long.")] = 1.0,
+    ours_only: Annotated[bool, typer.Option("--ours-only", help="Not without admission.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Overload the embedded engine behind the gate."""
+    slo, capacity, rows = examine(model, seconds, slower, (OURS,) if ours_only else (NONE, OURS))
+    if as_json:
+        typer.echo(
+            json.dumps({"slo": asdict(slo), "capacity": capacity, "rows": [asdict(row) for row in rows]})
+        )
+        return
+    console = Console(width=120)
+    console.print(
+        f"capacity {capacity:.1f} requests/s; SLO {slo.ttft_s:g} s to the first token, "
+        f"{slo.tpot_s * 1e3:.1f} ms a token; steps {slower:g} times as long; {seconds:g} s a load"
+    )
+    table = Table()
+    for heading in (
+        "load", "policy", "goodput/s", "in SLO: high / normal / low %", "TTFT p50 / p99 s", "preempted",
+        "wasted %", "fairness", "limit at the end",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for row in rows:
+        one = row.summary
+        table.add_row(
+            f"{row.load:g} ×",
+            row.policy,
+            f"{one.goodput:.2f}",
+            " / ".join(f"{100 * one.by_priority.get(rank, 0.0):.1f}" for rank in (1, 0, -1)),
+            f"{one.ttft_p50_s:.2f} / {one.ttft_p99_s:.2f}",
+            f"{one.preemptions}",
+            f"{100 * one.wasted:.2f}",
+            f"{one.fairness:.3f}",
+            "" if row.limit is None else str(row.limit),
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

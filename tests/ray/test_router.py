@@ -1,0 +1,68 @@
+"""Serve's router of ours, asked as Serve asks it: which replicas it names, and in what order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.ray_router import Call, Router
+from gateway.cli.ray import RayError, _connected, brief
+from gateway.ray.wire import Route, encode
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+CHAIN = tuple(range(100, 120))
+
+
+def call(*avoid: str) -> Any:
+    return Call([encode(Route(CHAIN, 8, None, avoid))])
+
+
+async def asked(router: Router, pending: Any) -> list[list[str]]:
+    ranks = await router.choose_replicas(list(router._replicas.values()), pending)
+    return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
+
+
+async def test_a_few_replicas_are_all_named_and_those_to_avoid_come_last() -> None:
+    best, others, rest = await asked(Router(8), call("r3"))
+    assert len(best) == 1
+    assert sorted(best + others) == sorted({f"r{number}" for number in range(8)} - {"r3"})
+    assert rest == ["r3"]
+
+
+async def test_of_many_a_shortlist_is_named_and_all_when_serve_found_no_room_there() -> None:
+    router, pending = Router(200), call("r3")
+    first = [name for rank in await asked(router, pending) for name in rank]
+    assert len(first) < 20
+    assert "r3" not in first
+    best, others, rest = await asked(router, pending)
+    assert len(best + others) == 199
+    assert rest == ["r3"]
+
+
+async def test_the_same_beginning_goes_where_it_went_and_not_to_one_that_died() -> None:
+    router, pending = Router(200), call()
+    best = (await router.choose_replicas(list(router._replicas.values()), pending))[0][0]
+    router.on_request_routed(pending, best.replica_id, None)
+    assert (await asked(router, call()))[0] == [best.replica_id.unique_id]
+    # As Serve does at once when a replica's process has ended.
+    router._replicas.pop(best.replica_id)
+    assert best.replica_id.unique_id not in {name for rank in await asked(router, call()) for name in rank}
+
+
+async def test_a_replica_whose_engine_is_not_ready_is_asked_last() -> None:
+    router = Router(8)
+    router._replicas[next(iter(router._replicas))].routing_stats = {"ready": False}
+    _, _, rest = await asked(router, call())
+    assert rest == ["r0"]
+
+
+def test_an_address_where_nobody_listens_is_told_at_once_and_in_one_line() -> None:
+    with pytest.raises(RayError, match=r"--address: 127\.0\.0\.1:1: no Ray cluster answers \(.*refused\)"):
+        _connected("127.0.0.1:1")
+
+
+def test_of_a_replica_that_did_not_start_the_cause_is_shown_and_not_the_frames() -> None:
+    message = "Failed 3 times. Error:\n\x1b[36mray::Engine\x1b[39m\n  File x, line 1\nTokenizerError: no [such] folder\n"
+    assert brief(message) == "Failed 3 times. Error: TokenizerError: no \\[such] folder"
+    assert brief("") == ""

@@ -1,0 +1,90 @@
+"""Whose numbers are wrong: one adapter's nonsense is nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.values import Adapter
+from gateway.backends.guarded import Action, Watch
+from gateway.backends.port import Delta, Work
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import Sampling
+from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
+from resilience.degenerate import Limits
+from resilience.failures import BackendFailure, FailureKind
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_adapter_alone_is_to_blame_however_often() -> None:
+    blame = Blame(Clock())
+    assert all(blame.not_numbers("local", "bad") for _ in range(100))
+
+
+def test_the_base_models_nonsense_is_the_backends() -> None:
+    blame = Blame(Clock())
+    blame.answered("local", "good")
+    assert not blame.not_numbers("local", None)
+
+
+def test_several_adapters_and_nobody_who_is_answered_are_the_backends_fault() -> None:
+    blame = Blame(Clock())
+    assert blame.not_numbers("local", "one")
+    assert not blame.not_numbers("local", "two")
+    assert not blame.not_numbers("local", "one")
+
+
+@pytest.mark.parametrize("other", [None, "good"])
+def test_two_bad_adapters_are_to_blame_while_others_are_answered(other: str | None) -> None:
+    blame = Blame(Clock())
+    blame.answered("local", other)
+    assert blame.not_numbers("local", "one") and blame.not_numbers("local", "two")
+
+
+def test_what_was_long_ago_and_what_was_elsewhere_tells_nothing() -> None:
+    clock = Clock()
+    blame = Blame(clock)
+    blame.answered("local", None)
+    blame.answered("worker", None)
+    assert blame.not_numbers("local", "one")
+    clock.now = WINDOW_S + 1
+    assert blame.not_numbers("local", "one")
+    blame.answered("worker", None)
+    assert not blame.not_numbers("local", "two")
+
+
+def test_names_without_end_take_bounded_room() -> None:
+    blame = Blame(Clock())
+    for number in range(2 * MAX_WEIGHTS):
+        blame.answered("local", f"adapter-{number}")
+    assert len(blame._well["local"]) == MAX_WEIGHTS
+
+
+@pytest.mark.parametrize("action", [Action.OFF, Action.RETRY])
+@pytest.mark.parametrize(("adapter", "counts", "param"), [("bad", False, "adapter_id"), (None, True, None)])
+async def test_an_adapters_nonsense_does_not_count_against_its_backend(
+    action: Action, adapter: str | None, counts: bool, param: str | None
+) -> None:
+    failing = Script(("x",), failure=BackendFailure(FailureKind.NAN_OUTPUT, "no number"))
+    watch = Watch(action, Limits(), lambda event: None, Blame(Clock()))
+    named = None if adapter is None else Adapter(adapter, 1, "demo", "/nowhere")
+    work = Work("g", (1,), (), Sampling(max_tokens=4), adapter=named)
+    with pytest.raises(BackendFailure) as caught:
+        await watch.generate(
+            ScriptedBackend(scripts=(failing,)), work, nobody, again=lambda: False, note=ignore
+        )
+    assert (caught.value.kind, caught.value.counts) == (FailureKind.NAN_OUTPUT, counts)
+    assert caught.value.param == param
+
+
+async def nobody(delta: Delta) -> None:
+    """Hears nothing."""
+
+
+def ignore(line: str) -> None:
+    """Notes nothing."""

@@ -1,0 +1,64 @@
+"""What a request names is found; what its key may not name is not told to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.errors import Forbidden, UnknownModel, UnknownRoute
+from gateway.fleet import Fleet
+from gateway.routing.check import Known
+from gateway.routing.revision import make_revision
+from gateway.routing.target import Target, resolve
+
+FLEET = Fleet(
+    {"local": ScriptedBackend("local", model="demo"), "pool": ScriptedBackend("pool", model="demo")}
+)
+ROUTES = {"chat": {"backends": [{"name": "local"}]}, "code": {"backends": [{"name": "pool"}]}}
+REVISION = make_revision(1, {"routes": ROUTES}, Known(FLEET.backends, (), None))
+
+
+def found(
+    model: str | None,
+    *,
+    route: str = "chat",
+    routes: tuple[str, ...] | None = None,
+    adapters: tuple[str, ...] | None = None,
+) -> Target:
+    caller = Caller("t", CallerRole.CALLER, "key_1", routes=routes, adapters=adapters)
+    request = GenerateRequest(
+        "r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0, route=route, model=model
+    )
+    return resolve(request, REVISION, FLEET, ("manga", "style"))
+
+
+def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
+    assert found("demo").adapter_id is None and found("demo").backend is None
+    assert found("manga").adapter_id == "manga"
+    assert found("pool").backend == "pool"
+
+
+@pytest.mark.parametrize(
+    ("limits", "known"),
+    [
+        ({}, "demo, local, manga, pool, style"),
+        ({"adapters": ("manga",)}, "demo, local, manga, pool"),
+        ({"routes": ("chat",)}, "demo, local, manga, style"),
+        ({"routes": ("chat",), "adapters": ()}, "demo, local"),
+    ],
+)
+def test_an_unknown_model_is_answered_with_those_that_the_key_may_name(
+    limits: dict[str, tuple[str, ...]], known: str
+) -> None:
+    with pytest.raises(UnknownModel, match=f"'mars' does not exist here; known: {known}$"):
+        found("mars", **limits)  # type: ignore[arg-type]
+
+
+def test_an_unknown_route_is_answered_with_those_that_the_key_may_take() -> None:
+    with pytest.raises(UnknownRoute, match=r"known: chat, code$"):
+        found(None, route="mars")
+    with pytest.raises(UnknownRoute, match=r"known: code$"):
+        found(None, route="mars", routes=("mars", "code"))
+    with pytest.raises(Forbidden, match="may not use route 'chat'; allowed: code"):
+        found(None, routes=("code",))

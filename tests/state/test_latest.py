@@ -1,0 +1,65 @@
+"""A stream of which the last record is all that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from gateway.state.follower import Standing
+from gateway.state.latest import Latest
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.port import Record, StateStore
+from tests.state.conftest import World, until
+
+
+@contextlib.asynccontextmanager
+async def latest(store: StateStore, seen: list[Record]) -> AsyncIterator[Latest]:
+    """Opens nothing; its loop beside the store's."""
+    one = Latest(store, "s", seen.append)
+    await one.start()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.run())
+        yield one
+        task.cancel()
+
+
+async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_another(world: World) -> None:
+    seen: list[Record] = []
+    async with world.running() as writer, world.running() as reader:
+        for number in range(5):
+            await writer.append("s", b"%d" % number, author="x")
+        await writer.forget("s", 4)
+        async with latest(reader, seen) as one:
+            assert (one.number, one.standing) == (5, Standing.FOLLOWING)
+            await writer.append("s", b"6", author="x")
+            await writer.forget("s", 5)
+            await writer.append("s", b"7", author="x")
+            assert await one.caught_up_to(7, 30)
+        assert [seen[0].number, seen[-1].number] == [5, 7]
+        assert seen[-1].data == b"7"
+
+
+async def test_nothing_there_is_nothing_in_force_and_a_wait_for_more_ends_in_time(world: World) -> None:
+    seen: list[Record] = []
+    async with world.running() as store, latest(store, seen) as one:
+        assert (one.number, one.standing, seen) == (0, Standing.FOLLOWING, [])
+        assert not await one.caught_up_to(1, 0.01)
+
+
+async def test_while_the_store_is_away_the_last_one_stays_and_it_is_caught_up_with_afterwards() -> None:
+    streams, seen = MemoryStreams(), list[Record]()
+    store = MemoryStateStore(streams, unix_time=lambda: 1.0, poll_s=0.01)
+    streams.down = True
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        async with latest(store, seen) as one:
+            assert one.standing is Standing.AWAY
+            streams.down = False
+            await store.append("s", b"1", author="x")
+            assert await one.caught_up_to(1, 30)
+            assert one.standing is Standing.FOLLOWING
+            streams.records["s"].clear()
+            await until(lambda: one.standing is Standing.LOST)
+            assert (one.number, len(seen)) == (1, 1)
+        task.cancel()
