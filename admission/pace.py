@@ -15,8 +15,8 @@ from dataclasses import dataclass
 STEPS = 32
 # Weight of a new window: a change of speed is followed within some five windows.
 WEIGHT = 0.2
-# Windows before anything is said.
-ENOUGH_WINDOWS = 4
+# Windows before anything is said; one is enough where it is over the target by so much.
+ENOUGH_WINDOWS, LATE = 4, 1.25
 # The tokens of those in flight are counted no oftener.
 LOOK_S = 0.05
 # What was learned with fewer or more side by side, by this share and by more than two, is begun anew.
@@ -119,14 +119,14 @@ class Pace:
         step grows with the number, its fixed part too, is too much for more of them and too little for fewer:
         the next windows tell.
         """
-        if self._windows < ENOUGH_WINDOWS:
+        if self._windows < (ENOUGH_WINDOWS if self._share <= LATE else 1):
             return None
         return self._sequences / max(1e-9, self._share + self._spread), self._sequences
 
     @property
     def share(self) -> float | None:
-        """Mean time between two tokens over its target; ``None`` while too little is known."""
-        return self._share if self._windows >= ENOUGH_WINDOWS else None
+        """Mean time between two tokens over its target; ``None`` before the first window has ended."""
+        return self._share if self._windows else None
 
     def _open(self, now: float) -> None:
         self._begun_at, self._seconds, self._shares, self._tokens = now, 0.0, 0.0, 0

@@ -5,7 +5,7 @@
 
 Gate and engine run in one process and thread; the clock is the CPU time that they used, so that what shares
 the machine counts little. First 16 callers in a closed loop tell the capacity and the pace of a full batch
-(the target is 1.5 times that); then rows of Azure's excerpt come at 2 and 4 times that rate. With
+(the target is 1.5 times that); then rows of Azure's excerpt come at 0.6, and at 2 or 4 times that rate. With
 ``--slower`` the clock runs so much faster then, as on a machine that others have begun to use. What has no
 answer 1 s after the last arrival is given up. The gate knows how long answers are, as in
 ``benchmarks.admission_live``.
@@ -43,7 +43,8 @@ TOKEN_IDS = range(300, 1000)
 BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 400, 16, 256
 TTFT_S, TPOT_TIMES = 0.5, 1.5
 LOADS = (2.0, 4.0)
-CLOSED_ROWS = 120
+QUIET_LOAD, QUIET_S = 0.6, 8.0
+CLOSED_ROWS = 100
 NONE, OURS = "none", "sluice"
 
 
@@ -85,13 +86,13 @@ class Bench:
                 coming = fates[following].arrival.at if following < len(fates) else until_s
                 now = max(now, min(coming, until_s if change is None else change))
             begun = time.process_time()
+            outputs = self._engine.step() if self._engine.has_work else ()
+            now += self._slower * (time.process_time() - begun)
+            begun = time.process_time()
             while following < len(fates) and fates[following].arrival.at <= now:
                 fate = fates[following]
                 following += 1
-                self._act(policy.arrive(fate, self.load(), fate.arrival.at), inside, now)
-            self._act(policy.look(self.load(), now), inside, now)
-            outputs = self._engine.step() if self._engine.has_work else ()
-            now += self._slower * (time.process_time() - begun)
+                self._act(policy.arrive(fate, self.load(), fate.arrival.at), inside, fate.arrival.at)
             for output in outputs:
                 fate = inside[output.request_id]
                 fate.produced = output.output_tokens
@@ -103,6 +104,8 @@ class Bench:
                     fate.computed = fate.arrival.prompt + fate.produced
                     del inside[output.request_id]
                     policy.finished(fate, now)
+            self._act(policy.look(self.load(), now), inside, now)
+            now += self._slower * (time.process_time() - begun)
         for name, fate in inside.items():
             self._engine.abort(name)
             fate.first_token_at = None
@@ -175,9 +178,9 @@ def examine(
     """Targets, capacity in requests a second, and every policy at every load."""
     whole = [replace(one, max_tokens=one.output) for one in requests_of(read_trace(TRACE), SHAPE)]
     engine = engine_of(model)
-    quiet = Bench(engine)
-    quiet.closed(whole[:20], MAX_NUM_SEQS)  # compiles what is compiled at first use
-    told = quiet.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
+    unhurried = Bench(engine)
+    unhurried.closed(whole[:20], MAX_NUM_SEQS)  # compiles what is compiled at first use
+    told = unhurried.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
     capacity = len(told) / max(fate.finished_at or 0.0 for fate in told)
     pace = statistics.median(fate.tpot_s or 0.0 for fate in told if fate.produced > 1)
     slo = Slo(TTFT_S, TPOT_TIMES * pace)
@@ -190,13 +193,18 @@ def examine(
     )
     bench, rows, start = Bench(engine, slower=slower), [], CLOSED_ROWS
     for load in LOADS:
-        wanted = whole[start : start + round(load * capacity * seconds)]
-        start += len(wanted)
-        arrivals = paced(wanted, load * capacity / rate_of(wanted))
+        quiet_rows = whole[start : start + round(QUIET_LOAD * capacity * QUIET_S)]
+        wanted = whole[start + len(quiet_rows) :][: round(load * capacity * seconds)]
+        start += len(quiet_rows) + len(wanted)
+        arrivals = paced(quiet_rows, QUIET_LOAD * capacity / rate_of(quiet_rows))
+        begins = arrivals[-1].at
+        rest = paced(wanted, load * capacity / rate_of(wanted))
+        arrivals += [replace(one, at=begins + one.at) for one in rest]
         for name in policies:
             policy = Open() if name == NONE else GatePolicy(limits, produced=lambda fate: fate.produced)
             before = engine.signals.preemptions
             fates = bench.run(arrivals, policy, until_s=arrivals[-1].at + 2 * slo.ttft_s)
+            fates = fates[len(quiet_rows) :]
             found = replace(summarize(fates, slo), preemptions=engine.signals.preemptions - before)
             rows.append(
                 Row(load, name, found, policy.gate.limit.value if isinstance(policy, GatePolicy) else None)

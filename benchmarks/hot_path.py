@@ -42,7 +42,8 @@ from gateway.config import load_settings
 from gateway.contracts.values import FinishReason, Usage
 from gateway.fleet import Fleet
 from gateway.journey import Journey
-from gateway.wiring import Gateway, build
+from gateway.running import Gateway
+from gateway.wiring import build
 from gateway.wiring_backends import Engines
 from observability.logs import configure_logging
 

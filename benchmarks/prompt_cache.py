@@ -45,7 +45,8 @@ from gateway.config import Settings, load_settings
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.prompts.canonical import Canonicalizer
-from gateway.wiring import Gateway, build
+from gateway.running import Gateway
+from gateway.wiring import build
 from observability.logs import configure_logging
 
 WORDS = [

@@ -27,7 +27,8 @@ from gateway.backends.port import Delta
 from gateway.config import Settings, load_settings
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
-from gateway.wiring import Gateway, build
+from gateway.running import Gateway
+from gateway.wiring import build
 from observability.events import RequestRecord
 from observability.logs import configure_logging
 

@@ -23,7 +23,7 @@ from gateway.backends.port import Backend
 from gateway.config import load_settings
 from gateway.fleet import Fleet
 from gateway.journey import Journey
-from gateway.wiring import Gateway
+from gateway.running import Gateway
 from gateway.wiring_backends import Engines
 from observability.logs import configure_logging
 from observability.subscribers import Hub

@@ -19,7 +19,7 @@ from gateway.adapter_rooms import AdapterRooms
 from gateway.adapter_source import AdapterSource
 from gateway.audit import Audit
 from gateway.errors import GatewayError, NoSuchAdapter
-from gateway.ports import Promotion
+from gateway.ports_admin import Promotion
 from resilience.failures import BackendFailure
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from gateway.audit import Audit
 from gateway.canary_driver import CanaryDriver
 from gateway.errors import GatewayError, InvalidRequest, RevisionConflict
-from gateway.ports import CanaryOrder
+from gateway.ports_admin import CanaryOrder
 from gateway.routing.book import RoutingBook
 from gateway.routing.canary import Phase, Plan, Standing, end, pause, resume, start, weights_at
 from gateway.routing.canary_records import SAMPLES

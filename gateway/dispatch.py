@@ -58,9 +58,9 @@ class Dispatcher:
         self._spelling = spelling
         self._emit = emit
 
-    def affords(self, backend: Backend) -> bool:
-        """Whether ``backend`` may be asked for an answer once more; it is paid for when it may."""
-        return self._guard.affords(backend.name)
+    def affords(self, backend: Backend, kind: FailureKind) -> bool:
+        """Whether ``backend`` may be asked for an answer again after ``kind``; it is paid for when it may."""
+        return self._guard.affords(backend.name, kind)
 
     async def generate(self, slot: Slot, backend: Backend, job: Job, meter: Meter) -> Outcome:
         """Generate on ``backend``; the slot is the permission to do so.

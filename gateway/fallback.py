@@ -275,7 +275,7 @@ class FallbackChain:
             backend.name,
             cause.kind,
             moved=moved and not cause.final,
-            again=lambda: unseen and not cause.final and self._dispatcher.affords(backend),
+            again=lambda: unseen and not cause.final and self._dispatcher.affords(backend, cause.kind),
             away=backend.state is not BackendState.READY,
         )
 

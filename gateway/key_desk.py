@@ -11,7 +11,7 @@ from gateway.audit import Audit
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.key_book import KeyBook
 from gateway.key_use import KeyUse
-from gateway.ports import KeyOrder
+from gateway.ports_admin import KeyOrder
 
 # The last second that can be written, 9999-12-31T23:59:59Z: no key is made that could not be shown.
 LATEST = 253_402_300_799.0

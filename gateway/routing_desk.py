@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from gateway.audit import Audit
 from gateway.errors import BackendUnavailable, GatewayError, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.ports import RoutingOrder
+from gateway.ports_admin import RoutingOrder
 from gateway.routing.book import NotInForce, RoutingBook, RoutingBusy
 from gateway.routing.change import (
     WHOLE,
@@ -87,19 +87,19 @@ class RoutingDesk:
 
     async def history(self, limit: int) -> Sequence[Mapping[str, object]]:
         """The last revisions, newest first."""
-        with told():
+        with told(change=False):
             found = await self.book.newest(limit)
         return [_shown(stored) for stored in found]
 
     async def diff(self, a: int, b: int) -> Sequence[Mapping[str, object]]:
         """What differs from revision ``a`` to ``b``."""
-        with told():
+        with told(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
         return _changes(before.draft.config, after.draft.config)
 
     async def audit(self, limit: int) -> Sequence[Mapping[str, object]]:
         """What operators did last, newest first."""
-        with told():
+        with told(change=False):
             entries = await self.audit_log.last(limit)
         return [{**entry, "at": _time(entry["at"])} for entry in entries]
 
@@ -197,8 +197,8 @@ class RoutingDesk:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What the routing and the state store raise, as operators are told it."""
+def told(*, change: bool = True) -> Iterator[None]:
+    """What the routing and the state store raise, as operators are told it, who only look or ``change``."""
     try:
         yield
     except RoutingFileError as error:
@@ -220,10 +220,9 @@ def told() -> Iterator[None]:
             f"config is {error.size} bytes; allowed: {error.allowed}", param="config"
         ) from error
     except StateUnavailable as error:
+        doubt = ". Nothing was changed, or not surely: look at the history before you try again"
         raise BackendUnavailable(
-            f"{error}; requests are served as before. Nothing was changed, or not surely: look at the "
-            "history before you try again",
-            retry_after_ms=RETRY_MS,
+            f"{error}; requests are served as before{doubt if change else ''}", retry_after_ms=RETRY_MS
         ) from error
     except (RoutingBusy, NotInForce) as error:
         raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error

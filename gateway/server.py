@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.config import ConfigError
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.surfaces import ByPort, for_callers, for_operators
-from gateway.wiring import Gateway
+from gateway.running import Gateway
 
 # A second signal, or the end of the drain, leaves open connections this long.
 FORCE_CLOSE_S = 1

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-
-import structlog
 
 from accounting.account import Accounts
 from accounting.keys import KeyRing
-from accounting.ledger import Ledger
-from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent
 from budgeting.counting import ChatTokenizer
-from engine.errors import EngineStartError
 from gateway.admission_desk import AdmissionDesk
 from gateway.audit import Audit
-from gateway.backends.port import BackendState
 from gateway.chaos_desk import ChaosDesk
 from gateway.config import ConfigError, Settings
 from gateway.dispatch import Dispatcher
 from gateway.drain import Drain, DrainDesk
 from gateway.edge_report import EdgeReporter
-from gateway.engine_counts import EngineCounts
 from gateway.fallback import FallbackChain
-from gateway.first_ready import FirstReady
 from gateway.fleet import Fleet
 from gateway.health import HealthProbe
 from gateway.http.respond import log_defect
 from gateway.journey import Journey
+from gateway.model_cards import model_cards
 from gateway.model_text import ModelText
 from gateway.patience import OnceReady
-from gateway.ports import CardKind, HttpLimits, ModelCard, Services
+from gateway.ports import HttpLimits, Services
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.desk import PromptDesk
-from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
@@ -50,157 +39,38 @@ from gateway.reception import Reception
 from gateway.report import Reporter
 from gateway.routing.check import Known
 from gateway.routing.revision import rules_naming
+from gateway.running import Gateway
 from gateway.usage_desk import UsageDesk
 from gateway.vitals import Vitals
-from gateway.weights.errors import FetchError
-from gateway.weights.progress import LogProgress
-from gateway.weights.source import Weights, prepare
-from gateway.wiring_adapters import Adapters, make_adapters
-from gateway.wiring_backends import Engines, MakeEnginePool, make_engines
-from gateway.wiring_cache import Answers, make_answers, make_leg_limits
-from gateway.wiring_canary import Canary, make_canary
+from gateway.weights.source import prepare
+from gateway.wiring_adapters import make_adapters
+from gateway.wiring_backends import MakeEnginePool, make_engines
+from gateway.wiring_cache import make_answers, make_leg_limits
+from gateway.wiring_canary import make_canary
 from gateway.wiring_chaos import chaos_collector, make_chaos
 from gateway.wiring_hedging import hedge_collector
-from gateway.wiring_keys import KeyHouse, make_keys, usable
+from gateway.wiring_keys import make_keys, usable
 from gateway.wiring_ledger import leg_prices, make_engine_counts, make_ledger, make_prices
-from gateway.wiring_limits import Limiting, make_limiting
+from gateway.wiring_limits import make_limiting
 from gateway.wiring_metrics import Targets, first_ready, health_collector
 from gateway.wiring_resilience import make_resilience
-from gateway.wiring_routing import Routing, make_routing
-from gateway.wiring_shadow import Shadows, make_shadow
-from gateway.wiring_state import State, make_state, published_store
+from gateway.wiring_routing import make_routing
+from gateway.wiring_shadow import make_shadow
+from gateway.wiring_state import make_state, published_store
 from gateway.wiring_summaries import make_engine_summarizer
 from gateway.wiring_tracing import make_tracing
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.state_metrics import StateCollector
 from observability.subscribers import Hub
-from observability.tracing import Tracing
 from observability.tracing_metrics import TraceCollector
 from observability.workers import WorkerCollector
 from resilience.supervisor_events import EngineRestarted, SupervisorEvent
-
-# Longest wait for the last usage rows and spans when the gateway stops.
-FLUSH_TIMEOUT_S = 5.0
-# vLLM's core takes more than five seconds to leave by itself.
-ENGINE_STOP_TIMEOUT_S = 15.0
 
 
 def version() -> str:
     """The installed version."""
     return importlib.metadata.version("sluice-gateway")
-
-
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """A whole gateway, built but not running; :meth:`running` starts its engine and its loops."""
-
-    settings: Settings
-    services: Services
-    reception: Reception
-    engines: Engines
-    ledger: Ledger
-    state: State
-    tracing: Tracing
-    text: ModelText
-    fleet: Fleet
-    routing: Routing
-    weights: Weights
-    publishing: Publishing
-    answers: Answers
-    adapters: Adapters
-    canary: Canary
-    keys: KeyHouse
-    limiting: Limiting
-    shadows: Shadows
-    first_ready: FirstReady
-    drain: Drain
-    summaries: EngineSummarizer | None = None
-    engine_counts: EngineCounts | None = None
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run the engine, the ledger's writer and the state store while the block runs.
-
-        The engine loads in the background: the gateway is alive before it is ready.
-
-        Raises:
-            PromptChanged: a published prompt version has another text now.
-            ExceptionGroup: holding the RoutingFileError when the routing file is wrong and the state store
-                has no revision to use instead.
-            ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
-                could answer.
-        """
-        await self.ledger.open()
-        await self.state.open()
-        try:
-            await self.publishing.publish()
-            async with asyncio.TaskGroup() as loops:
-                writer = loops.create_task(self.ledger.run(), name="ledger")
-                state = loops.create_task(self.state.run(), name="state")
-                await self.routing.book.start()
-                residents = [
-                    loops.create_task(resident.run(), name=name)
-                    for name, resident in self.engines.residents.items()
-                ]
-                if self.answers.resident is not None:
-                    residents.append(loops.create_task(self.answers.resident.run(), name="response-cache"))
-                if self.summaries is not None:
-                    residents.append(loops.create_task(self.summaries.run(), name="summaries"))
-                residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
-                residents.append(loops.create_task(self.routing.book.run(), name="routing"))
-                residents.append(loops.create_task(self.canary.driver.run(), name="canary"))
-                residents.append(loops.create_task(self.keys.use.run(), name="keys-used"))
-                residents.append(loops.create_task(self.shadows.shadow.run(), name="shadow"))
-                residents.append(loops.create_task(self.limiting.run(), name="limits"))
-                residents.append(loops.create_task(self.first_ready.run(), name="first-ready"))
-                residents.append(loops.create_task(self.drain.run(), name="drain"))
-                if self.engine_counts is not None:
-                    residents.append(loops.create_task(self.engine_counts.run(), name="engine-counts"))
-                starter = loops.create_task(self._start_engine(), name="engine-start")
-                try:
-                    yield
-                finally:
-                    for task in (starter, *residents):
-                        task.cancel()
-                    if self.engines.host is not None:
-                        await self.engines.host.stop(ENGINE_STOP_TIMEOUT_S)
-                    await self.ledger.close(FLUSH_TIMEOUT_S)
-                    writer.cancel()
-                    state.cancel()
-        finally:
-            await self.limiting.close()
-            await self.state.close()
-            await asyncio.to_thread(self.tracing.shutdown)
-
-    def _engine_ready(self) -> bool:
-        return self.engines.host is None or self.engines.host.state is BackendState.READY
-
-    async def _start_engine(self) -> None:
-        host, log = self.engines.host, structlog.get_logger("gateway")
-        if host is None:
-            return
-        try:
-            if self.weights.remote:
-                await self.weights.fetch(LogProgress(self.weights.source, self.services.clock))
-            async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
-                facts = await host.start()
-        except (EngineStartError, FetchError, TimeoutError) as error:
-            if not self.engines.beside_the_engine:
-                raise
-            # The other backends go on; `/ready` and `/health/deep` tell of the one that is missing.
-            log.error("engine not started", reason=str(error) or "engine.start_timeout_seconds have passed")
-            await host.stop(ENGINE_STOP_TIMEOUT_S)
-            return
-        self.text.limit(min(self.text.max_model_len, facts.max_model_len))
-        log.info(
-            "engine ready",
-            model=self.settings.engine.model_id,
-            max_model_len=self.text.max_model_len,
-            total_blocks=facts.total_blocks,
-            **facts.details,
-        )
-        await host.keep()
 
 
 def build(
@@ -450,7 +320,7 @@ def build(
             block_size=settings.engine.block_size,
         ),
         admission=admission_desk,
-        models=lambda caller: usable(_models(fleet, adapters, text.max_model_len), caller, revision()),
+        models=lambda caller: usable(model_cards(fleet, adapters, text.max_model_len), caller, revision()),
         metrics=metrics.render,
         limits=HttpLimits(
             max_body_bytes=settings.server.max_body_bytes,
@@ -482,21 +352,3 @@ def build(
 def new_id(prefix: str) -> str:
     """A fresh id: the prefix and 80 random bits."""
     return f"{prefix}_{secrets.token_hex(10)}"
-
-
-def _models(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
-    cards = [ModelCard(model, model, None, max_model_len) for model in sorted(fleet.base_models)]
-    cards += [
-        ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len, CardKind.ADAPTER)
-        for a in adapters.known
-    ]
-    cards += [
-        ModelCard(alias, target, adapters.get(target).base_model, max_model_len, CardKind.ADAPTER)
-        for alias, target in sorted(adapters.aliases.items())
-        if target in adapters.offered.adapters
-    ]
-    cards += [
-        ModelCard(name, backend.model, backend.model, max_model_len, CardKind.BACKEND)
-        for name, backend in sorted(fleet.backends.items())
-    ]
-    return cards

@@ -56,10 +56,7 @@ class Engines:
     def loras(self) -> Sequence[WorkerLoras]:
         """What is loaded on the workers in service that this gateway loads adapters on."""
         return [
-            held
-            for one in self.backends.values()
-            if isinstance(one, WorkersBackend)
-            for held in one.loras()
+            held for one in self.backends.values() if isinstance(one, WorkersBackend) for held in one.loras()
         ]
 
     def workers(self) -> Mapping[str, Sequence[WorkerStatus]]:

@@ -151,9 +151,11 @@ class Guard:
             self._emit(Recovered(backend, last, made))
         return result
 
-    def affords(self, backend: str) -> bool:
-        """Whether the retry budget has another attempt for ``backend``; it is paid for when it has."""
-        return self._budget.take(backend, self._clock())
+    def affords(self, backend: str, kind: FailureKind) -> bool:
+        """Whether the retry budget has another call of ``backend`` after ``kind``; it is paid for then."""
+        paid = self._budget.take(backend, self._clock())
+        self._emit(Retried(backend, kind, 1, 0.0) if paid else RetryRefused(backend, kind, 1))
+        return paid
 
     async def _attempt(
         self,

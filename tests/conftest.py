@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Neither a single example has a deadline nor the making of them: on a shared machine a pause of half a second
 # says nothing about the code. Tests of speed measure it themselves, and every test has its own limit (`timeout`
-# in pyproject.toml). The examples are the same in every run, so that a change is refused for what it changed;
-# SLUICE_TEST_RANDOM=1 looks for new ones.
+# in pyproject.toml). The examples are much the same in every run, so that a change is refused for what it
+# changed; SLUICE_TEST_RANDOM=1 looks for new ones.
 settings.register_profile(
     "suite",
     deadline=None,

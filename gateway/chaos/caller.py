@@ -16,6 +16,8 @@ from gateway.replay.sse import EventSplitter, EventTooLarge
 
 PATH = "/v1/generate"
 CONNECT_TIMEOUT_S = 10.0
+# What `/ready` calls an engine that is lost and being started again.
+AWAY = frozenset({"restarting", "starting"})
 # Codes of what no gateway told.
 TIMEOUT, CONNECT, CUT_OFF, BAD_ANSWER = (
     "client_timeout",
@@ -109,7 +111,10 @@ class Caller:
             return orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
 
     async def unready(self) -> frozenset[str]:
-        """The checks of ``/ready`` that fail; empty when it is ready, ``no answer`` when it says nothing."""
+        """The checks of ``/ready`` that fail; empty when it is ready, ``no answer`` when it says nothing.
+
+        ``engine`` is one of them while the engine restarts, though other backends may keep the gateway ready.
+        """
         assert self._session is not None, "a Caller is used inside `async with`"
         try:
             async with (
@@ -120,7 +125,9 @@ class Caller:
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError):
             return frozenset({"no answer"})
         failing = frozenset(name for name, good in told.get("checks", {}).items() if not good)
-        return frozenset() if told.get("ready") else failing or frozenset({"not ready"})
+        if (told.get("engine") or {}).get("state") in AWAY:
+            failing |= {"engine"}
+        return failing if told.get("ready") else failing or frozenset({"not ready"})
 
     def _whole(self, answer: Any, heard: Heard) -> None:
         if not isinstance(answer, dict):

@@ -19,7 +19,7 @@ KEPT_BY_BEDROCK = 32
 
 
 # Checks of `/ready` that tell of what generates.
-ENGINE_CHECKS = frozenset({"model_loaded", "workers_ready", "no answer"})
+ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer"})
 
 
 @dataclass(frozen=True, slots=True)

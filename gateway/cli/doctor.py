@@ -27,10 +27,11 @@ from gateway.cli.startup import start_errors
 from gateway.config import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.prompts.published import PromptChanged, StoreUnreachable
+from gateway.running import Gateway
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
 from gateway.weights.values import OnProgress
-from gateway.wiring import Gateway, build
+from gateway.wiring import build
 from resilience.failures import BackendFailure
 
 T = TypeVar("T")

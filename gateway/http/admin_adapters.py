@@ -17,7 +17,8 @@ from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
-from gateway.ports import AdapterService, Promotion, Services
+from gateway.ports import Services
+from gateway.ports_admin import AdapterService, Promotion
 
 B = TypeVar("B", bound=Body)
 _Comment = Annotated[str, Field(max_length=1_000)]

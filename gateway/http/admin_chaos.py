@@ -16,7 +16,8 @@ from gateway.contracts.values import CallerRole
 from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.ports import ChaosService, Services
+from gateway.ports import Services
+from gateway.ports_admin import ChaosService
 
 
 class FaultsRequest(Section):

@@ -17,7 +17,8 @@ from gateway.contracts.values import CallerRole
 from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.ports import KeyOrder, KeyService, Services
+from gateway.ports import Services
+from gateway.ports_admin import KeyOrder, KeyService
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
 # Tenants and organizations are labels in metrics and reports, so each is one printable word.

@@ -19,7 +19,8 @@ from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
-from gateway.ports import RoutingOrder, RoutingService, Services
+from gateway.ports import Services
+from gateway.ports_admin import RoutingOrder, RoutingService
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1_000

@@ -15,7 +15,8 @@ from gateway.errors import InvalidRequest
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
-from gateway.ports import Services, ShadowService
+from gateway.ports import Services
+from gateway.ports_admin import ShadowService
 
 DEFAULT_PAIRS = 1_000
 # About 8 s of a thread.

@@ -19,7 +19,8 @@ from gateway.errors import InvalidRequest
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
-from gateway.ports import Services, UsageService
+from gateway.ports import Services
+from gateway.ports_admin import UsageService
 
 _KNOWN: Final = frozenset({"by", "since", "until", "kind", "after", "limit"})
 _TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"

@@ -63,9 +63,9 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
 class FakeJourney:
     """Pushes ``pieces``, then finishes, or fails with ``error``.
 
-    ``plan`` is told to the sink before. ``holds`` makes it wait, before the end, until ``resume`` is called or it is cancelled; ``changes`` are
-    laid over the answer; ``defect`` is raised instead of an end; ``silent`` ends without telling the sink;
-    ``endless`` never stops pushing. Counters tell what happened.
+    ``plan`` is told to the sink before. ``holds`` makes it wait, before the end, until ``resume`` is called
+    or it is cancelled; ``changes`` are laid over the answer; ``defect`` is raised instead of an end;
+    ``silent`` ends without telling the sink; ``endless`` never stops pushing. Counters tell what happened.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world")

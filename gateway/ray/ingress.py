@@ -20,7 +20,8 @@ from gateway.http.surfaces import everything, for_callers
 from gateway.ray.backend import RayBackend, RayRules
 from gateway.ray.place import Place
 from gateway.ray.port import EngineReplicas
-from gateway.wiring import Gateway, build
+from gateway.running import Gateway
+from gateway.wiring import build
 from observability.logs import configure_logging
 
 

@@ -17,7 +17,7 @@ from adapters.rejection import AdapterRejected, Rejection
 from gateway.app import create_app
 from gateway.cli.main import app
 from gateway.http.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving
-from gateway.ports import Promotion
+from gateway.ports_admin import Promotion
 
 ONE: Mapping[str, object] = {
     "id": "v1",

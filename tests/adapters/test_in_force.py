@@ -20,7 +20,7 @@ from adapters.registry_file import RegistryContent
 from adapters.rejection import AdapterRejected, Rejection
 from adapters.values import Adapter, Selection
 from gateway.errors import BackendUnavailable, NoSuchAdapter
-from gateway.ports import Promotion
+from gateway.ports_admin import Promotion
 from gateway.state.memory import MemoryStreams
 from gateway.weights.errors import AccessDenied, NotThere
 from gateway.weights.values import OnProgress, Progress, everything, ignore

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from admission.events import Outcome
 from admission.gate import Gate, Ticket
 from admission.limit import LEAST_SHARE, AdaptiveLimit
-from admission.pace import ENOUGH_WINDOWS, STEPS, Pace
+from admission.pace import ENOUGH_WINDOWS, LATE, STEPS, Pace
 from admission.ticket import TicketState
 from admission.values import Limits, Load
 from tests.admission.gates import DEMAND
@@ -55,10 +55,17 @@ def allowed(pace: Pace) -> float | None:
 def test_nothing_is_said_before_some_windows_have_been_seen() -> None:
     answers = Answers(10)
     answers.begin()
-    answers.windows(ENOUGH_WINDOWS - 1, 0.1)
+    answers.windows(ENOUGH_WINDOWS - 1, LATE * TARGET_S * 0.99)
     assert allowed(answers.pace) is None
-    answers.windows(1, 0.1)
+    answers.windows(1, LATE * TARGET_S * 0.99)
     assert allowed(answers.pace) is not None
+
+
+def test_one_window_far_beyond_the_target_is_enough() -> None:
+    answers = Answers(10)
+    answers.begin()
+    answers.windows(1, 2 * TARGET_S)
+    assert allowed(answers.pace) == pytest.approx(5.0, rel=0.01)
 
 
 def test_twice_the_time_that_the_target_gives_halves_those_side_by_side() -> None:

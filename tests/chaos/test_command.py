@@ -39,6 +39,8 @@ def test_a_killed_engine_under_streams_of_a_gateway_of_its_own(tmp_path: Path) -
     assert code == 0, told
     assert report["ok"] and [fault["label"] for fault in report["faults"]] == ["kill engine"]
     assert len(report["requests"]) == 5
+    assert any("engine" in seen["failing"] for seen in report["readiness"]), "Bedrock keeps the gateway ready"
+    assert report["readiness"][-1]["failing"] == []
     for request in report["requests"]:
         assert request["met"] == ["kill engine"] and request["verdict"] in ("resumed", "fallback")
         assert request["rows"] == 1 and request["billed"] == request["tokens"]

@@ -23,7 +23,7 @@ from gateway.key_book import STREAM
 from gateway.key_desk import LATEST
 from gateway.key_use import KNOWN_FOR_S
 from gateway.key_use import STREAM as USED
-from gateway.ports import KeyOrder
+from gateway.ports_admin import KeyOrder
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.wiring_keys import KeyHouse, make_keys

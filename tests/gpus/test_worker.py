@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,21 @@ from gateway.gpus.worker import MOST_SHORT_LIVES, MOST_SILENT, GivenUp, GpuWorke
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 ENDS = [sys.executable, "-c", "raise SystemExit(3)"]
+FRONT = f"""
+import asyncio, os, time
+from gateway.gpus.layout import Seat
+from gateway.gpus.worker import GpuWorker
+
+async def main():
+    worker = GpuWorker(Seat(None, 1), {SLEEPS!r}, os.environ, clock=time.monotonic)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        while worker.pid is None:
+            await asyncio.sleep(0.01)
+        print("pid", worker.pid, flush=True)
+
+asyncio.run(main())
+"""
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -123,3 +139,25 @@ async def test_one_worker_that_is_left_is_enough() -> None:
         await asyncio.sleep(0.1)
         assert lives.pid is not None
     assert lives.pid is None
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; that nobody reaped it yet is not its doing."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's way of telling children is Linux'")
+def test_a_front_that_is_killed_takes_its_workers_with_it_even_one_that_stands_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        told = next(line for line in front.stdout if line.startswith("pid "))
+        worker = psutil.Process(int(told.split()[1]))
+        worker.suspend()
+        front.kill()
+    deadline = time.monotonic() + 30
+    while not gone(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(worker)

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import NoSuchKey
 from gateway.http.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
-from gateway.ports import KeyOrder
+from gateway.ports_admin import KeyOrder
 from tests.http.conftest import Connect
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -7,8 +7,9 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -118,12 +119,17 @@ def test_a_half_sent_body_is_no_request() -> None:
 
 def test_the_connection_is_kept_for_the_next_request() -> None:
     journey = FakeJourney(error=PublicError(503, "queue_full", "no"))
-    with serving(fake_services(journey)) as url, posted(url, "/v1/generate", NATIVE) as sock:
-        assert b"503" in sock.recv(4096)
-        raw = json.dumps(NATIVE).encode()
-        head = f"POST /v1/generate HTTP/1.1\r\nhost: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n"
-        sock.sendall(head.encode() + f"content-length: {len(raw)}\r\n\r\n".encode() + raw)
-        assert b"503" in sock.recv(4096)
+    headers = {"authorization": f"Bearer {CALLER_KEY}"}
+    with serving(fake_services(journey)) as url:
+        connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+        with closing(connection):
+            sockets = []
+            for _ in range(2):
+                connection.request("POST", "/v1/generate", json.dumps(NATIVE), headers)
+                sockets.append(connection.sock)
+                answer = connection.getresponse()
+                assert answer.status == 503 and answer.read()
+        assert sockets[0] is sockets[1]
 
 
 class Clock:

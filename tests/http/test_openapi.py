@@ -74,8 +74,10 @@ async def test_each_operators_path_tells_the_shape_of_what_it_asks_for_and_answe
         for method, told in operations.items() if path.startswith("/admin") else ():
             asks = method in ("post", "put") and not path.endswith(BODILESS)
             assert ("requestBody" in told) == asks, path
-            [status] = [one for one in told["responses"] if one.startswith("2")]
-            assert status == "204" or "application/json" in told["responses"][status]["content"], path
+            good = [one for one in told["responses"] if one.startswith("2")]
+            assert good, path
+            for status in good:
+                assert status == "204" or "application/json" in told["responses"][status]["content"], path
             named = {one["name"] for one in told["parameters"] if one["in"] == "path"}
             assert named == ({"id"} if "{id}" in path else set()), path
     text = json.dumps(document)

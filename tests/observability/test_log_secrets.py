@@ -18,7 +18,8 @@ from gateway.contracts.values import Answer, Caller, CallerRole, Contract, Gener
 from gateway.errors import PublicError
 from gateway.journey import Journey
 from gateway.ports import EdgeOutcome
-from gateway.wiring import Gateway, build
+from gateway.running import Gateway
+from gateway.wiring import build
 from gateway.wiring_tracing import make_tracing, redaction
 from observability.logs import configure_logging
 

@@ -385,5 +385,7 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
 
 def test_another_attempt_is_paid_for_by_the_budget() -> None:
     bench = Bench()
-    afforded = sum(bench.guard.affords("local") for _ in range(30))
+    afforded = sum(bench.guard.affords("local", FailureKind.STREAM_BROKEN) for _ in range(30))
     assert afforded == MOST
+    told = [type(event) for event in bench.told]
+    assert (told.count(Retried), told.count(RetryRefused)) == (MOST, 30 - MOST)

@@ -15,7 +15,7 @@ from gateway.audit import Audit
 from gateway.canary_desk import CanaryDesk
 from gateway.canary_driver import FORGET_EVERY, CanaryDriver
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.ports import CanaryOrder, RoutingOrder
+from gateway.ports_admin import CanaryOrder, RoutingOrder
 from gateway.routing.book import STREAM as ROUTING
 from gateway.routing.book import RoutingBook, Seed
 from gateway.routing.canary import Phase, end

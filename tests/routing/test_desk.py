@@ -13,7 +13,7 @@ import pytest
 
 from gateway.audit import Audit
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.ports import RoutingOrder
+from gateway.ports_admin import RoutingOrder
 from gateway.routing.book import STREAM, RoutingBook, Seed
 from gateway.routing.check import Known
 from gateway.routing.revision import RoutingFileError
@@ -102,8 +102,12 @@ async def test_without_a_store_the_file_serves_as_number_0_and_becomes_revision_
     process = Process(streams)
     async with running(process):
         assert process.book.number == 0 and process.weights()["local"] == 100
-        with pytest.raises(BackendUnavailable, match="served as before"):
+        with pytest.raises(
+            BackendUnavailable, match=r"served as before\. Nothing was changed, or not surely"
+        ):
             await process.desk.apply(config(50, 50), ME)
+        with pytest.raises(BackendUnavailable, match=r"served as before$"):
+            await process.desk.history(5)
         streams.down = False
         await until(lambda: process.book.number == 1)
 

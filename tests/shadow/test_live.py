@@ -136,7 +136,9 @@ def test_a_model_of_the_gateway_judges_and_its_work_is_no_tenants(live: LiveGate
 
 def test_the_command_shows_tables_json_and_a_page(live: LiveGateway, tmp_path: Path) -> None:
     words = ["--url", live.url, "--key", ADMIN_KEY]
-    shown = CliRunner().invoke(app, ["shadow", "report", "--html", str(tmp_path / "page.html"), *words])
+    shown = CliRunner(env={"COLUMNS": "130"}).invoke(
+        app, ["shadow", "report", "--html", str(tmp_path / "page.html"), *words]
+    )
     assert shown.exit_code == 0, shown.output
     assert f"{COUNT} of {COUNT} pairs compared" in shown.output and "passes forbidden" in shown.output
     assert "<svg" in (tmp_path / "page.html").read_text()

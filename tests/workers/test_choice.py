@@ -87,6 +87,13 @@ def test_adding_a_worker_moves_about_one_key_in_n() -> None:
     assert 0.5 / 16 < len(moved) / 4000 < 2 / 16
 
 
+def test_a_ring_that_was_resized_is_the_ring_of_those_names() -> None:
+    ring = Ring(NAMES[:10])
+    ring.resize(NAMES[3:])
+    anew = Ring(NAMES[3:])
+    assert [ring.walk(key) for key in range(200)] == [anew.walk(key) for key in range(200)]
+
+
 def test_keys_are_spread_evenly() -> None:
     ring, everyone = Ring(NAMES), frozenset(NAMES)
     counts = dict.fromkeys(NAMES, 0)

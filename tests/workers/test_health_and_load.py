@@ -96,11 +96,13 @@ def test_two_bad_probes_eject_and_one_does_not() -> None:
     assert health.probe_failed(4)
 
 
-def test_a_bad_probe_once_the_time_is_up_ejects_anew() -> None:
+def test_a_bad_probe_once_the_time_is_up_keeps_it_out_for_longer_and_is_no_further_ejection() -> None:
     health = in_service()
     health.probe_failed(0), health.probe_failed(0)
-    assert not health.probe_failed(1)
-    assert health.probe_failed(2)
+    health.probe_failed(1)
+    assert health.returns_in(1) == 1
+    assert not health.probe_failed(2)
+    assert health.returns_in(2) == 4 and health.ejections == 1
     assert health.returns_in(2) == 4
 
 
@@ -131,7 +133,7 @@ def test_health_holds_its_bounds_whatever_happens(history: list[tuple[str, float
                 health.probe_failed(now)
         assert 0 <= health.weight(now) <= 1
         assert (health.weight(now) > 0) == health.in_service
-        assert 0 <= health.returns_in(now) <= RULES.eject_max_s
+        assert 0 <= health.returns_in(now) <= RULES.eject_max_s + 1e-9, "clocks are floats"
     if not health.in_service:
         health.probe_succeeded(now + RULES.eject_max_s)
     assert health.in_service, "a worker whose probes answer is back after the longest ejection"

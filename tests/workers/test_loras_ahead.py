@@ -63,7 +63,10 @@ async def test_a_load_that_fails_is_told_to_who_ordered_it_and_waits_its_time_ot
             await held.preload(MANGA)
         for _ in range(3):
             await held.keep([MANGA], ["manga_v3"], [])
-    assert len(worker.loads) == 1
+        assert len(worker.loads) == 1
+        worker.broken = b""
+        await held.preload(MANGA)  # an operator does not wait for its time
+        assert worker.listed == {PINNED}
 
 
 async def test_only_workers_in_service_are_told_and_one_that_is_gone_is_a_failure() -> None:

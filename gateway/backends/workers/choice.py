@@ -70,12 +70,27 @@ NO_WISH = Wish()
 class Ring:
     """A consistent hash ring: adding or removing one of ``n`` names moves about one key in ``n``."""
 
-    __slots__ = ("_names", "_places")
+    __slots__ = ("_each", "_names", "_places", "_points")
 
     def __init__(self, names: Sequence[str], places: int = PLACES) -> None:
-        points = sorted((_place(f"{name}\x1f{number}"), name) for name in names for number in range(places))
-        self._places = [place for place, _ in points]
-        self._names = [name for _, name in points]
+        self._each = places
+        self._points: list[tuple[int, str]] = []
+        self.resize(names)
+
+    def resize(self, names: Sequence[str]) -> None:
+        """The names are these from now on. Cheap where most of them stay: hashing is what costs."""
+        stay = {name for _, name in self._points}.intersection(names)
+        kept = [point for point in self._points if point[1] in stay]
+        new = [
+            (_place(f"{name}\x1f{number}"), name)
+            for name in names
+            if name not in stay
+            for number in range(self._each)
+        ]
+        # Two runs in order, which is what the sort is quick at.
+        self._points = sorted(kept + sorted(new))
+        self._places = [place for place, _ in self._points]
+        self._names = [name for _, name in self._points]
 
     def walk(self, key: int) -> list[str]:
         """Every name once, from the key's place on."""
@@ -171,7 +186,7 @@ class Choice:
         """The workers are these from now on; what is known of those that stay is kept."""
         if self._index.keys() == set(names):
             return
-        self._ring = Ring(names)
+        self._ring.resize(names)
         self._index = {name: self._index.get(name, SentIndex(self._index_blocks)) for name in names}
         self._turns = {name: self._turns.get(name, self._turn) for name in names}
         self._adapters = {name: self._adapters.get(name, OrderedDict()) for name in names}

@@ -152,11 +152,11 @@ class WorkerHealth:
         return True
 
     def probe_failed(self, now: float) -> bool:
-        """A probe was not answered; whether that ejects it."""
+        """A probe was not answered; whether that ejects it. One that is out already stays out longer."""
         self._probe_failures += 1
         if self.state is WorkerState.EJECTED and now >= self._until:
             self._eject(now)
-            return True
+            return False
         if self.in_service and self._probe_failures >= PROBE_FAILURES:
             self._eject(now)
             return True
@@ -174,7 +174,7 @@ class WorkerHealth:
         doubled = self._rules.eject_s * 2.0 ** min(self.strikes, 30)
         self._until = now + min(doubled, self._rules.eject_max_s)
         self.strikes += 1
-        self.ejections += 1
+        self.ejections += self.in_service  # one that is out already stays out longer
         self.state = WorkerState.EJECTED
         self._returned_at = None
         self._outcomes.clear()

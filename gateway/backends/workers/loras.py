@@ -131,6 +131,7 @@ class WorkerLoras:
         """Load it ahead of its first request. Raises BackendFailure."""
         if adapter.adapter_id in self._fixed:
             return
+        self._shelf.residency.retry(adapter.adapter_id)
         try:
             await self._shelf.preload(adapter)
         except TransportError as error:

@@ -243,7 +243,6 @@ class Worker:
 
     def _left(self, reason: str) -> None:
         self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
-        # An ejection that is made longer is told as well; leaving twice is leaving once.
         self._presence.left(self.url)
 
     def _returned(self) -> None:
