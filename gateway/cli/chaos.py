@@ -78,8 +78,9 @@ def chaos(
     from rich.console import Console
 
     from gateway.chaos.errors import ChaosError
+    from gateway.cli.console import screen
 
-    console = Console(stderr=json)
+    console = Console(stderr=True) if json else screen()
     problems = Console(stderr=True)
     try:
         _need_extras()
