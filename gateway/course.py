@@ -60,7 +60,7 @@ class View:
     Args:
         able: whether a backend takes work now and can answer, or go on with what there is.
         back_in_s: seconds until the primary's engine is expected back; ``None`` when nobody can tell.
-        restarts: whether the primary's engine is away and may come back.
+        restarts: whether the primary's engine may come back, and could then go on with what there is.
         committed: whether the caller has a part of the answer.
         in_time: whether the caller said how long he can wait, and the engine is expected back before that.
     """

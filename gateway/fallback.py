@@ -179,6 +179,8 @@ class FallbackChain:
     def _view(self, job: Job, meter: Meter) -> View:
         primary = job.primary
         restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
+        # Nobody is kept waiting for a backend that could not go on with what he has of the answer.
+        restarts = restarts and (not meter.committed or _goes_on(primary, job, meter))
         back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
         if primary.state is BackendState.READY:
             back_in_s = 0.0

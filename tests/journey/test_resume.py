@@ -60,7 +60,7 @@ def backend(
 
 
 def restarting(*scripts: Script, restart_s: float | None = 0.01, **more: Any) -> RestartingBackend:
-    made = RestartingBackend("local", scripts=scripts, continues=EXACT, **more)
+    made = RestartingBackend("local", scripts=scripts, **{"continues": EXACT, **more})
     made.restart_s, made.waited_for = restart_s, asyncio.Event()
     return made
 
@@ -284,6 +284,16 @@ async def test_what_cannot_be_continued_ends_as_a_part(
     )
     sink = await house.run(asked)
     assert sink.error is not None and len(house.backends["local"].calls) == 1
+
+
+async def test_nobody_is_kept_waiting_for_an_engine_that_could_not_go_on(
+    build_house: Build, ask: Ask
+) -> None:
+    engine = restarting(breaking(4, GONE), WHOLE, continues=frozenset())
+    house = build_house(backends=[engine], route=AT_ONCE, spelling=SPELLING)
+    sink = await house.run(ask(stream=True))
+    assert sink.error is not None and sink.text
+    assert not engine.waited_for.is_set()
 
 
 async def test_a_shaped_answer_goes_on_where_its_shape_survives(build_house: Build, ask: Ask) -> None:
