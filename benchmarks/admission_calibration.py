@@ -68,7 +68,7 @@ class Check:
     simulated: Replay
 
 
-def engine_of(model: Path, blocks: int) -> Engine:
+def engine_of(model: Path, blocks: int, max_num_seqs: int = MAX_NUM_SEQS) -> Engine:
     """The real engine, one thread, without a prefix cache: the trace shares nothing."""
     return build_engine(
         EngineConfig(
@@ -77,7 +77,7 @@ def engine_of(model: Path, blocks: int) -> Engine:
             device="cpu",
             max_model_len=1024,
             block_size=BLOCK_SIZE,
-            max_num_seqs=MAX_NUM_SEQS,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             num_blocks=blocks,
             num_threads=1,

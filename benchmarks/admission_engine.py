@@ -27,20 +27,19 @@ from rich.console import Console
 from rich.table import Table
 
 from admission.values import Limits, Load
-from engine.build import build_engine
+from benchmarks.admission_calibration import MAX_NUM_BATCHED_TOKENS, engine_of
+from benchmarks.admission_live import SHAPE, TRACE
 from engine.engine import Engine
-from engine.values import EngineConfig, GenerationRequest, SamplingParams
+from engine.values import GenerationRequest, SamplingParams
 from evaluation.simulator.measures import Slo, Summary, summarize
 from evaluation.simulator.policies import GatePolicy, Moves, Open, Policy
 from evaluation.simulator.values import Arrival, Fate
-from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from evaluation.simulator.workload import paced, rate_of, requests_of
 from gateway.replay.trace import read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
-SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)
 TOKEN_IDS = range(300, 1000)
-BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 400, 16, 256
+NUM_BLOCKS, MAX_NUM_SEQS = 400, 16
 TTFT_S, TPOT_TIMES = 0.5, 1.5
 LOADS = (2.0, 4.0)
 QUIET_LOAD, QUIET_S = 0.6, 8.0
@@ -152,32 +151,12 @@ class Callers(Open):
         self._free += 1
 
 
-def engine_of(model: Path) -> Engine:
-    """The embedded engine as benchmarks.admission_live starts it, without a prefix cache."""
-    return build_engine(
-        EngineConfig(
-            str(model),
-            dtype="float32",
-            device="cpu",
-            max_model_len=1024,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            num_blocks=NUM_BLOCKS,
-            num_threads=1,
-            seed=1,
-            enable_prefix_caching=False,
-            max_loras=0,
-        )
-    )
-
-
 def examine(
     model: Path, seconds: float, slower: float, policies: Sequence[str]
 ) -> tuple[Slo, float, list[Row]]:
     """Targets, capacity in requests a second, and every policy at every load."""
     whole = [replace(one, max_tokens=one.output) for one in requests_of(read_trace(TRACE), SHAPE)]
-    engine = engine_of(model)
+    engine = engine_of(model, NUM_BLOCKS, MAX_NUM_SEQS)
     unhurried = Bench(engine)
     unhurried.closed(whole[:20], MAX_NUM_SEQS)  # compiles what is compiled at first use
     told = unhurried.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)

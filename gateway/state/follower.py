@@ -9,13 +9,10 @@ back from a backup). Then nothing is applied and nothing is undone: the last goo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from enum import StrEnum
-
-import structlog
 
 from gateway.state.errors import StateUnavailable
+from gateway.state.kept import START_TIMEOUT_S, Kept, Standing
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
 
@@ -24,22 +21,9 @@ PAGE = 100
 VERIFY_S = 10.0
 # The copy may lag so much behind: writing it waits for the disk, and it is for the store's absence only.
 COPY_S = 1.0
-START_TIMEOUT_S = 5.0
 
 
-class Standing(StrEnum):
-    """How a follower stands to its stream; stable codes."""
-
-    FOLLOWING = "following"
-    AWAY = "away"
-    """The store was not reached at the start; the local copy is in force."""
-    LOST = "lost"
-    """The store misses records that were applied here, or has others in their place."""
-    REFUSED = "refused"
-    """A record cannot be applied, e.g. one that a newer version wrote; the state before it is in force."""
-
-
-class Follower:
+class Follower(Kept):
     """Applies a stream's records to a projection.
 
     Args:
@@ -61,34 +45,11 @@ class Follower:
         copy: LocalCopy | None,
         clock: Callable[[], float],
     ) -> None:
-        self._store = store
-        self._stream = stream
-        self._apply = apply
+        super().__init__(store, stream, apply)
         self._copy = copy
         self._clock = clock
-        self._log = structlog.get_logger("state")
-        self._last: Record | None = None
-        self._standing = Standing.AWAY
         self._verified_at: float | None = None
-        self._told = asyncio.Event()
         self._grown = asyncio.Event()
-        self._moved = asyncio.Condition()
-        store.listen(stream, self._hear)
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream
-
-    @property
-    def number(self) -> int:
-        """The last record that is in force here; 0: none."""
-        return 0 if self._last is None else self._last.number
-
-    @property
-    def standing(self) -> Standing:
-        """How it stands to its stream."""
-        return self._standing
 
     @property
     def healthy(self) -> bool:
@@ -121,32 +82,8 @@ class Follower:
             if self._copy is not None:
                 loops.create_task(self._keep_copy(self._copy), name=f"copy-{self._stream}")
 
-    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Wait until record ``number`` is in force here; ``False`` when it was not within ``timeout_s``."""
-        try:
-            async with asyncio.timeout(timeout_s), self._moved:
-                await self._moved.wait_for(lambda: self.number >= number)
-        except TimeoutError:
-            return False
-        return True
-
-    def _hear(self, head: int) -> None:
-        verified_at = self._verified_at
-        if (
-            head != self.number
-            or self._standing is not Standing.FOLLOWING
-            or verified_at is None
-            or self._clock() - verified_at >= VERIFY_S
-        ):
-            self._told.set()
-
-    async def _keep_up(self) -> None:
-        while True:
-            await self._told.wait()
-            self._told.clear()
-            # The store tells again when it is back.
-            with contextlib.suppress(StateUnavailable):
-                await self._catch_up()
+    def _unsure(self) -> bool:
+        return self._verified_at is None or self._clock() - self._verified_at >= VERIFY_S
 
     async def _catch_up(self) -> None:
         """Apply what is new. Raises StateUnavailable."""
@@ -182,9 +119,7 @@ class Follower:
                 )
             self._standing = Standing.REFUSED
             return False
-        self._last = record
-        async with self._moved:
-            self._moved.notify_all()
+        await self._in_force(record)
         return True
 
     def _lost(self, found: int | None) -> None:

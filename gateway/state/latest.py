@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-
-import structlog
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.follower import START_TIMEOUT_S, Standing
-from gateway.state.port import Record, StateStore
+from gateway.state.kept import START_TIMEOUT_S, Kept, Standing
 
 
-class Latest:
+class Latest(Kept):
     """Applies the last record whenever there is another one; those in between are passed over.
 
     Args:
@@ -25,32 +21,6 @@ class Latest:
         stream: its name.
         apply: takes the record; must neither block nor raise.
     """
-
-    def __init__(self, store: StateStore, stream: str, apply: Callable[[Record], None]) -> None:
-        self._store = store
-        self._stream = stream
-        self._apply = apply
-        self._log = structlog.get_logger("state")
-        self._last: Record | None = None
-        self._standing = Standing.AWAY
-        self._told = asyncio.Event()
-        self._moved = asyncio.Condition()
-        store.listen(stream, self._hear)
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream
-
-    @property
-    def number(self) -> int:
-        """The record that is in force here; 0: none."""
-        return 0 if self._last is None else self._last.number
-
-    @property
-    def standing(self) -> Standing:
-        """How it stands to its stream."""
-        return self._standing
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Bring the last record into force; a store that is away is caught up with by ``run``."""
@@ -60,25 +30,7 @@ class Latest:
 
     async def run(self) -> None:
         """Keep up until cancelled."""
-        while True:
-            await self._told.wait()
-            self._told.clear()
-            # The store tells again when it is back.
-            with contextlib.suppress(StateUnavailable):
-                await self._catch_up()
-
-    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Wait until record ``number``, or a later one, is in force; ``False`` when it takes too long."""
-        try:
-            async with asyncio.timeout(timeout_s), self._moved:
-                await self._moved.wait_for(lambda: self.number >= number)
-        except TimeoutError:
-            return False
-        return True
-
-    def _hear(self, head: int) -> None:
-        if head != self.number or self._standing is not Standing.FOLLOWING:
-            self._told.set()
+        await self._keep_up()
 
     async def _catch_up(self) -> None:
         """Raises StateUnavailable."""
@@ -98,6 +50,4 @@ class Latest:
         if newest is None or newest == last:
             return
         self._apply(newest)
-        self._last = newest
-        async with self._moved:
-            self._moved.notify_all()
+        await self._in_force(newest)

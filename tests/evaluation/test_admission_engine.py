@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.admission_engine import MAX_NUM_SEQS, Bench, engine_of
+from benchmarks.admission_calibration import engine_of
+from benchmarks.admission_engine import MAX_NUM_SEQS, NUM_BLOCKS, Bench
 from evaluation.simulator.policies import Open
 from evaluation.simulator.values import Arrival
 
@@ -15,7 +16,7 @@ MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return Bench(engine_of(MODEL))
+    return Bench(engine_of(MODEL, NUM_BLOCKS, MAX_NUM_SEQS))
 
 
 def test_callers_of_a_closed_loop_are_answered_whole_and_never_more_at_once(bench: Bench) -> None:

@@ -1,0 +1,92 @@
+"""What every projection of a stream has: the record in force, its standing, and a loop that catches up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import StrEnum
+
+import structlog
+
+from gateway.state.errors import StateUnavailable
+from gateway.state.port import Record, StateStore
+
+START_TIMEOUT_S = 5.0
+
+
+class Standing(StrEnum):
+    """How a projection stands to its stream; stable codes."""
+
+    FOLLOWING = "following"
+    AWAY = "away"
+    """The store was not reached at the start; the local copy is in force."""
+    LOST = "lost"
+    """The store misses records that were applied here, or has others in their place."""
+    REFUSED = "refused"
+    """A record cannot be applied, e.g. one that a newer version wrote; the state before it is in force."""
+
+
+class Kept(ABC):
+    """Keeps up with one stream of ``store``; how it catches up is the kind's own."""
+
+    def __init__(self, store: StateStore, stream: str, apply: Callable[[Record], None]) -> None:
+        self._store = store
+        self._stream = stream
+        self._apply = apply
+        self._log = structlog.get_logger("state")
+        self._last: Record | None = None
+        self._standing = Standing.AWAY
+        self._told = asyncio.Event()
+        self._moved = asyncio.Condition()
+        store.listen(stream, self._hear)
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream
+
+    @property
+    def number(self) -> int:
+        """The last record that is in force here; 0: none."""
+        return 0 if self._last is None else self._last.number
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands to its stream."""
+        return self._standing
+
+    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
+        """Wait until ``number``, or a later record, is in force; ``False`` when it takes too long."""
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(lambda: self.number >= number)
+        except TimeoutError:
+            return False
+        return True
+
+    def _hear(self, head: int) -> None:
+        if head != self.number or self._standing is not Standing.FOLLOWING or self._unsure():
+            self._told.set()
+
+    def _unsure(self) -> bool:
+        """Whether the stream is to be read although it has not grown."""
+        return False
+
+    @abstractmethod
+    async def _catch_up(self) -> None:
+        """Apply what is new. Raises StateUnavailable."""
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            # The store tells again when it is back.
+            with contextlib.suppress(StateUnavailable):
+                await self._catch_up()
+
+    async def _in_force(self, record: Record) -> None:
+        self._last = record
+        async with self._moved:
+            self._moved.notify_all()
