@@ -31,12 +31,12 @@ from adapters.selection import Offer
 from adapters.values import Adapter, Selection
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
-from gateway.backends.adapter_shelf import AdapterHolder, AdapterShelf
 from gateway.backends.host import EngineHost
+from gateway.backends.lora_slots import AdapterHolder, AdapterShelf
 from gateway.backends.port import Backend, Delta, Work
-from gateway.config import load_settings
+from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring_backends import engine_maker
+from gateway.wiring.backends import engine_maker
 from resilience.failures import BackendFailure
 
 ADAPTERS = ("manga_domain_v3", "general_support_v2", "jp_style_v1")

@@ -33,8 +33,8 @@ from adapters.residency import Full, Load, Residency
 from adapters.values import Adapter
 from engine.client import EngineClient
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
-from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.embedded_host import HeldAdapters
+from gateway.backends.lora_slots import AdapterShelf
 
 SHIPPED = tuple(sorted(Path("models/adapters").iterdir())) if Path("models/adapters").is_dir() else ()
 # Seed 000 §1: the longest that an answer should take.

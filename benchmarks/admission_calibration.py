@@ -32,7 +32,7 @@ from evaluation.simulator.policies import Open
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Fate, Profile
 from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"

@@ -35,7 +35,7 @@ from evaluation.simulator.measures import Slo, Summary, summarize
 from evaluation.simulator.policies import GatePolicy, Moves, Open, Policy
 from evaluation.simulator.values import Arrival, Fate
 from evaluation.simulator.workload import paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TOKEN_IDS = range(300, 1000)

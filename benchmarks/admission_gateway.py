@@ -17,8 +17,8 @@ from typing import Any
 from accounting.keys import HIGHEST_PRIORITY, KeyRecord, KeyRing, KeyRole
 from admission.controller import AdmissionController, Slot
 from admission.values import Demand, Limits, Load
-from gateway import wiring
-from gateway.cli.main import app
+from gateway.wiring.build import build as wiring
+from ops.cli.main import app
 
 TENANT_KEY = "tenant-"
 # No bound that a benchmark reaches.

@@ -50,8 +50,8 @@ from evaluation.simulator.measures import Slo, Summary, summarize
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Profile
 from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
-from gateway.replay.outcome import Outcome
-from gateway.replay.trace import read_trace
+from ops.replay.outcome import Outcome
+from ops.replay.trace import read_trace
 
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=TENANTS)

@@ -19,13 +19,13 @@ import yaml
 
 from benchmarks.admission_gateway import TENANT_KEY
 from evaluation.simulator.values import Arrival, Fate
-from gateway.replay.calibrate import calibrate
-from gateway.replay.contract import OpenAI
-from gateway.replay.load import Run, run_load
-from gateway.replay.outcome import Outcome
-from gateway.replay.shape import Planned
-from gateway.replay.target import Target
-from gateway.replay.text import TextMaker
+from ops.replay.calibrate import calibrate
+from ops.replay.contract import OpenAI
+from ops.replay.load import Run, run_load
+from ops.replay.outcome import Outcome
+from ops.replay.shape import Planned
+from ops.replay.target import Target
+from ops.replay.text import TextMaker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "models" / "demo"

@@ -29,7 +29,7 @@ from evaluation.simulator.policies import GatePolicy
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Profile
 from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv"
 SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)

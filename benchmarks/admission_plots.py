@@ -26,7 +26,7 @@ from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Fate
 from evaluation.simulator.worker import Worker
 from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv"
 # Twice the capacity of that worker (docs/admission-simulator.md), requests a second.

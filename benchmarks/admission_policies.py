@@ -29,7 +29,7 @@ from evaluation.simulator.measures import Slo, Summary
 from evaluation.simulator.profiles import PROFILES
 from evaluation.simulator.values import Arrival, Profile
 from evaluation.simulator.workload import Shape, halves, paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 DATA = Path(__file__).resolve().parent / "data"
 # Prompts of Mooncake's trace are up to 190,000 tokens long; a sixteenth of them fits a 4,096-token context.

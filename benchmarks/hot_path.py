@@ -37,14 +37,15 @@ from rich.table import Table
 from admission.values import Load
 from benchmarks.stages import WORDS
 from gateway import server
-from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
-from gateway.config import load_settings
+from gateway.backends.fleet import Fleet
+from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.config.settings import load_settings
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
-from gateway.fleet import Fleet
 from gateway.journey import Journey
-from gateway.running import Gateway
-from gateway.wiring import build
-from gateway.wiring_backends import Engines
+from gateway.wiring.backends import Engines
+from gateway.wiring.build import build
+from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 
 KEY: Final = "sk-benchmark-0000000000000000"

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.keys import KeyRecord, KeyRing, KeyRole, StoredKey, draw_key
-from gateway.http.testing import fake_services, serving
-from gateway.keys import Keys
+from gateway.keys.authenticate import Keys
+from gateway.testing import fake_services, serving
 
 # Of a normal distribution: 99.9 % lie inside.
 Z999 = 3.29

@@ -96,7 +96,7 @@ class Gateway:
         """Start it; it is ready some seconds later."""
         with (self.folder / "gateway.log").open("ab") as log:
             self.process = subprocess.Popen(
-                python_module("gateway.cli", "serve", "--config", self.folder / "sluice.yaml"),
+                python_module("ops.cli", "serve", "--config", self.folder / "sluice.yaml"),
                 cwd=REPOSITORY,
                 env={**os.environ, "SLUICE_ADMIN_KEY": KEY},
                 stdin=subprocess.DEVNULL,

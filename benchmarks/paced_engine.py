@@ -19,8 +19,9 @@ from budgeting.counting import ChatTokenizer
 from engine.errors import EngineDead
 from gateway.backends.begun import check_begun
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
-from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
-from gateway.config import Settings
+from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.config.settings import Settings
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from observability.events import EngineFigures
 

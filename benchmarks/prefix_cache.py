@@ -33,7 +33,7 @@ from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.values import EngineConfig, EngineSignals, GenerationRequest, SamplingParams, SequenceOutput
-from gateway.replay.trace import MOONCAKE_BLOCK_TOKENS, Trace, read_trace
+from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, Trace, read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "mooncake_synthetic_500.jsonl"
@@ -236,7 +236,7 @@ def draw(path: Path, points: Seq[Point], ideal_rate: float, blocks: int, subtitl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from gateway.replay.plot import BLUE, FAINT, GREEN, GRID, INK
+    from ops.replay.plot import BLUE, FAINT, GREEN, GRID, INK
 
     figure = Figure(figsize=(9, 5), dpi=130, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)

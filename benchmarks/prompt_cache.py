@@ -41,12 +41,12 @@ from rich.table import Table
 
 from budgeting.values import Message, Plan, Role
 from gateway.backends.port import Delta
-from gateway.config import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.prompts.canonical import Canonicalizer
-from gateway.running import Gateway
-from gateway.wiring import build
+from gateway.wiring.build import build
+from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 
 WORDS = [

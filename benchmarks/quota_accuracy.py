@@ -123,7 +123,7 @@ def fleet(folder: Path, url: str, gateways: int) -> Iterator[list[str]]:
                 "SLUICE_SERVER__PORT": str(port),
                 "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger-{number}.db",
             }
-            command = python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml")
+            command = python_module("ops.cli", "serve", "--config", folder / "sluice.yaml")
             stack.enter_context(started(command, folder / f"gateway-{number}.log", env))
             found.append(f"http://127.0.0.1:{port}")
         yield found

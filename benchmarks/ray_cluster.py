@@ -21,9 +21,9 @@ import psutil
 import yaml
 
 from benchmarks.paced_engine import paced_engine
-from gateway.config import load_settings
-from gateway.ray.place import Place
-from gateway.ray.replica import configured_engine
+from gateway.config.settings import load_settings
+from ops.ray.place import Place
+from ops.ray.replica import configured_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 # Logical ones: Ray counts reservations, and what runs here reserves hardly any.
@@ -143,7 +143,7 @@ def deploy(url: str, config: Path, *, paced: bool) -> Application:
     """Deploy, and wait until the gateway is ready; with the paced engine or the configured one."""
     from ray import serve
 
-    from gateway.ray.application import make_application
+    from ops.ray.application import make_application
 
     place = Place(str(config), str(ROOT), "sluice")
     made = make_application(

@@ -1,6 +1,6 @@
 """What Ray Serve's request router costs a call: ``python -m benchmarks.ray_router``.
 
-The production router, :class:`gateway.ray.router.PrefixRouter`, without a cluster: replicas are names and
+The production router, :class:`ops.ray.router.PrefixRouter`, without a cluster: replicas are names and
 figures. Measured is the CPU time of what happens between Serve's question and its answer, and of noting
 where the call went; Serve's own work, the network and the engines are left out. Calls are turns of
 conversations with a common system prompt, ten open on each replica. Beside it the look at all replicas, which
@@ -23,8 +23,8 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from rich.console import Console
 from rich.table import Table
 
-from gateway.ray.router import GENERATE, PrefixRouter
-from gateway.ray.wire import Route, encode
+from ops.ray.router import GENERATE, PrefixRouter
+from ops.ray.wire import Route, encode
 
 STABLE_BLOCKS = 8
 TURN_BLOCKS = 2

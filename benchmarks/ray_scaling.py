@@ -84,7 +84,7 @@ def plain_gateway(folder: Path) -> Iterator[str]:
     folder.mkdir()
     port = free_port()
     config = write_config(folder, server={"port": port})
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
+    command = [sys.executable, "-m", "ops.cli", "serve", "--config", str(config)]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         try:

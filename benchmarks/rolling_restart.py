@@ -33,9 +33,9 @@ from rich.table import Table
 
 from benchmarks.forwarding.workload import answer_text
 from benchmarks.rolling_site import DEFAULT, DRAIN_S, KEY, SLOTS, Broken, Plan, Site, site
-from gateway.chaos.caller import Caller
-from gateway.chaos.heard import Heard
-from gateway.chaos.workload import Question
+from ops.chaos.caller import Caller
+from ops.chaos.heard import Heard
+from ops.chaos.workload import Question
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0

@@ -69,7 +69,7 @@ class Site:
         """Start the gateway of that place."""
         with (self.folder / f"gateway-{place + 1}.log").open("ab") as log:
             self.running[place] = subprocess.Popen(
-                python_module("gateway.cli", "serve", "--config", self.folder / "sluice.yaml"),
+                python_module("ops.cli", "serve", "--config", self.folder / "sluice.yaml"),
                 cwd=REPOSITORY,
                 env={
                     **os.environ,

@@ -133,7 +133,7 @@ def one_gateway(folder: Path, number: int) -> Iterator[str]:
         "SLUICE_SERVER__PORT": str(port),
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger-{number}.db",
     }
-    command = python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml")
+    command = python_module("ops.cli", "serve", "--config", folder / "sluice.yaml")
     with started(command, folder / f"gateway-{number}.log", env):
         yield f"http://127.0.0.1:{port}"
 

@@ -67,7 +67,7 @@ def running(folder: Path, step_ms: float, concurrency: int) -> Iterator[tuple[st
     with (
         started(python_module("benchmarks.forwarding.worker", worker_port), folder / "worker.log"),
         started(
-            python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml"),
+            python_module("ops.cli", "serve", "--config", folder / "sluice.yaml"),
             folder / "gateway.log",
             env,
         ),

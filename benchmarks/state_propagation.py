@@ -32,9 +32,9 @@ from rich.table import Table
 
 from gateway.state.follower import Follower
 from gateway.state.local_copy import LocalCopy
-from gateway.state.make import make_state_store
 from gateway.state.port import Record, StateStore
 from gateway.state.url import parse_state_url
+from gateway.wiring.state_store import make_state_store
 
 STREAM = "bench.propagation"
 NAMESPACE = "bench"

@@ -18,13 +18,14 @@ import uvloop
 from accounting.account import Accounts
 from accounting.values import UsageRow
 from benchmarks.hot_path import KEY, NullBackend
-from gateway import server, wiring
+from gateway import server
+from gateway.backends.fleet import Fleet
 from gateway.backends.port import Backend
-from gateway.config import load_settings
-from gateway.fleet import Fleet
+from gateway.config.settings import load_settings
 from gateway.journey import Journey
-from gateway.running import Gateway
-from gateway.wiring_backends import Engines
+from gateway.wiring.backends import Engines
+from gateway.wiring.build import build as wiring
+from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 from observability.subscribers import Hub
 

@@ -176,7 +176,7 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
         # All of the load is to be answered, as vLLM answers it: nothing is shed for its wait.
         "SLUICE_ADMISSION__MAX_WAIT_MS": "600000",
     }
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", "sluice.yaml"]
+    command = [sys.executable, "-m", "ops.cli", "serve", "--config", "sluice.yaml"]
     model = Path(flags.model).name
     return Server("sluice", model, command, env, f"http://127.0.0.1:{port}", folder / "sluice.log")
 

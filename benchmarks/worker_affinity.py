@@ -40,7 +40,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from gateway.replay.trace import MOONCAKE_BLOCK_TOKENS, Arrival, read_trace
+from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, Arrival, read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "mooncake_synthetic_500.jsonl"
@@ -166,7 +166,7 @@ def worker(kind: Kind, folder: Path, blocks: int, block_tokens: int) -> Iterator
 
 def _sluice(path: Path, settings: dict[str, Any]) -> list[str]:
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    return [sys.executable, "-m", "gateway.cli", "serve", "--config", str(path)]
+    return [sys.executable, "-m", "ops.cli", "serve", "--config", str(path)]
 
 
 @contextlib.contextmanager

@@ -21,33 +21,26 @@ from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.plan import BudgetPlanner
+from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
-from gateway.dispatch import Dispatcher
 from gateway.errors import Internal, public_error
-from gateway.fallback import FallbackChain
-from gateway.fleet import Fleet
-from gateway.in_time import in_time
-from gateway.job import Job, must_honour
-from gateway.meter import Meter
-from gateway.ports import Sink
+from gateway.generation.answer_stream import Meter
+from gateway.generation.dispatcher import Dispatcher
+from gateway.generation.fallback import FallbackChain
+from gateway.generation.job import Job, must_honour
+from gateway.generation.mappings import budget_request, demand_of, first_candidate, selection_of, shortening
+from gateway.generation.sink import Sink
+from gateway.keys.rate_limits import KeyLimiter, settling
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersions
-from gateway.quotas import KeyLimiter, settling
-from gateway.reception import Laps, Reception
-from gateway.report import Reporter, Trip, closing_row
+from gateway.requests.answer import opening_row, respond
+from gateway.requests.in_flight import Laps, Reception
+from gateway.requests.request_record import Reporter, Trip, closing_row
+from gateway.requests.time_limit import in_time
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
 from gateway.shadow.port import Mirrors, NoShadow
-from gateway.stages import (
-    budget_request,
-    demand_of,
-    first_candidate,
-    opening_row,
-    respond,
-    selection_of,
-    shortening,
-)
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 

@@ -17,10 +17,10 @@ import uvloop
 from starlette.types import ASGIApp
 
 from gateway.app import create_app
-from gateway.config import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.surfaces import ByPort, for_callers, for_operators
-from gateway.running import Gateway
+from gateway.wiring.running import Gateway
 
 # A second signal, or the end of the drain, leaves open connections this long.
 FORCE_CLOSE_S = 1

@@ -45,7 +45,7 @@ from observability.tracing import RootSpan
 # Stages in the journey's order; the one in which a request ended has no time of its own in the record.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
 GENERATE = "generate"
-# Numbers of the stages' spans begin here; those of steps and calls are below (``gateway.trail``).
+# Numbers of the stages' spans begin here; those of steps and calls are smaller.
 FIRST_STAGE_NUMBER = 1 << 20
 # Characters of each recorded content attribute; collectors refuse spans of megabytes.
 MAX_CONTENT_CHARS = 16_384

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gateway.cli.main import hoisted
+from ops.cli.main import hoisted
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_options_of_all_commands_may_stand_before_or_after_the_word(
     ],
 )
 def test_help_teaches(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "gateway.cli", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "ops.cli", *words], capture_output=True, text=True)
     assert done.returncode == 0
     assert len(done.stdout.split()) > 20
 
 
 def test_an_unknown_word_is_told_without_a_traceback() -> None:
-    done = subprocess.run([sys.executable, "-m", "gateway.cli", "dance"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "ops.cli", "dance"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "dance" in done.stderr and "Traceback" not in done.stderr

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from gateway.config import ConfigError, Settings, load_settings
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[1]
 

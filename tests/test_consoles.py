@@ -10,7 +10,7 @@ import pytest
 
 ID = "a_name_of_an_adapter_that_is_not_short_at_all_v12"
 PRINTED = f"""
-from gateway.cli.console import screen, table_of
+from ops.cli.console import screen, table_of
 table = table_of(*"abcdefghi")
 table.add_row("{ID}", *["x" * 12] * 8)
 screen().print(table)

@@ -32,13 +32,13 @@ import psutil
 
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.bedrock.build import make_bedrock
 from gateway.backends.port import Delta, Work
-from gateway.chaos.processes import Process, free_port, module
-from gateway.chaos.rig import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
-from gateway.config_backends import BedrockSection
+from gateway.config.backends import BedrockSection
 from gateway.contracts.values import Sampling
+from gateway.wiring.bedrock import make_bedrock
 from observability.logs import configure_logging
+from ops.chaos.processes import Process, free_port, module
+from ops.chaos.rig import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
 from resilience.failures import BackendFailure, FailureKind
 
 FAULTS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.chaos.fate import Fate
-from gateway.chaos.rig import started
-from gateway.chaos.run import Run
-from gateway.chaos.scenario import Scenario, Start, Verdict
+from ops.chaos.fate import Fate
+from ops.chaos.rig import started
+from ops.chaos.run import Run
+from ops.chaos.scenario import Scenario, Start, Verdict
 from resilience.failures import FailureKind
 
 # Not a backend's: callers leave by themselves.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evaluation.simulator.values import Arrival
 from evaluation.simulator.workload import Shape, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 # Prompts of Mooncake's trace are up to 190,000 tokens long; a sixteenth of them fits a 4,096-token context.
 MOONCAKE_SCALE = 1 / 16

@@ -203,7 +203,7 @@ routes:
 """
     )
     return Recipe(
-        python_module("gateway.cli", "serve", "--config", folder / "sluice.yaml"),
+        python_module("ops.cli", "serve", "--config", folder / "sluice.yaml"),
         "/ready",
         {"SLUICE_ADMIN_KEY": KEY},
     )

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from gateway.replay.text import WORDS
+from ops.replay.text import WORDS
 
 MODEL = "base"
 ANSWER_TOKENS = 140

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from evaluation.adapter_regression.prompts import PromptFileError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
-from gateway.cli.client import AdminClient, AdminError
+from ops.client import AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("manga_domain.jsonl")
 PASSED, FAILED, NOT_RUN = 0, 1, 2

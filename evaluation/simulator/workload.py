@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from evaluation.simulator.values import Arrival
-from gateway.replay.trace import Trace
+from ops.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

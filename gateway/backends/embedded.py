@@ -21,9 +21,10 @@ from engine.values import (
 )
 from engine.values import FinishReason as EngineFinish
 from engine.values import TokenLogprob as EngineLogprob
-from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.begun import check_begun
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
+from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.contracts.features import Feature
 from gateway.contracts.values import (
     FinishReason,
     FormatType,

@@ -12,9 +12,9 @@ from adapters.values import Adapter
 from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
-from gateway.backends.adapter_shelf import AdapterShelf, MakeShelf
 from gateway.backends.embedded import EmbeddedBackend, state_of
 from gateway.backends.host import EngineFacts
+from gateway.backends.lora_slots import AdapterShelf, MakeShelf
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures, LoraFigures

@@ -16,11 +16,11 @@ from gateway.backends.port import (
     Continue,
     Delta,
     DeltaSink,
-    Feature,
     Restarting,
     Work,
 )
-from gateway.config_chaos import FaultRule
+from gateway.config.chaos import FaultRule
+from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
 

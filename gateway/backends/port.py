@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from adapters.values import Adapter
 from admission.values import Load
 from budgeting.values import Message
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
 
 
@@ -22,32 +23,6 @@ class BackendState(StrEnum):
     READY = "ready"
     DEAD = "dead"
     STOPPED = "stopped"
-
-
-class Feature(StrEnum):
-    """What a request can ask of a backend beyond plain generation; named like the request's fields."""
-
-    TEMPERATURE = "temperature"
-    TEMPERATURE_ABOVE_1 = "temperature above 1"
-    TOP_P = "top_p"
-    TOP_K = "top_k"
-    MIN_P = "min_p"
-    SEED = "seed"
-    STOP = "stop"
-    N = "n"
-    PRESENCE_PENALTY = "presence_penalty"
-    FREQUENCY_PENALTY = "frequency_penalty"
-    REPETITION_PENALTY = "repetition_penalty"
-    LOGIT_BIAS = "logit_bias"
-    LOGPROBS = "logprobs"
-    RESPONSE_FORMAT = "response_format"
-    RAW_PROMPT = "prompt"
-    LORA = "adapter_id"
-
-    @property
-    def field(self) -> str:
-        """The request's field."""
-        return self.value.split()[0]
 
 
 class Continue(StrEnum):

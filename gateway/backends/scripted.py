@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from admission.values import Load
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from admission.values import Load
-from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Feature, Work
+from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Work
+from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import Field, Tag
 from typing_extensions import TypeAliasType
@@ -14,22 +14,13 @@ from gateway.contracts import openai_fields
 from gateway.contracts.dialect import Asked
 from gateway.contracts.fields import (
     Body,
-    DeadlineMs,
-    Label,
     MaxTokens,
-    Name,
-    Priority,
-    Seed,
-    Stop,
-    Temperature,
     Text,
     Texts,
     TokenIds,
-    TopK,
-    TopP,
 )
-from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
-from gateway.contracts.native import NativeChunks, to_chunks
+from gateway.contracts.native import to_chunks
+from gateway.contracts.openai_body import OpenAIBody, SluiceFields
 from gateway.contracts.openai_sampling import sampling_of, shape_of
 from gateway.contracts.origin import Origin
 from gateway.contracts.plain import check_plain
@@ -66,57 +57,6 @@ class ChatMessage(Body):
 
 
 ChatMessages = TypeAliasType("ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True)])
-
-
-class StreamOptions(Body):
-    """What a stream carries besides the answer."""
-
-    neutral = openai_fields.STREAM_OPTIONS
-    include_usage: bool | None = None
-
-
-class SluiceFields(Body):
-    """The native contract's fields inside an OpenAI body."""
-
-    request_id: Name | None = None
-    session_id: Label | None = None
-    route: Name | None = None
-    intent: Name | None = None
-    locale: Name | None = None
-    adapter_id: Name | None = None
-    prompt_version: Name | None = None
-    retrieval_chunks: NativeChunks | None = None
-    context: dict[str, Any] | None = None
-    deadline_ms: DeadlineMs | None = None
-
-
-class OpenAIBody(Body):
-    """What both of OpenAI's bodies have; the ranges are OpenAI's where it has the field, else vLLM's."""
-
-    model: Name
-    max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Stop | None = None
-    seed: Seed | None = None
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    logit_bias: dict[str, Any] | None = None
-    response_format: FormatBody | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: Text | None = None
-    guided_choice: Texts | None = None
-    guided_grammar: Text | None = None
-    structured_outputs: StructuredBody | None = None
-    priority: Priority | None = None
-    user: Label | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    sluice: SluiceFields | None = None
 
 
 _NO_FIELDS = SluiceFields()

@@ -13,7 +13,7 @@ from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gateway.contracts.openai import OpenAIBody
+    from gateway.contracts.openai_body import OpenAIBody
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""

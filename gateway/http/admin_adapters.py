@@ -9,6 +9,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope
 
+from gateway.admin.ports import AdapterService, Promotion
 from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
@@ -18,7 +19,6 @@ from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
 from gateway.ports import Services
-from gateway.ports_admin import AdapterService, Promotion
 
 B = TypeVar("B", bound=Body)
 _Comment = Annotated[str, Field(max_length=1_000)]

@@ -9,6 +9,7 @@ import orjson
 from pydantic import Field, field_validator
 from starlette.types import Receive, Scope
 
+from gateway.admin.ports import CanaryOrder, CanaryService
 from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
@@ -17,7 +18,6 @@ from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.ports import Services
-from gateway.ports_admin import CanaryOrder, CanaryService
 from gateway.routing.canary import MIN_SAMPLES, STEP_S, STEPS, WINDOW_S
 from gateway.routing.change import WHOLE
 

@@ -8,8 +8,9 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope
 
-from gateway.config_chaos import MAX_RULES, FaultRule
-from gateway.config_section import Section
+from gateway.admin.ports import ChaosService
+from gateway.config.chaos import MAX_RULES, FaultRule
+from gateway.config.section import Section
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole
@@ -17,7 +18,6 @@ from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.ports import Services
-from gateway.ports_admin import ChaosService
 
 
 class FaultsRequest(Section):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import orjson
 from starlette.types import Receive, Scope
 
+from gateway.admin.ports import DrainService
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.ports import Services
-from gateway.ports_admin import DrainService
 
 
 def drainer(services: Services, drain: DrainService) -> Endpoint:

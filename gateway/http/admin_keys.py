@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 from starlette.types import Receive, Scope
 
 from accounting.keys import KeyLimits
+from gateway.admin.ports import KeyOrder, KeyService
 from gateway.contracts.fields import Body, Priority
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
@@ -18,7 +19,6 @@ from gateway.http.body import read_body
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.ports import Services
-from gateway.ports_admin import KeyOrder, KeyService
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
 # Tenants and organizations are labels in metrics and reports, so each is one printable word.

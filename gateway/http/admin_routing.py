@@ -10,6 +10,7 @@ import orjson
 from pydantic import Field
 from starlette.types import Receive, Scope
 
+from gateway.admin.ports import RoutingOrder, RoutingService
 from gateway.contracts.fields import Body
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
@@ -20,7 +21,6 @@ from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
 from gateway.ports import Services
-from gateway.ports_admin import RoutingOrder, RoutingService
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1_000

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 import orjson
 from starlette.types import Receive, Scope
 
+from gateway.admin.ports import ShadowService
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
@@ -16,7 +17,6 @@ from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
 from gateway.ports import Services
-from gateway.ports_admin import ShadowService
 
 DEFAULT_PAIRS = 1_000
 # About 8 s of a thread.

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 
 from accounting.reports import DIMENSIONS, MAX_PAGE, Page, Report, Span
 from accounting.values import Kind
+from gateway.admin.ports import UsageService
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
@@ -20,7 +21,6 @@ from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.presence import run_until_gone
 from gateway.ports import Services
-from gateway.ports_admin import UsageService
 
 _KNOWN: Final = frozenset({"by", "since", "until", "kind", "after", "limit"})
 _TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"

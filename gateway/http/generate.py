@@ -13,6 +13,7 @@ from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.origin import Origin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
+from gateway.generation.sink import Sink
 from gateway.http.body import read_body
 from gateway.http.departure import ClientGone
 from gateway.http.endpoint import caller_of
@@ -21,7 +22,7 @@ from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_o
 from gateway.http.presence import Presence, until_gone
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
-from gateway.ports import Services, Sink
+from gateway.ports import Services
 
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
 """Values of ``backend`` that name no model: such an answer costs nothing and is not kept under a key."""

@@ -9,11 +9,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.errors import Draining
 from gateway.http.exchange import Exchange, trace_of, usable_request_id
 from gateway.http.places import Places
 from gateway.http.respond import log_defect, refuse, shape_of
-from gateway.ports import EdgeOutcome, Services
+from gateway.ports import Services
 from observability.traceparent import usable_tracestate
 
 

@@ -6,6 +6,7 @@ import orjson
 from starlette.types import Receive, Scope
 from typing_extensions import TypedDict
 
+from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.refusals import path_of
@@ -15,7 +16,7 @@ from gateway.http.endpoint import Endpoint, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
-from gateway.ports import ModelCard, Services
+from gateway.ports import Services
 
 
 class ModelBody(TypedDict):

@@ -20,7 +20,8 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
 from gateway.http.openai import card_of
 from gateway.http.presence import run_until_gone
-from gateway.ports import Services, TextService
+from gateway.ports import Services
+from gateway.prompts.text_port import TextService
 
 Answering = Callable[[Services, Caller, bytes], Awaitable[bytes]]
 

@@ -7,39 +7,17 @@ win over every reserve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import replace
 
 from budgeting.values import (
     SPARE_ORDER,
     BudgetRequest,
     CanonicalPrompt,
-    Section,
     SectionBudgets,
     SummaryKind,
 )
 from gateway.prompts.versions import PromptVersion
-
-
-@dataclass(frozen=True, slots=True)
-class RouteBudgets:
-    """What a route says of budgets; ``None`` and missing sections: nothing.
-
-    Args:
-        sections: tokens by section.
-        reserve: tokens kept for the answer.
-        spare: sections that may use what others do not need, in order.
-        max_input_tokens: the longest prompt that admission lets through.
-    """
-
-    sections: Mapping[Section, int] = field(default_factory=lambda: MappingProxyType({}))
-    reserve: int | None = None
-    spare: tuple[Section, ...] | None = None
-    max_input_tokens: int | None = None
-
-
-NO_ROUTE_BUDGETS = RouteBudgets()
+from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
 
 def budget_request(

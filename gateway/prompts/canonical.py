@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
+from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
-from gateway.prompts.volatile import Finding, VolatileFinder, VolatilePolicy
+from gateway.prompts.volatile import Finding, VolatileFinder
 
 # How much system text is made canonical in the caller's thread, where it holds up the event loop: at worst
 # about 1.5 µs a character, some milliseconds; a usual text, mostly seen before, takes a twentieth of it.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from budgeting.values import Plan
 from gateway.backends.port import Backend
-from gateway.prompts.fingerprint import chain_of
+from gateway.backends.prefix_hash import chain_of
 
 # Blocks that are remembered: 2,600 prefixes of 400 tokens, about 8 MiB.
 MAX_BLOCKS_SEEN = 65_536

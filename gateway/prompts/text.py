@@ -20,7 +20,7 @@ INLINE_IDS = 2_048
 
 
 class TokenizerText:
-    """Implements ``gateway.ports.TextService``.
+    """Implements ``gateway.prompts.text_port.TextService``.
 
     Args:
         tokenizer: the model's.

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from budgeting.values import SectionBudgets, SummaryKind
+from gateway.config.volatile import VolatilePolicy
 from gateway.errors import UnknownPromptVersion
-from gateway.prompts.volatile import VolatilePolicy
 
 # Bounds of what a folder may hold; a prompt version is a page of text.
 MAX_FILE_BYTES = 262_144

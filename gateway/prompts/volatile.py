@@ -46,14 +46,6 @@ REMEMBERED_CHARS: Final = 1_024
 MAX_SENTENCE_CHARS: Final = 4_096
 
 
-class VolatilePolicy(StrEnum):
-    """What to do with volatile content in callers' system texts."""
-
-    MOVE = "move"
-    REPORT = "report"
-    OFF = "off"
-
-
 class VolatileKind(StrEnum):
     """What was found; a closed set, so that it can be a metric's label."""
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.backends.port import Backend, BackendState, Feature
+from gateway.backends.port import Backend, BackendState
+from gateway.contracts.features import Feature
 from gateway.routing.revision import Route
 
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from adapters.values import SelectionRule
 from admission.values import Limits
 from budgeting.values import Section
-from gateway.prompts.budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.check import Known, check_names
 from gateway.routing.faults import faults_of
 from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
+from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import route_limits
 from gateway.routing.route_resume import RESUME, ResumeRules, resume_rules
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gateway.backends.fleet import Fleet
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
-from gateway.fleet import Fleet
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
 

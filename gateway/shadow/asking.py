@@ -23,17 +23,18 @@ from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.values import Message, Plan
-from gateway.attempts import Attempts
-from gateway.backends.port import Backend, BackendState, Completion, Delta, Feature, Work, features_asked
-from gateway.continuing import Spelling
+from gateway.backends.port import Backend, BackendState, Completion, Delta, Work, features_asked
+from gateway.contracts.features import Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
-from gateway.job import Job
-from gateway.meter import Meter
+from gateway.generation.answer_stream import Meter
+from gateway.generation.attempts import Attempts
+from gateway.generation.job import Job
+from gateway.generation.mappings import demand_of
+from gateway.generation.resume import Spelling
 from gateway.routing.target import Target
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Fate
-from gateway.stages import demand_of
 from resilience.classify import classify
 from resilience.failures import FailureKind
 from resilience.guard import Try

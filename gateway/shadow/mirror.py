@@ -17,8 +17,8 @@ import structlog
 from accounting.errors import AccountingError
 from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
-from gateway.dispatch import Outcome
-from gateway.job import Job
+from gateway.generation.dispatcher import Outcome
+from gateway.generation.job import Job
 from gateway.shadow.asking import Asked, Asks, NotAsked, Order
 from gateway.shadow.comparing import Comparer, Told
 from gateway.shadow.sampling import Copy, Fate, Line, chosen

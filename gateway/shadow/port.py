@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.contracts.values import Answer
-from gateway.dispatch import Outcome
-from gateway.job import Job
+from gateway.generation.dispatcher import Outcome
+from gateway.generation.job import Job
 
 
 class Mirrors(Protocol):

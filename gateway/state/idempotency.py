@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from gateway.ports import IdempotencyStore
+from gateway.state.idempotency_values import IdempotencyStore
 
 KEEP_S: Final = 24 * 3600.0
 """How long a reply is kept (design/API.md §2)."""

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from gateway.ports import StoredReply
 from gateway.state.idempotency import KEEP_S, MAX_REPLIES
+from gateway.state.idempotency_values import StoredReply
 
 
 class MemoryIdempotencyStore:

@@ -10,8 +10,8 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from gateway.ports import StoredReply
 from gateway.state.idempotency import KEEP_S, MAX_REPLIES
+from gateway.state.idempotency_values import StoredReply
 from gateway.state.redis_client import REDIS_ERRORS, asked, prefix, reason_of
 
 # Keeps the first reply that has not expired by our clock (Redis expires by its own). Then drops from the

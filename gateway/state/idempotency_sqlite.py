@@ -24,8 +24,8 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from gateway.ports import StoredReply
 from gateway.state.idempotency import KEEP_S, MAX_REPLIES
+from gateway.state.idempotency_values import StoredReply
 
 BUSY_TIMEOUT_MS = 2_000
 

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
-from gateway.config import ConfigError
+from gateway.config.errors import ConfigError
 
 MAX_CONNECTIONS = 16
 # Longest time to connect, for an answer, and for a free connection of the pool.

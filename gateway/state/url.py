@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.config import ConfigError
+from gateway.config.errors import ConfigError
 
 ALLOWED = "sqlite:///FILE, redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://…, memory://"
 _SQLITE = "sqlite:///"

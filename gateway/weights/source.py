@@ -12,8 +12,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.config import Settings
-from gateway.config_weights import WeightsSection
+from gateway.config.engine import WeightsSection
+from gateway.config.settings import Settings
 from gateway.weights.errors import Stopped, TookTooLong
 from gateway.weights.hub import HubFetcher
 from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate

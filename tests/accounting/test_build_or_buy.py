@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accounting.build_or_buy import Build, Buy, break_even, compare
-from gateway.cli.main import app
+from ops.cli.main import app
+from ops.planning.build_or_buy import Build, Buy, break_even, compare
 
 
 def test_the_worked_example_of_the_source_is_reproduced() -> None:

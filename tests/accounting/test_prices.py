@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from accounting.account import Accounts
 from accounting.errors import PriceError
 from accounting.prices import BookVersion, Price, PriceBook, Tariff, with_backends
-from gateway.config import ConfigError, Settings
-from gateway.config_prices import read_price_file
-from gateway.wiring_ledger import leg_prices, make_prices
+from gateway.config.errors import ConfigError
+from gateway.config.price_file import read_price_file
+from gateway.config.settings import Settings
+from gateway.wiring.ledger import leg_prices, make_prices
 from tests.accounting.test_account import ListOutbox
 from tests.accounting.test_ledger import row
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.reconcile import Reconciliation
 from accounting.reports import Span
 from accounting.values import HOUR_S, EngineCount
-from gateway.engine_counts import EngineCounts, HourlyCounts
-from gateway.usage_desk import UsageDesk
+from gateway.admin.usage import UsageDesk
 from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
 
 NOON = 472_236 * HOUR_S

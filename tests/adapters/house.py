@@ -15,13 +15,13 @@ from adapters.registry_file import RegistryContent
 from adapters.store import AdapterStore
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound
-from gateway.adapter_book import STREAM, AdapterBook
-from gateway.adapter_desk import AdapterDesk
-from gateway.adapter_import import AdapterImport
-from gateway.adapter_orders import AdapterOrders
-from gateway.adapter_rooms import AdapterRooms, LoadsElsewhere
-from gateway.adapter_source import AdapterSource
-from gateway.audit import Audit
+from gateway.admin.adapters import AdapterDesk
+from gateway.lora.fetch import AdapterSource
+from gateway.lora.importer import AdapterImport
+from gateway.lora.loader import AdapterRooms, LoadsElsewhere
+from gateway.lora.preload_orders import AdapterOrders
+from gateway.lora.registry import STREAM, AdapterBook
+from gateway.state.audit import Audit
 from gateway.state.follower import Follower
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.weights.values import Fetcher

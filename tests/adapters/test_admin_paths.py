@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.rejection import AdapterRejected, Rejection
+from gateway.admin.ports import Promotion
 from gateway.app import create_app
-from gateway.cli.main import app
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving
-from gateway.ports_admin import Promotion
+from gateway.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving
+from ops.cli.main import app
 
 ONE: Mapping[str, object] = {
     "id": "v1",

@@ -11,7 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from adapters.rejection import AdapterRejected, Rejection
-from gateway.config_weights import WeightsSection
+from gateway.config.engine import WeightsSection
 from gateway.state.memory import MemoryStreams
 from gateway.weights.source import make_s3_fetcher
 from gateway.weights.values import Fetcher

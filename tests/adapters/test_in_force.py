@@ -19,8 +19,8 @@ from adapters.events import AdapterLoaded, AdapterUnloaded
 from adapters.registry_file import RegistryContent
 from adapters.rejection import AdapterRejected, Rejection
 from adapters.values import Adapter, Selection
+from gateway.admin.ports import Promotion
 from gateway.errors import BackendUnavailable, NoSuchAdapter
-from gateway.ports_admin import Promotion
 from gateway.state.memory import MemoryStreams
 from gateway.weights.errors import AccessDenied, NotThere
 from gateway.weights.values import OnProgress, Progress, everything, ignore

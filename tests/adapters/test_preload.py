@@ -11,7 +11,7 @@ import pytest
 
 from adapters.catalogue import CatalogueError
 from adapters.values import Adapter
-from gateway.adapter_orders import MAX_ORDERS, STREAM, AdapterOrders
+from gateway.lora.preload_orders import MAX_ORDERS, STREAM, AdapterOrders
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from resilience.failures import BackendFailure, FailureKind
 from tests.adapters.house import FakeEngine, gate, until

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.bedrock.stand_in import StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.bedrock.build import make_bedrock
-from gateway.config_backends import BedrockSection
+from gateway.config.backends import BedrockSection
+from gateway.wiring.bedrock import make_bedrock
 
 HAIKU = "anthropic.claude-3-haiku-20240307-v1:0"
 CREDENTIALS = {

@@ -207,9 +207,9 @@ async def test_calls_beyond_the_limit_wait_in_line_and_too_many_are_refused(
 async def test_boto3_is_loaded_in_a_thread_and_not_before() -> None:
     script = (
         "import sys, time\n"
-        "from gateway.backends.bedrock.build import make_bedrock\n"
-        "import gateway.app, gateway.wiring\n"
-        "from gateway.config_backends import BedrockSection\n"
+        "from gateway.wiring.bedrock import make_bedrock\n"
+        "import gateway.app, gateway.wiring.build\n"
+        "from gateway.config.backends import BedrockSection\n"
         "s = BedrockSection(kind='bedrock', model_id='m', region='r')\n"
         "b = make_bedrock('b', s, clock=time.monotonic)\n"
         "assert not {'boto3', 'botocore'} & set(sys.modules), 'loaded at import'\n"

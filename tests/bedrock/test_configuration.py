@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.backends.bedrock.build import BedrockMissing, make_bedrock
-from gateway.backends.port import Feature
-from gateway.config import ConfigError, load_settings
-from gateway.config_backends import BedrockSection
+from gateway.config.backends import BedrockSection
+from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
+from gateway.contracts.features import Feature
+from gateway.wiring.bedrock import BedrockMissing, make_bedrock
 from tests.bedrock.conftest import HAIKU, MakeBackend
 
 PLAIN = {"kind": "bedrock", "model_id": HAIKU, "region": "us-east-1"}

@@ -121,7 +121,7 @@ def test_the_doctor_tells_whether_bedrock_may_be_used(tmp_path: Path, bedrock: S
 
     def examined() -> tuple[int, dict[str, Any]]:
         done = subprocess.run(
-            [sys.executable, "-m", "gateway.cli", "doctor", "--config", str(file), "--json"],
+            [sys.executable, "-m", "ops.cli", "doctor", "--config", str(file), "--json"],
             cwd=ROOT,
             env=environment({**CREDENTIALS, "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db"}),
             capture_output=True,

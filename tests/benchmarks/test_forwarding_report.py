@@ -17,7 +17,7 @@ from benchmarks.forwarding.plot import draw
 from benchmarks.forwarding.report import BARS, markdown, print_report, summarize
 from benchmarks.forwarding.rounds import LOADS, Turn
 from benchmarks.forwarding.workload import ANSWER_TOKENS
-from gateway.config import load_settings
+from gateway.config.settings import load_settings
 
 
 def result(

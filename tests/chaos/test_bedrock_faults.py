@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.bedrock_faults import AT_ONCE, FAULTS, measure, shown
-from gateway.chaos.rig import CREDENTIALS
 from observability.logs import configure_logging
+from ops.chaos.rig import CREDENTIALS
 
 CALLS = 300
 # The bounds are 0.3 s and 3 s. A busy machine may stand still for seconds; a call that hangs, hangs for good.

@@ -18,7 +18,7 @@ def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[
     path = folder / "scenario.yaml"
     path.write_text(yaml.safe_dump({"about": "a test", **scenario}))
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "chaos", str(path), "--json", *words],
+        [sys.executable, "-m", "ops.cli", "chaos", str(path), "--json", *words],
         cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chaos.fate import Billed, Fate, Happened, Known, differing, fate_of
-from gateway.chaos.figures import grown, read_metrics
-from gateway.chaos.heard import Heard
-from gateway.chaos.report import Report
-from gateway.chaos.scenario import Scenario, Verdict
-from gateway.chaos.workload import Question
+from ops.chaos.fate import Billed, Fate, Happened, Known, differing, fate_of
+from ops.chaos.figures import grown, read_metrics
+from ops.chaos.heard import Heard
+from ops.chaos.report import Report
+from ops.chaos.scenario import Scenario, Verdict
+from ops.chaos.workload import Question
 
 QUESTION = Question("r-1", "What?", stream=True)
 WANTED, OTHER = "The answer is here.", "Vinland Saga is."

@@ -15,17 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
-from gateway.audit import Audit
+from gateway.admin.chaos import ChaosDesk
+from gateway.backends.fault_controls import Chaos
 from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Backend, Delta, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.chaos_desk import ChaosDesk
-from gateway.config import ConfigError
-from gateway.config_chaos import ChaosSection, FaultRule
+from gateway.config.chaos import ChaosSection, FaultRule
+from gateway.config.errors import ConfigError
 from gateway.contracts.values import Sampling
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
-from gateway.wiring_chaos import Chaos, make_chaos
+from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from gateway.wiring.chaos import make_chaos
 from resilience.failures import BackendFailure, FailureKind
 
 PIECES = ("a", "b", "c", "d")

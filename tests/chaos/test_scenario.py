@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chaos.errors import ScenarioError
-from gateway.chaos.scenario import NEVER, Deed, RandomFaults, Scenario, load_scenario
-from gateway.chaos.timeline import Timeline
+from ops.chaos.errors import ScenarioError
+from ops.chaos.scenario import NEVER, Deed, RandomFaults, Scenario, load_scenario
+from ops.chaos.timeline import Timeline
 
 SHIPPED = sorted((Path(__file__).parents[2] / "benchmarks" / "chaos" / "scenarios").glob("*.yaml"))
 KILL: dict[str, Any] = {"kill": "engine"}

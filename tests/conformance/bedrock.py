@@ -17,8 +17,8 @@ from benchmarks.bedrock.stand_in import Behaviour, stand_in
 from budgeting.values import Message, Role
 from engine.build import build_engine
 from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams
-from gateway.backends.bedrock.build import make_bedrock
-from gateway.config_backends import BedrockSection
+from gateway.config.backends import BedrockSection
+from gateway.wiring.bedrock import make_bedrock
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
 from tests.conformance.harness import DEMO_MODEL, MAX_MODEL_LEN, Specimen, demo_tokenizer
 from tests.engine.support import run_to_end

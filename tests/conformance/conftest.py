@@ -12,7 +12,7 @@ import pytest_asyncio
 from budgeting.values import Message, Role
 from engine.build import build_engine
 from engine.values import EngineConfig
-from gateway.backends.port import Feature
+from gateway.contracts.features import Feature
 from tests.conformance.bedrock import bedrock
 from tests.conformance.harness import DEMO_MODEL, Specimen, demo_tokenizer, in_one_task
 from tests.conformance.specimens import HAS_VLLM, embedded, scripted, sluice_worker, vllm_worker

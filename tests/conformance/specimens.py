@@ -27,10 +27,10 @@ from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.build import make_workers
 from gateway.backends.workers.scrape import read_figures
-from gateway.config_backends import OpenAIBackend
-from gateway.model_text import sampling_defaults
+from gateway.config.backends import OpenAIBackend
+from gateway.prompts.model_text import sampling_defaults
+from gateway.wiring.workers import make_workers
 from tests.conformance.harness import (
     ADAPTERS,
     BLOCK_SIZE,

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.port import BackendState, Delta, Feature
+from gateway.backends.port import BackendState, Delta
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conftest import END_TOKEN, LONG_QUESTION, PENALTIES, QUESTIONS

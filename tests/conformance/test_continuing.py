@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.port import Begun, Continue, Delta, Feature, Work
+from gateway.backends.port import Begun, Continue, Delta, Work
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conftest import END_TOKEN, LONG_QUESTION, QUESTIONS

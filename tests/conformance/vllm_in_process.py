@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gateway.backends.port import Delta
 from gateway.backends.vllm.host import VllmHost
-from gateway.config_engine import EngineSection
-from gateway.model_text import sampling_defaults
+from gateway.config.engine import EngineSection
+from gateway.prompts.model_text import sampling_defaults
 from tests.conformance.harness import (
     ADAPTERS,
     BLOCK_SIZE,

@@ -15,7 +15,7 @@ from gateway.contracts.dialect import Asked
 from gateway.contracts.openai_logprobs import Offsets
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.values import Answer, Choice, FinishReason, TokenLogprob
-from gateway.http.testing import answer_for
+from gateway.testing import answer_for
 from tests.contracts.test_stream_frames import REQUEST, events
 
 HALVES = ("日".encode()[:2], "日".encode()[2:])

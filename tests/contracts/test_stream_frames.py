@@ -12,7 +12,7 @@ from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.values import Caller, CallerRole, Contract, Fallback, FinishReason, GenerateRequest
 from gateway.errors import PublicError
-from gateway.http.testing import answer_for
+from gateway.testing import answer_for
 
 REQUEST = GenerateRequest(
     request_id="req_1",

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 import yaml
 
-from gateway.cli.main import app
+from ops.cli.main import app
 from tests.observability.families import known_samples
 
 ROOT = Path(__file__).parents[2]

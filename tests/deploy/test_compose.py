@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from gateway.config import load_settings
+from gateway.config.settings import load_settings
 from tests.deploy.dockerfiles import WRITABLE, contents, lay_out, read_dockerfile
 from tests.integration.live import ADMIN_KEY, gateway
 

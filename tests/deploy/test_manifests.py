@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import Settings, load_settings
-from gateway.running import ENGINE_STOP_TIMEOUT_S, FLUSH_TIMEOUT_S
+from gateway.config.settings import Settings, load_settings
+from gateway.wiring.running import ENGINE_STOP_TIMEOUT_S, FLUSH_TIMEOUT_S
 from tests.deploy.manifests import OVERLAYS, ROOT, Manifest, faults, inputs_digest, one, rendered
 
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -19,11 +19,12 @@ import httpx
 import psutil
 import pytest
 
-from gateway.config import ConfigError, load_settings
+from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
 from gateway.errors import BackendUnavailable
-from gateway.http.testing import FakeHealth
-from gateway.patience import OnceReady
-from gateway.sagemaker.container import container_environment, log_level
+from gateway.health.once_ready import OnceReady
+from gateway.testing import FakeHealth
+from ops.sagemaker.container import container_environment, log_level
 from tests.deploy.dockerfiles import read_dockerfile
 from tests.integration.live import ROOT, environment
 
@@ -84,7 +85,7 @@ def container(folder: Path, **env: str) -> Iterator[tuple[str, subprocess.Popen[
     }
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", *entry[1:], "serve"],
+            [sys.executable, "-m", "ops.cli", *entry[1:], "serve"],
             cwd=ROOT,
             env=clean,
             stdout=out,

@@ -13,12 +13,12 @@ from botocore.stub import ANY, Stubber
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
-from gateway.config import ConfigError
-from gateway.sagemaker.deploy import POLL_S, Aws, EndpointError, delete, deploy, status
-from gateway.sagemaker.plan import Call, Standing, config_call, endpoint_call, model_call, scaling_calls
-from gateway.sagemaker.signals import Signals, metric_data, publish, signals_of
-from gateway.sagemaker.spec import EndpointSpec, load_spec
+from gateway.config.errors import ConfigError
+from ops.cli.main import app
+from ops.sagemaker.deploy import POLL_S, Aws, EndpointError, delete, deploy, status
+from ops.sagemaker.plan import Call, Standing, config_call, endpoint_call, model_call, scaling_calls
+from ops.sagemaker.signals import Signals, metric_data, publish, signals_of
+from ops.sagemaker.spec import EndpointSpec, load_spec
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "endpoint.yaml"
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:thing/x"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
-from gateway.config import Settings
+from gateway.config.settings import Settings
+from ops.cli.main import app
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "sluice.service"
 # Of 10, lower is better: what `systemd-analyze security` calls OK ends at 4; ours has 2.0.

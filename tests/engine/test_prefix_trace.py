@@ -14,7 +14,7 @@ from benchmarks.prefix_cache import (
     run_engine,
 )
 from engine.values import EngineSignals
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 from tests.engine.support import DEMO_MODEL
 
 

@@ -24,8 +24,8 @@ from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, Message, PromptFileError, load_prompts
 from evaluation.adapter_regression.thresholds import Threshold, Thresholds, ThresholdsError, load_thresholds
 from evaluation.adapter_regression.verdict import Finding, Standing, judge, passes
-from gateway.cli.client import AdminClient, AdminError
 from models.catalogue import load_catalogue
+from ops.client import AdminClient, AdminError
 from tests.engine.support import run_to_end
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from benchmarks.admission_live_load import MACHINES, fate_of
 from evaluation.simulator.calibration import fit
 from evaluation.simulator.measures import Slo
 from evaluation.simulator.values import Arrival, Profile
-from gateway.replay.outcome import Outcome
+from ops.replay.outcome import Outcome
 
 WHOLE = Outcome(
     index=0, due_s=1.0, sent_s=1.5, asked_input=100, asked_output=11, total_s=3.0, ttft_s=0.5,

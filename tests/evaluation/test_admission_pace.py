@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.admission_pace import ENGINES, SHAPE, TRACE, Speed, Way, row_of, stretch
 from evaluation.simulator.workload import requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 
 def test_each_way_changes_how_long_a_step_takes() -> None:

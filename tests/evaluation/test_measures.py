@@ -16,7 +16,7 @@ from evaluation.simulator.measures import Slo, fairness, jain, max_min, percenti
 from evaluation.simulator.profiles import A10G_8B_AWQ
 from evaluation.simulator.values import Arrival, Fate
 from evaluation.simulator.workload import Shape, halves, paced, rate_of, requests_of
-from gateway.replay.trace import read_trace
+from ops.replay.trace import read_trace
 
 DATA = Path(__file__).resolve().parents[2] / "benchmarks" / "data"
 

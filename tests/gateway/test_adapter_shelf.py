@@ -13,7 +13,7 @@ from adapters.errors import AdapterNotHere
 from adapters.events import AdapterAsked
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound, NoAdapterRoom
-from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.lora_slots import AdapterShelf
 from resilience.failures import BackendFailure, FailureKind
 
 

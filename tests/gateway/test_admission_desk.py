@@ -12,7 +12,7 @@ import pytest
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Limits
-from gateway.admission_desk import KEPT_ADMITTED, KEPT_REFUSED, AdmissionDesk
+from gateway.admin.admission import KEPT_ADMITTED, KEPT_REFUSED, AdmissionDesk
 from gateway.routing.revision import Known, Revision, make_revision
 from tests.admission.gates import IDLE, ask
 

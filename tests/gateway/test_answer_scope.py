@@ -29,8 +29,8 @@ from gateway.contracts.values import (
     Timings,
     Usage,
 )
-from gateway.job import Job
-from gateway.response_cache import question_of, worth_keeping
+from gateway.generation.answer_cache import question_of, worth_keeping
+from gateway.generation.job import Job
 from gateway.routing.revision import Known, make_revision
 from gateway.routing.target import Target
 

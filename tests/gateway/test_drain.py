@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from budgeting.values import Message, Role
 from gateway.app import create_app
-from gateway.audit import Audit
-from gateway.config import ServerConfig
+from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.drain import Drain, DrainDesk
 from gateway.errors import Draining
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services
-from gateway.reception import Reception
+from gateway.health.drain import Drain, DrainDesk
+from gateway.requests.in_flight import Reception
+from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore
+from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services
 
 
 def request_of(request_id: str = "req_1") -> GenerateRequest:

@@ -6,12 +6,12 @@ import pytest
 
 from engine.errors import EngineBusy
 from engine.values import GenerationRequest
-from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.lora_slots import AdapterShelf
 from gateway.backends.port import Delta, Work
-from gateway.config import load_settings
+from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring_backends import engine_config
+from gateway.wiring.backends import engine_config
 from resilience.failures import BackendFailure
 
 

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from gateway.backends.scripted import ScriptedBackend
-from gateway.first_ready import FirstReady
-from gateway.wiring_metrics import first_ready, health_collector
+from gateway.health.first_ready import FirstReady
+from gateway.wiring.metrics import first_ready, health_collector
 from tests.gateway.test_health_probe import probe
 
 

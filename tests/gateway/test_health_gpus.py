@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import health_gpus as gpu
+from gateway.health import gpus as gpu
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from admission.values import Load
+from gateway.backends.fleet import Fleet
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.fleet import Fleet
-from gateway.health import HealthProbe
-from gateway.http.testing import FakeText
-from gateway.reception import Reception
-from gateway.vitals import Vitals
-from gateway.wiring_metrics import first_ready, health_collector
+from gateway.health.probe import HealthProbe
+from gateway.health.rolling_stats import Vitals
+from gateway.requests.in_flight import Reception
+from gateway.testing import FakeText
+from gateway.wiring.metrics import first_ready, health_collector
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 

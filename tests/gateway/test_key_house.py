@@ -15,19 +15,19 @@ import orjson
 import pytest
 
 from accounting.keys import KeyRing, draw_key
-from gateway.audit import Audit
-from gateway.config_state import StateConfig
+from gateway.admin.keys import LATEST
+from gateway.admin.ports import KeyOrder
+from gateway.config.state import StateConfig
 from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
-from gateway.key_book import STREAM
-from gateway.key_desk import LATEST
-from gateway.key_use import KNOWN_FOR_S
-from gateway.key_use import STREAM as USED
-from gateway.ports_admin import KeyOrder
+from gateway.keys.last_used import KNOWN_FOR_S
+from gateway.keys.last_used import STREAM as USED
+from gateway.keys.registry import STREAM
+from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
-from gateway.wiring_keys import KeyHouse, make_keys
-from gateway.wiring_state import State, make_state
+from gateway.wiring.keys import KeyHouse, make_keys
+from gateway.wiring.state import State, make_state
 
 WHO = "bootstrap"
 

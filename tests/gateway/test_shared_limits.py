@@ -22,8 +22,8 @@ from accounting.quota_events import (
 from accounting.quotas import Ask, Quotas, Settlement, Tally, Verdict
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
-from gateway.quotas import Held, KeyLimiter
-from gateway.shared_limits import LATELY_S, MAX_OUTBOX, SharedLimits
+from gateway.keys.rate_limits import Held, KeyLimiter
+from gateway.keys.shared_limits import LATELY_S, MAX_OUTBOX, SharedLimits
 from gateway.state.errors import StateUnavailable
 
 LIMITED = Caller("acme", CallerRole.CALLER, "key_1", limits=KeyLimits(2, 100, 500))

@@ -8,7 +8,7 @@ import yaml
 
 from gateway.routing.check import Known
 from gateway.routing.revision import make_revision
-from gateway.wiring_metrics import Targets
+from gateway.wiring.metrics import Targets
 from observability.slo_metrics import SloTargets
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from gateway.generation.trace_steps import MAX_STEPS, Trail
 from gateway.http.places import Places
-from gateway.trail import MAX_STEPS, Trail
 from observability.traceparent import parse_traceparent
 from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind

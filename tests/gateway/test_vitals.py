@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.vitals import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, Vitals
+from gateway.health.rolling_stats import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, Vitals
 from observability.events import RequestRecord
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings, load_settings
-from gateway.wiring_cache import Answers, make_answers, make_leg_limits, price_of
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings, load_settings
+from gateway.wiring.cache import Answers, make_answers, make_leg_limits, price_of
 from resilience.leg_limits import LegSkipped, LegUsage, Price
 from resilience.response_cache_values import CacheFigures
 

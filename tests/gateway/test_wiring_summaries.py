@@ -7,11 +7,11 @@ import pytest
 from budgeting.counting import ChatTokenizer
 from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, SectionBudgets, SummaryKind
 from gateway.backends.scripted import ScriptedBackend
-from gateway.model_text import ModelText
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.model_text import ModelText
 from gateway.prompts.versions import PromptVersions
-from gateway.wiring_summaries import make_engine_summarizer
+from gateway.wiring.summaries import make_engine_summarizer
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 BACKENDS = {"local": ScriptedBackend("local"), "far": ScriptedBackend("far")}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings
-from gateway.gpus.crew import make_crew, worker_environ
-from gateway.gpus.layout import BACKEND, Seat, front_of, gpus_of, worker_of, worker_routes
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
 from gateway.routing.file import RoutingConfig
+from ops.gpus.crew import make_crew, worker_environ
+from ops.gpus.layout import BACKEND, Seat, front_of, gpus_of, worker_of, worker_routes
 
 
 def tool(folder: Path, script: str) -> str:

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.cli.serve import serve
+from ops.cli.serve import serve
 from tests.integration.live import LiveGateway, gateway
 
 STREAMS = 8

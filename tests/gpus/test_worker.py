@@ -15,18 +15,18 @@ from collections.abc import AsyncIterator, Callable
 import psutil
 import pytest
 
-from gateway.config import Settings
-from gateway.gpus import worker as module
-from gateway.gpus.crew import Crew
-from gateway.gpus.layout import Seat
-from gateway.gpus.worker import MOST_SHORT_LIVES, MOST_SILENT, GivenUp, GpuWorker, Ping, answers
+from gateway.config.settings import Settings
+from ops.gpus import worker as module
+from ops.gpus.crew import Crew
+from ops.gpus.layout import Seat
+from ops.gpus.worker import MOST_SHORT_LIVES, MOST_SILENT, GivenUp, GpuWorker, Ping, answers
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 ENDS = [sys.executable, "-c", "raise SystemExit(3)"]
 FRONT = f"""
 import asyncio, os, time
-from gateway.gpus.layout import Seat
-from gateway.gpus.worker import GpuWorker
+from ops.gpus.layout import Seat
+from ops.gpus.worker import GpuWorker
 
 async def main():
     worker = GpuWorker(Seat(None, 1), {SLEEPS!r}, os.environ, clock=time.monotonic)

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.http.testing import CALLER_KEY
 from gateway.ports import Services
+from gateway.testing import CALLER_KEY
 
 Connect = Callable[[Services], AbstractAsyncContextManager[httpx.AsyncClient]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.http.testing import ADMIN_KEY, fake_services
+from gateway.testing import ADMIN_KEY, fake_services
 from tests.http.conftest import Connect
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.ports import KeyOrder
 from gateway.errors import NoSuchKey
-from gateway.http.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
-from gateway.ports_admin import KeyOrder
+from gateway.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
 from tests.http.conftest import Connect
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.contracts.values import Caller, CallerRole
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, FakeKeys, fake_services
+from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, FakeKeys, fake_services
 from tests.http.conftest import Connect
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

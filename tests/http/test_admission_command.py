@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+from ops.cli.main import app
 
 DECISION = {
     "at": "2026-11-20T10:00:00.000+00:00",

@@ -19,7 +19,7 @@ from gateway.http.departure import ClientGone, Departure, ReaderTooSlow
 from gateway.http.exchange import Exchange
 from gateway.http.presence import until_gone
 from gateway.http.protocol import GatewayProtocol
-from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
+from gateway.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 
 NATIVE = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = {"model": "demo", **NATIVE}

@@ -16,8 +16,8 @@ from adapters.errors import UnknownAdapter
 from gateway.app import create_app
 from gateway.errors import UnknownRoute
 from gateway.http.exchange import trace_of, usable_request_id
-from gateway.http.testing import CALLER_KEY, FakeJourney, fake_services
 from gateway.ports import HttpLimits
+from gateway.testing import CALLER_KEY, FakeJourney, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = {"model": "demo", **BODY}

@@ -8,8 +8,8 @@ import pytest
 from budgeting.values import Plan, SectionCounts
 from gateway.contracts.values import BudgetReport, Fallback
 from gateway.errors import PublicError
-from gateway.http.testing import ADMIN_KEY, FakeJourney, fake_services
 from gateway.ports import HttpLimits
+from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
 
 TURN = {"role": "user", "content": "hi"}
 BODY = {"messages": [TURN]}

@@ -9,8 +9,8 @@ from gateway.contracts.values import Fallback
 from gateway.errors import DuplicateRequest, PublicError
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import MAX_WAITING, Idempotency, Outcome
-from gateway.http.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 from gateway.ports import HttpLimits
+from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = {"model": "demo", **BODY}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config import load_settings
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, FakeHealth, fake_services
-from gateway.wiring import build
+from gateway.config.settings import load_settings
+from gateway.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, FakeHealth, fake_services
+from gateway.wiring.build import build
 
 NO_KEY = {"authorization": ""}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from gateway.errors import PublicError
-from gateway.http.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
 from gateway.ports import HttpLimits
+from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
 
 TURNS: Any = [{"role": "user", "content": "hi"}]
 

@@ -13,9 +13,9 @@ import pytest
 from starlette.routing import Route
 
 from gateway.app import create_app
-from gateway.config import load_settings
+from gateway.config.settings import load_settings
 from gateway.http.surfaces import for_callers
-from gateway.wiring import build
+from gateway.wiring.build import build
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789"

@@ -11,9 +11,9 @@ import websockets
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
 from gateway.contracts.values import Caller, CallerRole
-from gateway.http.testing import FakeJourney, fake_services, serving
+from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import Services
-from gateway.quotas import KeyLimiter
+from gateway.testing import FakeJourney, fake_services, serving
 from tests.http.conftest import Connect
 
 NATIVE = {"messages": [{"role": "user", "content": "Hi."}]}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import BackendUnavailable
-from gateway.http.testing import fake_services
+from gateway.testing import fake_services
 
 TURN = {"role": "user", "content": "hi"}
 

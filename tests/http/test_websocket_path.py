@@ -14,9 +14,9 @@ from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
 from gateway.http.middleware import Edge
 from gateway.http.sinks import SocketSink
-from gateway.http.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import HttpLimits
+from gateway.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 AUTH = {"Authorization": f"Bearer {CALLER_KEY}"}

@@ -97,7 +97,7 @@ def gateway(
     }
     with log.open("w") as stderr, output.open("w") as stdout:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *words],
+            [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), *words],
             cwd=ROOT,
             env=environment(settings),
             stdout=stdout,

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
+from ops.cli.main import app
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.integration.test_routing import ROUTE, until, write_config
 

@@ -52,7 +52,7 @@ ENDLESS = {
 def start_fails(*args: str, **env: str) -> str:
     """Start a gateway that must not start; what it told."""
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", *args],
+        [sys.executable, "-m", "ops.cli", "serve", *args],
         cwd=ROOT,
         env=environment(env),
         capture_output=True,
@@ -201,7 +201,7 @@ def test_doctor_finds_what_is_wrong_and_says_so_by_its_exit_code(tmp_path: Path)
             "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",
         }
         done = subprocess.run(
-            [sys.executable, "-m", "gateway.cli", "doctor", "--json"],
+            [sys.executable, "-m", "ops.cli", "doctor", "--json"],
             cwd=ROOT,
             env=environment({**settings, **env}),
             capture_output=True,

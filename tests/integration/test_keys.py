@@ -17,7 +17,7 @@ ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tok
 
 def sluice(live: LiveGateway, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY],
+        [sys.executable, "-m", "ops.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY],
         capture_output=True,
         text=True,
         timeout=60,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
+from ops.cli.main import app
 from tests.integration.live import ADMIN_KEY, LiveGateway
 
 # Reports may lag so far behind (the public surface).

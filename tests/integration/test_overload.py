@@ -145,7 +145,7 @@ def the_right_ones_won(seen: list[Seen]) -> list[str]:
 def show(live: LiveGateway) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
     """As an operator would see it."""
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "admission", "show", "--json", "--url", live.url],
+        [sys.executable, "-m", "ops.cli", "admission", "show", "--json", "--url", live.url],
         cwd=ROOT,
         env=environment({"SLUICE_ADMIN_KEY": ADMIN_KEY}),
         capture_output=True,

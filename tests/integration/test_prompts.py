@@ -43,7 +43,7 @@ def cached(answer: dict[str, object]) -> int:
 def sluice(live: LiveGateway, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     env = {**environment({}), "SLUICE_URL": live.url, "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *words],
+        [sys.executable, "-m", "ops.cli", *words],
         cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def test_a_published_version_that_was_changed_stops_the_start(tmp_path: Path) ->
         **env,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--config", "sluice.yaml"],
+        [sys.executable, "-m", "ops.cli", "serve", "--config", "sluice.yaml"],
         cwd=ROOT, env=environment(settings), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1

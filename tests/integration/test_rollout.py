@@ -11,7 +11,7 @@ from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway
 
 
 def check(live: LiveGateway, *words: str, key: str = ADMIN_KEY) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", "rollout", "check", "--url", live.url, "--json", *words]
+    command = [sys.executable, "-m", "ops.cli", "rollout", "check", "--url", live.url, "--json", *words]
     env = {**os.environ, "SLUICE_ADMIN_KEY": key}
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
 

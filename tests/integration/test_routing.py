@@ -21,8 +21,8 @@ import httpx
 import yaml
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
 from gateway.routing.rank import draw
+from ops.cli.main import app
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, gateway
 from tests.state.servers import free_port, redis_server
 
@@ -230,7 +230,7 @@ def commands(live: LiveGateway) -> None:
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"n\n")
     asked = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "routes", "rollback", "--url", live.url],
+        [sys.executable, "-m", "ops.cli", "routes", "rollback", "--url", live.url],
         capture_output=True, text=True, cwd=ROOT, timeout=120, stdin=terminal, env=env,
     )  # fmt: skip
     assert asked.returncode == 1, "at a terminal it shows and asks"
@@ -272,7 +272,7 @@ def test_a_wrong_file_stops_the_first_start_with_one_line_a_fault(tmp_path: Path
     (tmp_path / "routing.yaml").write_text("routes: {}")
     fresh = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/fresh.db"}
     stopped = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)],
+        [sys.executable, "-m", "ops.cli", "serve", "--config", str(file)],
         capture_output=True, text=True, cwd=ROOT, timeout=120, env=environment(fresh),
     )  # fmt: skip
     assert stopped.returncode == 1

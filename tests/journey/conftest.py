@@ -20,27 +20,28 @@ from admission.values import Limits
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import Message, Role
-from gateway.backends.guarded import Action, Watch
+from gateway.backends.fleet import Fleet
 from gateway.backends.port import Backend
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.continuing import Spelling
 from gateway.contracts.values import Contract, GenerateRequest
-from gateway.dispatch import Dispatcher
-from gateway.fallback import FallbackChain
-from gateway.fleet import Fleet
+from gateway.generation.answer_cache import AnswerCache
+from gateway.generation.dispatcher import Dispatcher
+from gateway.generation.fallback import FallbackChain
+from gateway.generation.output_guard import Watch
+from gateway.generation.resume import Spelling
 from gateway.journey import Journey
+from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.quotas import KeyLimiter
-from gateway.reception import Reception
-from gateway.report import Reporter
-from gateway.response_cache import AnswerCache
+from gateway.requests.in_flight import Reception
+from gateway.requests.request_record import Reporter
 from gateway.routing.revision import Known, make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
 from resilience.blame import Blame
 from resilience.degenerate import Limits as DegenerateLimits
+from resilience.degenerate_action import Action
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
 from resilience.leg_limits import LegLimit, LegLimits, LegSkipped

@@ -15,7 +15,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey
-from gateway.reception import Reception
+from gateway.requests.in_flight import Reception
 from observability.events import RequestRecord
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind

@@ -10,7 +10,7 @@ import pytest
 from adapters.catalogue import State
 from adapters.selection import Offer
 from adapters.values import Adapter
-from gateway.backends.adapter_shelf import PARAM
+from gateway.backends.lora_slots import PARAM
 from gateway.backends.scripted import Script
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind

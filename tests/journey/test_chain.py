@@ -13,7 +13,7 @@ from budgeting.values import EvidenceChunk
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import GenerateRequest, Sampling
-from gateway.course import MAX_SEAMS, Course, Give, Step, Try, View, Wait
+from gateway.generation.fallback_policy import MAX_SEAMS, Course, Give, Step, Try, View, Wait
 from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
 from gateway.routing.route_resume import RESUME, ResumeRules
 from resilience.failures import BackendFailure, FailureKind

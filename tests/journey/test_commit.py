@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.backends.port import Delta
-from gateway.commit import CommitBuffer
+from gateway.generation.commit_buffer import CommitBuffer
 
 
 class Reader:

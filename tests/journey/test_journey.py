@@ -12,8 +12,9 @@ import pytest
 from adapters.values import Adapter
 from admission.values import Limits, Load
 from budgeting.values import EvidenceChunk, Message, Role
-from gateway.backends.port import BackendState, Feature
+from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.features import Feature
 from gateway.contracts.values import (
     Contract,
     FinishReason,

@@ -9,9 +9,9 @@ import pytest
 
 from adapters.values import Adapter
 from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import GenerateRequest
-from gateway.ports import CardKind, ModelCard
-from gateway.wiring_keys import usable
+from gateway.wiring.keys import usable
 from tests.journey.house import CALLER, House, RecordingSink
 
 Build = Callable[..., House]

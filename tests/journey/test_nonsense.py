@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.guarded import Action
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
+from resilience.degenerate_action import Action
 from resilience.events import Degenerated
 from resilience.failures import FailureKind
 from tests.journey.house import House

@@ -27,8 +27,8 @@ from gateway.contracts.values import (
     ResponseFormat,
     Sampling,
 )
-from gateway.course import MAX_SEAMS
-from gateway.http.testing import CALLER_KEY, fake_services, serving
+from gateway.generation.fallback_policy import MAX_SEAMS
+from gateway.testing import CALLER_KEY, fake_services, serving
 from resilience.events import Resumed
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House, RecordingSink, RestartingBackend, Spelled

@@ -15,8 +15,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.config import load_settings
-from gateway.wiring import build
+from gateway.config.settings import load_settings
+from gateway.wiring.build import build
 from observability.canary_metrics import CanaryCollector, CanaryFigures
 from observability.chaos_metrics import ChaosCollector
 from observability.engine_metrics import EngineCollector

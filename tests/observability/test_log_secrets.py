@@ -12,15 +12,16 @@ import structlog
 import yaml
 
 from budgeting.values import Message, Role
-from gateway.config import ConfigError, load_settings
-from gateway.config_tracing import TracingConfig
+from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
+from gateway.config.tracing import TracingConfig
+from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey
-from gateway.ports import EdgeOutcome
-from gateway.running import Gateway
-from gateway.wiring import build
-from gateway.wiring_tracing import make_tracing, redaction
+from gateway.wiring.build import build
+from gateway.wiring.running import Gateway
+from gateway.wiring.tracing import make_tracing, redaction
 from observability.logs import configure_logging
 
 SECRETS = ("PROMPT-4f1c", "sk-planted-5d2e", "AKIAPLANTED0SECRET01", "wJalrPLANTEDkey", "hunter2-planted")

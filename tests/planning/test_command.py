@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.plan import PlanOptions, make_plans, markdown
-from gateway.config import load_settings
-from gateway.planning.shape import PlanError
+from gateway.config.settings import load_settings
+from ops.cli.plan import PlanOptions, make_plans, markdown
+from ops.planning.shape import PlanError
 from tests.integration.live import environment
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ DOCUMENT = ROOT / "deploy" / "engine-tuning.md"
 
 
 def run(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", *words]
+    command = [sys.executable, "-m", "ops.cli", *words]
     return subprocess.run(
         command, cwd=ROOT, env=environment(env or {}), capture_output=True, text=True, timeout=60
     )

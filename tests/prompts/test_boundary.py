@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, EvidenceChunk, Message, Plan, Role
+from gateway.config.volatile import VolatilePolicy
 from gateway.prompts.canonical import canonicalize
 from gateway.prompts.versions import PromptVersion
-from gateway.prompts.volatile import VolatilePolicy
 from tests.budgeting import folders
 
 # Not `counting`: its template writes the number of messages before the first of them.

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from budgeting.values import SPARE_ORDER, CanonicalPrompt, Section, SectionBudgets, SummaryKind
-from gateway.prompts.budgets import RouteBudgets, budget_request
+from gateway.prompts.budgets import budget_request
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.revision import Known, RoutingFileError, make_revision
+from gateway.routing.route_budgets import RouteBudgets
 
 PROMPT = CanonicalPrompt(system=("S",))
 VERSION = PromptVersion(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from budgeting.sections import prompt_messages
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
+from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.canonical import (
@@ -23,7 +24,6 @@ from gateway.prompts.canonical import (
 )
 from gateway.prompts.canonical import canonicalize as canonical
 from gateway.prompts.versions import PromptVersion
-from gateway.prompts.volatile import VolatilePolicy
 
 VERSION = PromptVersion(id="v", system="You sell manga.", policy="Be short.\n", grounding_rule="Cite.")
 USER, ASSISTANT, SYSTEM = Role.USER, Role.ASSISTANT, Role.SYSTEM

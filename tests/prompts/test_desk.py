@@ -13,12 +13,12 @@ from budgeting.errors import ContextTooLong
 from budgeting.plan import BudgetPlanner
 from budgeting.summary import Count, Summarizer, Summary
 from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
+from gateway.admin.prompts import PromptDesk
+from gateway.backends.fleet import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import UnknownPromptVersion, UnknownRoute
-from gateway.fleet import Fleet
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.desk import PromptDesk
 from gateway.prompts.published import Published, Publishing
 from gateway.prompts.text import TokenizerText
 from gateway.prompts.versions import PromptVersions

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.startup import start_errors
 from gateway.prompts.published import (
     PromptChanged,
     Published,
@@ -25,6 +24,7 @@ from gateway.prompts.published_table import table_of
 from gateway.prompts.versions import PromptVersions
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.sqlite_store import SqliteStateStore
+from ops.cli.startup import start_errors
 
 NOW = datetime(2026, 11, 18, 14, 13, 20, tzinfo=UTC).timestamp()
 

@@ -8,9 +8,9 @@ import pytest
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, Message, Role
-from gateway.ports import TextService
 from gateway.prompts.canonical import canonicalize
 from gateway.prompts.text import TokenizerText
+from gateway.prompts.text_port import TextService
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SHUFFLED = [

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from budgeting.values import SectionBudgets
+from gateway.config.volatile import VolatilePolicy
 from gateway.errors import UnknownPromptVersion
 from gateway.prompts.canonical import stable_text
 from gateway.prompts.versions import MAX_FILE_BYTES, PromptFileError, PromptVersion, PromptVersions
-from gateway.prompts.volatile import VolatilePolicy
 
 SHIPPED = Path(__file__).parents[2] / "prompts"
 

@@ -15,11 +15,11 @@ import yaml
 from gateway.backends.embedded import CONTINUES, FEATURES
 from gateway.backends.port import Completion, Delta
 from gateway.contracts.values import FinishReason, Usage
-from gateway.ray.backend import RayBackend, RayRules
-from gateway.ray.place import Place
-from gateway.ray.port import EngineReplicas
-from gateway.ray.replica import EngineReplica, configured_engine
-from gateway.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
+from ops.ray.backend import RayBackend, RayRules
+from ops.ray.place import Place
+from ops.ray.port import EngineReplicas
+from ops.ray.replica import EngineReplica, configured_engine
+from ops.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
 from tests.conformance.harness import BLOCK_SIZE, DEMO_MODEL, MAX_MODEL_LEN, Specimen, make_adapters
 
 RULES = RayRules(

@@ -9,9 +9,9 @@ import pytest
 
 from gateway.backends.port import BackendState, Completion, Delta, Work
 from gateway.contracts.values import FinishReason, Sampling, Usage
-from gateway.ray.backend import SILENT_ROUNDS
-from gateway.ray.port import ReplicaLost, ReplicasFull
-from gateway.ray.wire import Failed, Piece, Signals
+from ops.ray.backend import SILENT_ROUNDS
+from ops.ray.port import ReplicaLost, ReplicasFull
+from ops.ray.wire import Failed, Piece, Signals
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.ray.replicas import RULES, WHOLE, Played, Players, make_backend

@@ -16,8 +16,8 @@ from ray.serve import Application
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 
-from gateway.config import Settings, load_settings
-from gateway.ray.application import Arguments, application
+from gateway.config.settings import Settings, load_settings
+from ops.ray.application import Arguments, application
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "ray"
@@ -50,7 +50,7 @@ def test_the_service_has_the_form_of_its_kind() -> None:
 @pytest.mark.parametrize("text", SERVE_FILES)
 def test_serve_takes_the_configuration_and_the_application_its_arguments(text: str) -> None:
     [application] = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
-    assert application.import_path == "gateway.ray.application:application"
+    assert application.import_path == "ops.ray.application:application"
     arguments = Arguments.model_validate(application.args)
     assert arguments.config == "/etc/sluice/sluice.yaml"
     assert application.name == "sluice"

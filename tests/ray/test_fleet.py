@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.backends.workers.choice import Choice, Wish, WorkerView
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import KEPT
-from gateway.ray.fleet import Fleet
+from ops.ray.fleet import Fleet
 
 
 class Replicas:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from benchmarks.ray_cluster import Application, Callers, cluster, deploy, until, write_config
-from gateway.cli.main import app as sluice
+from ops.cli.main import app as sluice
 from tests.state.servers import free_port
 
 pytestmark = [

@@ -15,11 +15,11 @@ import yaml
 from benchmarks.paced_engine import paced_engine
 from gateway.backends.host import EngineHost, MakeHost
 from gateway.backends.port import BackendState, Begun, Work
-from gateway.config import Settings
+from gateway.config.settings import Settings
 from gateway.contracts.values import Sampling
-from gateway.ray.place import Place
-from gateway.ray.replica import QUEUE_STALE_S, EngineReplica
-from gateway.ray.wire import Piece, Route, decode_piece, decode_signals, encode
+from ops.ray.place import Place
+from ops.ray.replica import QUEUE_STALE_S, EngineReplica
+from ops.ray.wire import Piece, Route, decode_piece, decode_signals, encode
 from resilience.failures import FailureKind
 
 WORK = Work("gen_1", tuple(range(300, 340)), (), Sampling(max_tokens=6), cache_salt="acme")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.ray_router import Call, Router
-from gateway.cli.ray import RayError, _connected, brief
-from gateway.ray.wire import Route, encode
+from ops.cli.ray import RayError, _connected, brief
+from ops.ray.wire import Route, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CHAIN = tuple(range(100, 120))

@@ -9,9 +9,9 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
 
-from gateway.ray.port import ReplicaLost
-from gateway.ray.replicas import ServeReplicas
-from gateway.ray.wire import Signals, encode
+from ops.ray.port import ReplicaLost
+from ops.ray.replicas import ServeReplicas
+from ops.ray.wire import Signals, encode
 
 
 class Answer:

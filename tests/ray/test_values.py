@@ -14,8 +14,8 @@ from adapters.values import Adapter
 from budgeting.values import Message, Role
 from gateway.backends.port import Begun, Completion, Delta, Work
 from gateway.backends.workers.choice import Choice, Wish, WorkerView
-from gateway.config_engine import EngineSection
-from gateway.config_ray import RaySection
+from gateway.config.engine import EngineSection
+from gateway.config.ray import RaySection
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -24,10 +24,10 @@ from gateway.contracts.values import (
     TokenLogprob,
     Usage,
 )
-from gateway.ray.flow import UNWATCHED_DELTAS, Flow
-from gateway.ray.placement import Placement, placement_of
-from gateway.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
-from gateway.ray.wire import Failed, Piece, Route, decode_piece, decode_route, decode_work, encode
+from ops.ray.flow import UNWATCHED_DELTAS, Flow
+from ops.ray.placement import Placement, placement_of
+from ops.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
+from ops.ray.wire import Failed, Piece, Route, decode_piece, decode_route, decode_work, encode
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -179,7 +179,7 @@ def test_without_figures_the_replicas_stay() -> None:
 
 
 def test_nobody_who_does_not_deploy_imports_ray() -> None:
-    code = "import sys, gateway.app, gateway.wiring, gateway.cli.main, gateway.ray.ingress; print('ray' in sys.modules)"
+    code = "import sys, gateway.app, gateway.wiring.build, ops.cli.main, ops.ray.ingress; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

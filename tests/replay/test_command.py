@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.load import Run
-from gateway.replay.outcome import Outcome
-from gateway.replay.plot import draw
-from gateway.replay.report import Slo, report
+from ops.replay.load import Run
+from ops.replay.outcome import Outcome
+from ops.replay.plot import draw
+from ops.replay.report import Slo, report
 from tests.replay.fake_gateway import Behaviour, FakeGateway
 
 Azure = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
-COMMAND = (
-    "import typer; from gateway.cli.replay import replay; app = typer.Typer(); app.command()(replay); app()"
-)
+COMMAND = "import typer; from ops.cli.replay import replay; app = typer.Typer(); app.command()(replay); app()"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
 
 
@@ -131,7 +129,7 @@ async def test_help_teaches_with_an_example() -> None:
 
 async def test_importing_the_command_imports_nothing_heavy() -> None:
     code = (
-        "import sys, gateway.cli.replay; "
+        "import sys, ops.cli.replay; "
         "print([m for m in ('aiohttp', 'matplotlib', 'numpy', 'rich.progress', 'torch') if m in sys.modules])"
     )
     process = await asyncio.create_subprocess_exec(

@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.replay.load import Run, run_load
-from gateway.replay.outcome import Outcome
-from gateway.replay.shape import Planned
+from ops.replay.load import Run, run_load
+from ops.replay.outcome import Outcome
+from ops.replay.shape import Planned
 from tests.virtual_time import in_virtual_time
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from gateway.replay.contract import ContractName
-from gateway.replay.errors import OptionError, TargetError
-from gateway.replay.options import Options
-from gateway.replay.report import Slo
-from gateway.replay.session import replay_trace
+from ops.replay.contract import ContractName
+from ops.replay.errors import OptionError, TargetError
+from ops.replay.options import Options
+from ops.replay.report import Slo
+from ops.replay.session import replay_trace
 from tests.replay.fake_gateway import MAX_MODEL_LEN, OVERHEAD, Behaviour, FakeGateway, tokens_of
 
 Azure = Callable[..., Path]

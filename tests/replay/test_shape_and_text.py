@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replay.errors import OptionError
-from gateway.replay.shape import CLAMP_MARGIN, Planned, plan
-from gateway.replay.text import WORDS, Lexicon, TextMaker
-from gateway.replay.trace import Arrival, Trace
+from ops.replay.errors import OptionError
+from ops.replay.shape import CLAMP_MARGIN, Planned, plan
+from ops.replay.text import WORDS, Lexicon, TextMaker
+from ops.replay.trace import Arrival, Trace
 
 LEXICON = Lexicon(tuple((word, 1 + len(word) // 6) for word in WORDS), overhead=11, calibrated=True)
 COST = dict(LEXICON.costs)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replay.sse import MAX_EVENT_BYTES, EventSplitter, EventTooLarge
+from ops.replay.sse import MAX_EVENT_BYTES, EventSplitter, EventTooLarge
 
 STREAM = b'data: {"a":"\xe6\xbc\xab"}\n\n: ping\n\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a":"\xe6\xbc\xab"}', b"1\n2", b"[DONE]"]

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replay.load import Run
-from gateway.replay.outcome import Outcome
-from gateway.replay.plot import in_flight_over_time
-from gateway.replay.report import Slo, as_json, report
-from gateway.replay.statistics import percentile, spread
+from ops.replay.load import Run
+from ops.replay.outcome import Outcome
+from ops.replay.plot import in_flight_over_time
+from ops.replay.report import Slo, as_json, report
+from ops.replay.statistics import percentile, spread
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.errors import TraceError
-from gateway.replay.trace import read_trace
+from ops.replay.errors import TraceError
+from ops.replay.trace import read_trace
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 Azure = Callable[..., Path]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.guarded import Action, Watch
 from gateway.backends.port import Delta, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Sampling
+from gateway.generation.output_guard import Watch
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
 from resilience.degenerate import Limits
+from resilience.degenerate_action import Action
 from resilience.failures import BackendFailure, FailureKind
 
 

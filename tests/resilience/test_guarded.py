@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gateway.backends.guarded import READ_EVERY, Action, Watch
 from gateway.backends.port import Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, Sampling, Usage
+from gateway.generation.output_guard import READ_EVERY, Watch
 from resilience.blame import Blame
 from resilience.degenerate import LOOK_EVERY, Limits, Sign
+from resilience.degenerate_action import Action
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from admission.controller import AdmissionController
 from admission.values import Limits
-from gateway.recovery import Recovery
+from gateway.generation.remedies import Recovery
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent, Retried
 from resilience.failures import FailureKind
 from resilience.oom import LEAST

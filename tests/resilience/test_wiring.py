@@ -8,10 +8,10 @@ import pytest
 
 from admission.controller import AdmissionController
 from admission.values import Limits
-from gateway.backends.guarded import Action
-from gateway.config_resilience import ResilienceSection
-from gateway.wiring_resilience import Resilience, make_resilience
+from gateway.config.resilience import ResilienceSection
+from gateway.wiring.resilience import Resilience, make_resilience
 from observability.metrics import Metrics
+from resilience.degenerate_action import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
 from resilience.guard import Try

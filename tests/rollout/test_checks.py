@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout.checks import CHECKS, Finding, Verdict, examine
-from gateway.rollout.facts import Facts, Sample
+from ops.rollout.checks import CHECKS, Finding, Verdict, examine
+from ops.rollout.facts import Facts, Sample
 
 ROUTE = {"backends": [{"name": "local", "weight": 100}], "fallback": ["bedrock", "degraded"]}
 SHADOWED = {**ROUTE, "shadow": {"backend": "bedrock", "sample": 0.05}}

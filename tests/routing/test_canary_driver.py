@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from gateway.audit import Audit
-from gateway.canary_desk import CanaryDesk
-from gateway.canary_driver import FORGET_EVERY, CanaryDriver
+from gateway.admin.canary import CanaryDesk
+from gateway.admin.ports import CanaryOrder, RoutingOrder
+from gateway.admin.routing import RoutingDesk
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.ports_admin import CanaryOrder, RoutingOrder
 from gateway.routing.book import STREAM as ROUTING
 from gateway.routing.book import RoutingBook, Seed
 from gateway.routing.canary import Phase, end
+from gateway.routing.canary_loop import FORGET_EVERY, CanaryDriver
 from gateway.routing.canary_records import SAMPLES, STREAM
 from gateway.routing.canary_tally import Tally
 from gateway.routing.check import Known
-from gateway.routing_desk import RoutingDesk
+from gateway.state.audit import Audit
 from gateway.state.follower import Follower
 from gateway.state.latest import Latest
 from gateway.state.memory import MemoryStateStore, MemoryStreams

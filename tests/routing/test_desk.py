@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gateway.audit import Audit
+from gateway.admin.ports import RoutingOrder
+from gateway.admin.routing import RoutingDesk
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.ports_admin import RoutingOrder
 from gateway.routing.book import STREAM, RoutingBook, Seed
 from gateway.routing.check import Known
 from gateway.routing.revision import RoutingFileError
-from gateway.routing_desk import RoutingDesk
+from gateway.state.audit import Audit
 from gateway.state.follower import Follower
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 
@@ -53,7 +53,7 @@ class Process:
 
 @asynccontextmanager
 async def running(*processes: Process) -> AsyncIterator[None]:
-    """As ``gateway.wiring`` runs them."""
+    """As ``gateway.wiring.build`` runs them."""
     async with asyncio.TaskGroup() as loops:
         tasks = []
         for one in processes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.backends.fleet import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
-from gateway.fleet import Fleet
 from gateway.routing.check import Known
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve

@@ -16,8 +16,8 @@ from accounting.errors import LedgerUnavailable
 from accounting.shadow_values import ShadowPair
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message
-from gateway.backends.port import Feature
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
 from gateway.shadow.asking import Asker
 from gateway.shadow.checks import make_checks

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from benchmarks.bedrock.stand_in import ANSWER, StandIn, stand_in
 from evaluation.shadow_compare.__main__ import main as compare
-from gateway.cli.main import app
+from ops.cli.main import app
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from admission.values import Demand
 from budgeting.values import EvidenceChunk
-from gateway.backends.port import BackendState, Feature
+from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat, Sampling
 from gateway.shadow.sampling import Copy, Fate, Line, chosen
 from resilience.failures import BackendFailure, FailureKind

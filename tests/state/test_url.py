@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError
-from gateway.state.make import copies_folder, make_state_store
+from gateway.config.errors import ConfigError
 from gateway.state.url import StoreKind, parse_state_url
+from gateway.wiring.state_store import copies_folder, make_state_store
 
 
 @pytest.mark.parametrize(

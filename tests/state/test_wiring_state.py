@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError
-from gateway.config_state import StateConfig
+from gateway.config.errors import ConfigError
+from gateway.config.state import StateConfig
 from gateway.state.follower import Standing
 from gateway.state.port import Record
-from gateway.wiring_state import State, make_state
+from gateway.wiring.state import State, make_state
 from tests.state.conftest import until
 from tests.state.servers import free_port, redis_server
 

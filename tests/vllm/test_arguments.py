@@ -19,8 +19,9 @@ from gateway.backends.vllm.arguments import (
     on_cpu,
 )
 from gateway.backends.vllm.compat import installed_version
-from gateway.config import ConfigError, load_settings
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
+from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
 
 
 def arguments(max_loras: int = 0, **keys: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from engine.errors import EngineDead, EngineStartError, InvalidConfig, ModelNotF
 from gateway.backends.port import BackendState, Delta, Work
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta, Feature
+from gateway.backends.port import Delta
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, MAX_LORA_RANK, Specimen, hear, shaped

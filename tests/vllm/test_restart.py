@@ -16,7 +16,7 @@ from gateway.backends.port import BackendState, Delta
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import Loss, Supervisor

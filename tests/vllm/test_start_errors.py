@@ -16,7 +16,7 @@ from engine.errors import (
 )
 from gateway.backends.vllm.child_logs import Told
 from gateway.backends.vllm.start_errors import MAX_LINE, check_folder, explain
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 
 SECTION = EngineSection(kind="vllm", model="models/demo")
 POINTER = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")

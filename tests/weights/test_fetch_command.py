@@ -18,7 +18,7 @@ def fetch(*words: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
     import os
 
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    command = [sys.executable, "-m", "gateway.cli", "models", "fetch", *words]
+    command = [sys.executable, "-m", "ops.cli", "models", "fetch", *words]
     environment = {**clean, "SLUICE_WEIGHTS__CACHE_FOLDER": str(folder / "cache"), **env}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 

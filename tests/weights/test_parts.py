@@ -12,7 +12,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import UnknownLocation
 from gateway.weights.intervals import length, missing, segments

@@ -83,7 +83,7 @@ def test_a_drain_while_weights_arrive_ends_at_once(demo: Any, network: Wire, tmp
 
 
 def run_doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, Any]]:
-    words = [sys.executable, "-m", "gateway.cli", "doctor", "--config", "sluice.yaml", "--json"]
+    words = [sys.executable, "-m", "ops.cli", "doctor", "--config", "sluice.yaml", "--json"]
     databases = {
         "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",

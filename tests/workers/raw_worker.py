@@ -12,9 +12,9 @@ from typing import Any
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.build import make_workers
-from gateway.config_backends import OpenAIBackend
+from gateway.config.backends import OpenAIBackend
 from gateway.contracts.values import Sampling
+from gateway.wiring.workers import make_workers
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"

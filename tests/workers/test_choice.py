@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.choice import Choice, Ring, SentIndex, Wish, WorkerView
-from gateway.prompts.fingerprint import chain_of, salt_number
 
 NAMES = [f"http://10.0.0.{number}:8001/v1" for number in range(16)]
 requests = st.floats(0, 50) | st.integers(0, 50)

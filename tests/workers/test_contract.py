@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta, Feature
+from gateway.backends.port import Delta
 from gateway.backends.workers.answer import AnswerReader
 from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter, salt_of
 from gateway.backends.workers.errors import (
@@ -25,6 +25,7 @@ from gateway.backends.workers.errors import (
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.sse import MAX_EVENT_BYTES, EventReader
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import DONE, ending, event, piece, token_bytes, usage, work

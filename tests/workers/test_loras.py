@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from adapters.errors import AdapterError
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.build import make_workers
 from gateway.backends.workers.loras import listed_models, loaded_name, path_at_worker
-from gateway.config_backends import OpenAIBackend
+from gateway.config.backends import OpenAIBackend
+from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import QUICK, RawWorker, Request, answers, make, pool, token_bytes, until, work

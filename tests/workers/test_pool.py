@@ -16,17 +16,18 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from adapters.values import Adapter
-from gateway.backends.port import BackendState, Feature
+from gateway.backends.port import BackendState
 from gateway.backends.scripted import ScriptedBackend
-from gateway.backends.workers.build import WorkerKeyMissing
-from gateway.config import ConfigError, load_settings
-from gateway.config_backends import OpenAIBackend
-from gateway.config_hedge import HedgeSection
+from gateway.config.backends import HedgeSection, OpenAIBackend
+from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
+from gateway.generation.mappings import first_candidate
 from gateway.routing.rank import rank
 from gateway.routing.revision import Route
-from gateway.stages import first_candidate
+from gateway.wiring.workers import WorkerKeyMissing
 from observability.workers import WorkerCollector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear

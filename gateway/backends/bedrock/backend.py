@@ -19,7 +19,8 @@ from gateway.backends.bedrock.lanes import Lanes
 from gateway.backends.bedrock.request import RequestWriter
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.begun import Edge, check_begun, generate_behind
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
 FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from engine.errors import InvalidConfig
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 
 # Seed 000 §6: one or two prompts of 3,500 tokens must not crowd out fifty short ones.
 MAX_NUM_BATCHED_TOKENS = 8192

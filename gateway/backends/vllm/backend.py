@@ -9,12 +9,13 @@ from typing import TypeVar
 
 from admission.values import Load
 from engine import errors
-from gateway.backends.adapter_shelf import AdapterShelf
 from gateway.backends.begun import Edge, check_begun, generate_behind, seed_behind
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Feature, Work
+from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import Ask, LoadedEngine
+from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 

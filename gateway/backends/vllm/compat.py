@@ -25,7 +25,7 @@ from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape, name_of
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind

@@ -18,8 +18,8 @@ import psutil
 import structlog
 
 from engine.errors import EngineDead, EngineStartError
-from gateway.backends.adapter_shelf import AdapterShelf, MakeShelf
 from gateway.backends.host import EngineFacts
+from gateway.backends.lora_slots import AdapterShelf, MakeShelf
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.vllm import arguments, preload
 from gateway.backends.vllm.adapters import VllmAdapters
@@ -28,7 +28,7 @@ from gateway.backends.vllm.child_logs import ChildLogs
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.backends.vllm.warm_up import warm_up
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
 

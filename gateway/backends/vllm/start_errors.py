@@ -14,7 +14,7 @@ from engine.errors import (
     UnsupportedArchitecture,
 )
 from gateway.backends.vllm.child_logs import Told
-from gateway.config_engine import EngineSection
+from gateway.config.engine import EngineSection
 
 MAX_LINE = 400
 # vLLM's errors that only point at the one above them.

@@ -10,7 +10,8 @@ import structlog
 
 from admission.values import Load
 from gateway.backends.begun import check_begun, generate_behind
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Feature, Work
+from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
+from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import AnswerReader
 from gateway.backends.workers.choice import NO_WISH, Wish
 from gateway.backends.workers.client import whole_body
@@ -23,7 +24,7 @@ from gateway.backends.workers.pool import Pool
 from gateway.backends.workers.presence import LOOK_S, Presence
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
-from gateway.prompts.fingerprint import chain_of, salt_number
+from gateway.contracts.features import Feature
 from observability.workers import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind
 

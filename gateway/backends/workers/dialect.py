@@ -13,8 +13,9 @@ import orjson
 
 from adapters.values import Adapter
 from gateway.backends.begun import Edge, seed_behind
-from gateway.backends.port import Begun, Continue, Feature, Work
+from gateway.backends.port import Begun, Continue, Work
 from gateway.backends.workers.loras import loaded_name
+from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType
 
 # Tokens a chunk after the first one, for a caller who does not stream: a chunk costs both sides the same

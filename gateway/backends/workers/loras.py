@@ -21,7 +21,7 @@ import structlog
 
 from adapters.values import Adapter
 from engine import errors
-from gateway.backends.adapter_shelf import AdapterShelf
+from gateway.backends.lora_slots import AdapterShelf
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.refusal import failure_of, failure_of_transport

@@ -1,0 +1,1 @@
+"""What operators can do, one file a noun; the files do not know each other."""

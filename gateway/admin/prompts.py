@@ -1,0 +1,159 @@
+"""What operators ask about prompts: which versions there are, and what would be sent for a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from budgeting.plan import BudgetPlanner
+from budgeting.sections import SUMMARY_TITLE
+from budgeting.values import Message, Plan, Role, Section, SummaryKind
+from gateway.backends.fleet import Fleet
+from gateway.contracts.values import GenerateRequest
+from gateway.generation.mappings import budget_request
+from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
+from gateway.prompts.prefixes import fingerprint_of
+from gateway.prompts.published import Publishing
+from gateway.prompts.text_port import TextService
+from gateway.prompts.versions import PromptVersion, PromptVersions
+from gateway.routing.revision import Revision
+from gateway.routing.target import Target, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDesk:
+    """Implements ``gateway.ports.PromptService``; goes a request's way as far as its budget.
+
+    Args:
+        block_size: tokens of a block, for backends that do not tell.
+    """
+
+    registry: PromptVersions
+    publishing: Publishing
+    canonicalizer: Canonicalizer
+    planner: Callable[[], BudgetPlanner]
+    text: Callable[[], TextService]
+    revision: Callable[[], Revision]
+    fleet: Fleet
+    adapter_ids: Collection[str]
+    block_size: int
+
+    def versions(self) -> Sequence[Mapping[str, object]]:
+        """One entry a version, sorted by id, with the routes that use it."""
+        routes = self.revision().routes
+        return [
+            {
+                "id": version.id,
+                "sha256": version.sha256,
+                "published_at": self.publishing.published_at(version.id),
+                "routes": sorted(
+                    name
+                    for name, route in routes.items()
+                    if version.id in (route.prompt_version, route.openai_prompt_version)
+                ),
+            }
+            for version in self.registry.all
+        ]
+
+    def version(self, version_id: str) -> Mapping[str, object]:
+        """All of one version, and its text as it is sent. Raises UnknownPromptVersion."""
+        version = self.registry.get(version_id)
+        [listed] = [one for one in self.versions() if one["id"] == version_id]
+        return {**asdict(version), **listed, "stable_text": stable_text(version)}
+
+    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
+        """What would be sent for this request."""
+        target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
+        version = self.registry.get(target.prompt_version) if target.prompt_version else None
+        canonical = await self.canonicalizer.canonical_async(request, version)
+        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
+        if asked.summary is SummaryKind.ENGINE:
+            # Planning with it would have a summary written; a preview generates nothing.
+            asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
+        plan = await self.planner().plan_async(asked)
+        text = self.text()
+        block_size = self._block_size(target)
+        boundary = plan.prefix_tokens
+        counts = plan.counts
+        return {
+            "route": target.route.name,
+            "prompt_version": _named(version),
+            "max_model_len": text.max_model_len,
+            "input_tokens": counts.total,
+            "generation_reserve": plan.generation_reserve,
+            "sections": {
+                section.value: {
+                    "tokens": getattr(counts, section.value),
+                    "budget": getattr(asked.budgets, section.value),
+                }
+                for section in Section
+            },
+            "cuts": {
+                "dropped_chunks": list(plan.dropped_chunks),
+                "cut_chunks": list(plan.cut_chunks),
+                "merged_chunks": list(plan.merged_chunks),
+                "dropped_turns": plan.dropped_turns,
+                "summarized_turns": plan.summarized_turns,
+            },
+            "prefix": {
+                "tokens": boundary,
+                "block_size": block_size,
+                "blocks": boundary // block_size,
+                "fingerprint": fingerprint_of(plan.token_ids, boundary, block_size),
+            },
+            "volatile": _volatile(canonical),
+            "messages": _messages(plan, canonical.prompt.system),
+            "prompt": {
+                "before_boundary": await text.decode(plan.token_ids[:boundary]),
+                "after_boundary": await text.decode(plan.token_ids[boundary:]),
+            },
+        }
+
+    def _block_size(self, target: Target) -> int:
+        """Of the backend that the route would use first."""
+        name = target.backend or max(target.route.weights, key=lambda one: one[1])[0]
+        load = self.fleet.load(name)
+        return load.block_size if load is not None and load.block_size > 0 else self.block_size
+
+
+def _named(version: PromptVersion | None) -> Mapping[str, object] | None:
+    return None if version is None else {"id": version.id, "sha256": version.sha256}
+
+
+def _volatile(canonical: Canonical) -> Mapping[str, object]:
+    return {
+        "policy": canonical.policy.value,
+        "findings": [
+            {
+                "kind": finding.kind.value,
+                "text": finding.text,
+                "sentence": finding.sentence,
+                "system_message": finding.message,
+                "action": "moved" if canonical.moved else "reported",
+            }
+            for finding in canonical.findings
+        ],
+    }
+
+
+def _messages(plan: Plan, system: Sequence[str]) -> list[Mapping[str, object]]:
+    """The messages as backends that take messages get them.
+
+    Where the chat template takes no later system message, the evidence stands in the latest user turn and is
+    listed with it; the counts of the sections tell them apart all the same.
+    """
+    stable = {*system, "\n\n".join(system)}
+    return [
+        {"role": one.role.value, "content": one.content, "section": _section(one, stable).value}
+        for one in plan.messages
+    ]
+
+
+def _section(message: Message, stable: Collection[str]) -> Section:
+    if message.role is not Role.SYSTEM:
+        return Section.RECENT_TURNS
+    if message.content in stable:
+        return Section.SYSTEM
+    if message.content.startswith(f"{SUMMARY_TITLE}\n"):
+        return Section.OLDER_SUMMARY
+    return Section.RETRIEVAL

@@ -1,0 +1,40 @@
+"""The faults that operators have switched on, by backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.backends.faulty import FaultPlan
+from gateway.config.chaos import FaultRule
+from gateway.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """The faults in force, for operators: what ``/admin/chaos`` shows and changes."""
+
+    plan: FaultPlan
+    backends: frozenset[str]
+
+    def show(self) -> Mapping[str, object]:
+        """The rules in force and what they did, as JSON values."""
+        injected = [
+            {"backend": backend, "kind": kind, "count": count}
+            for (backend, kind), count in sorted(self.plan.injected.items())
+        ]
+        rules = [rule.model_dump(mode="json", exclude_none=True) for rule in self.plan.rules]
+        return {"faults": rules, "injected": injected}
+
+    def replace(self, rules: Sequence[FaultRule]) -> None:
+        """Put other rules in force. Raises InvalidRequest for a backend that is not there."""
+        for number, rule in enumerate(rules):
+            if rule.backend not in self.backends:
+                raise InvalidRequest(
+                    f"there is no backend {rule.backend!r}; allowed: {', '.join(sorted(self.backends))}",
+                    param=f"faults.{number}.backend",
+                )
+        self.plan.replace(rules)
+        structlog.get_logger("gateway").warning("other faults are in force", rules=len(rules))

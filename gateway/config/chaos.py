@@ -1,0 +1,44 @@
+"""The section ``chaos``: faults made on purpose, to see what callers get when things break."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.section import Section
+from resilience.failures import FailureKind
+
+# Rules in force at once; every call walks through them.
+MAX_RULES = 64
+
+
+class FaultRule(Section):
+    """One fault. The kind is a failure's code, or ``slow`` or ``hang``.
+
+    It comes before the first token, or once ``after_tokens`` have gone out; in every ``every``-th call of
+    its backend, or by chance; and ``times`` times in all when that is set.
+    """
+
+    backend: Annotated[str, Field(min_length=1)]
+    kind: FailureKind | Literal["slow", "hang"]
+    after_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    times: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    delay_ms: Annotated[float, Field(gt=0, le=600_000)] = 200.0
+
+    @model_validator(mode="after")
+    def _one_way_of_choosing(self) -> Self:
+        """A call is chosen by count or by chance."""
+        if self.every is not None and self.probability is not None:
+            raise ValueError("every and probability: both are set; set one of them, or none for every call")
+        return self
+
+
+class ChaosSection(Section):
+    """Faults made on purpose; never in production."""
+
+    enabled: bool = False
+    seed: int = 0
+    faults: Annotated[tuple[FaultRule, ...], Field(max_length=MAX_RULES)] = ()

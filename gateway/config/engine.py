@@ -1,0 +1,145 @@
+"""The engine's section of the configuration, and the names that operators of vLLM know its keys by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from adapters.heat import HALF_LIFE_S
+from gateway.config.section import Section
+
+
+class WeightsSection(Section):
+    """Where fetched models are kept, and how ``s3://`` is reached; credentials: the AWS SDK's chain."""
+
+    cache_folder: Annotated[str, Field(min_length=1)] = "~/.cache/sluice"
+    endpoint_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    region: str | None = None
+    connections: Annotated[int, Field(ge=1, le=64)] = 8
+    connect_timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    read_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 20.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 7200.0
+
+
+class AdaptersConfig(Section):
+    """The LoRA registry. The registry itself is in the state store; ``file`` is imported at each start."""
+
+    file: str | None = None
+    folder: Annotated[str, Field(min_length=1)] | None = None
+    base_names: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    half_life_seconds: Annotated[float, Field(ge=1, le=604_800)] = HALF_LIFE_S
+    preload_timeout_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    fetch_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
+
+
+# Names that operators of vLLM set in their containers (seed 000 §6), by our key.
+ENGINE_ENV: Mapping[str, str] = MappingProxyType(
+    {
+        "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
+        "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
+        "MAX_MODEL_LEN": "max_model_len",
+        "MAX_NUM_SEQS": "max_num_seqs",
+        "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
+        "BLOCK_SIZE": "block_size",
+        "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
+        "QUANTIZATION": "quantization",
+        "ENFORCE_EAGER": "enforce_eager",
+    }
+)
+
+# Keys that one kind of engine alone can honour.
+VLLM_ONLY = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "distributed_executor_backend",
+    "quantization",
+    "max_cpu_loras",
+    "extra_args",
+)
+EMBEDDED_ONLY = ("device",)
+
+
+class EngineSection(Section):
+    """The engine in process.
+
+    Defaults are seed 000 §6's, measured there on an A10G with Llama-3-8B AWQ:
+
+    * ``gpu_memory_utilization`` 0.92 leaves 8 % for workspace and the driver; 0.95 ran out of memory with
+      many adapters, 0.90 wasted KV cache.
+    * ``max_num_seqs`` 128 is what the KV pool holds at 1,100 tokens a sequence; above, some are preempted.
+    * ``max_num_batched_tokens`` is left to the engine's kind when unset: vLLM gets 8,192, so that one or two
+      long prompts do not crowd out fifty short ones; the embedded engine, on a CPU, takes shorter steps.
+    * ``block_size`` 16: 8 costs table overhead, 32 wastes short answers.
+    * ``enable_prefix_caching``: 72 % of the requests share a system prompt.
+    * ``enforce_eager`` off: CUDA graphs are 15-20 % faster once captured, which happens before ready.
+    * ``max_restarts_per_hour`` 5 is seed 001's.
+    * ``stopped_seconds`` 0.5: with a look every quarter of a second a stopped engine is found within 0.75 s.
+    * ``quantization`` unset takes what the checkpoint's own configuration says (AWQ for an AWQ checkpoint).
+    """
+
+    kind: Literal["embedded", "vllm", "none"] = "embedded"
+    model: str = "models/demo"
+    tokenizer: str | None = None
+    served_model_name: str | None = None
+    max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 128
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 16)] | None = None
+    num_blocks: Annotated[int, Field(ge=1)] | None = None
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    enable_prefix_caching: bool = True
+    share_prefix_across_tenants: bool = False
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
+    quantization: Annotated[str, Field(min_length=1)] | None = None
+    enforce_eager: bool = False
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    max_loras: Annotated[int, Field(ge=0, le=1024)] = 8
+    max_cpu_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    seed: int | None = None
+    max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = 5
+    hang_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    stopped_seconds: Annotated[float, Field(ge=0.25, le=3600)] = 0.5
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
+    extra_args: dict[str, Any] = Field(default={})
+
+    @model_validator(mode="after")
+    def _kind_honours_every_key(self) -> Self:
+        """A key that the kind cannot honour is refused when it asks for something, not ignored."""
+        other, kind = {
+            "embedded": (VLLM_ONLY, "vllm"),
+            "vllm": (EMBEDDED_ONLY, "embedded"),
+            "none": ((), ""),
+        }[self.kind]
+        for name in other:
+            neutral = type(self).model_fields[name].get_default(call_default_factory=True)
+            if (given := getattr(self, name)) != neutral:
+                raise ValueError(
+                    f"{name}: {given!r} is given, but engine.kind is {self.kind}, which has no such setting; "
+                    f"allowed: leave it out, or engine.kind: {kind}"
+                )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras: {self.max_cpu_loras} is less than max_loras ({self.max_loras}); "
+                "allowed: at least as many"
+            )
+        return self
+
+    @property
+    def model_id(self) -> str:
+        """The base model's public id: ``served_model_name``, else the folder's name."""
+        return self.served_model_name or Path(self.model).resolve().name
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where ``tokenizer.json`` lies: ``tokenizer``, else the model's folder."""
+        return Path(self.tokenizer or self.model)

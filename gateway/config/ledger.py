@@ -1,0 +1,44 @@
+"""The section of the configuration that says where usage rows go, and what an answer waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from accounting.ledger import Durability
+from gateway.config.section import Section
+
+# Where the journal of a database on another machine is, unless said otherwise.
+DEFAULT_FOLDER = Path("sluice-ledger.journal")
+
+
+class LedgerConfig(Section):
+    """Where usage rows go; docs/ledger.md tells what each key does."""
+
+    url: str = "sqlite+aiosqlite:///sluice.db"
+    outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    durability: Durability = Durability.GROUP
+    journal_folder: Annotated[str, Field(min_length=1)] | None = None
+    journal_max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    prices: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The journal's folder: beside a SQLite file unless named; none for a database in memory."""
+        if self.durability is Durability.MEMORY:
+            return None
+        if self.journal_folder is not None:
+            return Path(self.journal_folder)
+        try:
+            url = make_url(self.url)
+        except (ArgumentError, ValueError):
+            return None  # told when the ledger opens
+        if url.get_backend_name() != "sqlite":
+            return DEFAULT_FOLDER
+        if url.database in (None, "", ":memory:") or url.database.startswith("file:"):
+            return None
+        return Path(f"{url.database}.journal")

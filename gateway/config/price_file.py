@@ -1,0 +1,75 @@
+"""The price file: what tokens cost, version after version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import AwareDatetime, Field, ValidationError
+
+from accounting.errors import PriceError
+from accounting.prices import TOKENS_PER_PRICE, BookVersion, Price, PriceBook, Tariff
+from gateway.config.section import Section
+
+# 100 dollars a token: the cost of 10 million tokens of each kind still fits into 64 bits.
+_Nanousd = Annotated[int, Field(ge=0, le=10**11, strict=True)]
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TariffEntry(Section):
+    """What one token costs, whole nano US dollars, and for whom; what is left out is any."""
+
+    backend: _Name | None = None
+    model: _Name | None = None
+    adapter: _Name | None = None
+    input_nanousd: _Nanousd
+    output_nanousd: _Nanousd
+    cached_nanousd: _Nanousd | None = None
+
+    def tariff(self) -> Tariff:
+        """The same for the book; cached tokens cost as the others when nothing is said."""
+        cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
+        per_token = (self.input_nanousd, self.output_nanousd, cached)
+        return Tariff(
+            Price(*(one * TOKENS_PER_PRICE for one in per_token)), self.backend, self.model, self.adapter
+        )
+
+
+class VersionEntry(Section):
+    """The prices from ``valid_from`` on."""
+
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$")]
+    valid_from: AwareDatetime
+    prices: Annotated[list[TariffEntry], Field(min_length=1, max_length=10_000)]
+
+
+class PriceFile(Section):
+    """All of the file."""
+
+    versions: Annotated[list[VersionEntry], Field(min_length=1, max_length=1_000)]
+
+
+def read_price_file(path: Path) -> PriceBook:
+    """The book of a file. Raises PriceError, ready to print."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PriceError(f"ledger.prices: {path} cannot be read ({type(error).__name__})") from None
+    except yaml.YAMLError as error:
+        raise PriceError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        file = PriceFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise PriceError(f"{path}: {place} is {first['input']!r:.80}: {first['msg']}") from None
+    try:
+        return PriceBook(
+            [
+                BookVersion(one.version, one.valid_from.timestamp(), tuple(e.tariff() for e in one.prices))
+                for one in file.versions
+            ]
+        )
+    except PriceError as error:
+        raise PriceError(f"{path}: {error}") from None

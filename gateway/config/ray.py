@@ -1,0 +1,57 @@
+"""The section of the configuration for Ray Serve; it does nothing under ``sluice serve``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.section import Section
+
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class RaySection(Section):
+    """How many replicas of what, and when there are more or fewer; docs/ray.md tells what each key does.
+
+    ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults; ``drain_seconds`` is the longest
+    request's time (``server.request_timeout_seconds``), so that a replica that goes breaks no answer.
+    ``engine_target_kv`` is admission's lowest watermark (seed 001): above it low priorities begin to wait.
+    """
+
+    application: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "sluice"
+    gateways_min: Count = 1
+    gateways_max: Count = 1
+    gateway_cpus: Annotated[float, Field(ge=0, le=1024)] = 1.0
+    gateway_target_requests: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    engines_min: Count = 1
+    engines_max: Count = 1
+    engine_cpus: Annotated[float, Field(ge=0, le=1024)] = 1.0
+    engine_gpus: Annotated[float, Field(ge=0, le=1024)] | None = None
+    engine_target_sequences: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    engine_target_kv: Annotated[float, Field(gt=0, le=1)] = 0.90
+    scale_up_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    scale_down_seconds: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    metrics_seconds: Seconds = 10.0
+    signals_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
+    drain_seconds: Seconds = 300.0
+    surge_percent: Annotated[int, Field(ge=0, le=100)] = 25
+    first_token_timeout_seconds: Seconds = 60.0
+    idle_timeout_seconds: Seconds = 30.0
+    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    affinity: bool = True
+    affinity_block_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
+    affinity_load_factor: Annotated[float, Field(ge=1, le=100)] = 1.25
+    affinity_index_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        """No range is upside down."""
+        for kind in ("gateways", "engines"):
+            least, most = getattr(self, f"{kind}_min"), getattr(self, f"{kind}_max")
+            if most < least:
+                raise ValueError(
+                    f"{kind}_max: {most} is less than {kind}_min ({least}); allowed: at least as many"
+                )
+        return self

@@ -1,0 +1,25 @@
+"""The response cache's section of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.section import Section
+
+
+class CacheConfig(Section):
+    """The response cache that the fallback chain may answer from; what each key does is in
+    docs/response-cache.md. A quarter of a second is little to who has waited for a backend that failed.
+    """
+
+    capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000
+    max_bytes: Annotated[int, Field(ge=1)] = 64 << 20
+    ttl_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 900.0
+    url: str | None = None
+    similar: bool = True
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
+    timeout_ms: Annotated[float, Field(gt=0, le=10_000)] = 250.0
+    outbox: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000

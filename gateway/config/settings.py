@@ -1,0 +1,312 @@
+"""Configuration: one YAML file, each key of which an environment variable can override.
+
+Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that operators of vLLM know
+(``MAX_MODEL_LEN``…), the file, the defaults. A wrong key or value stops the start with a
+:class:`ConfigError` that says where it stands, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from admission.ladder import RUNGS, Rung
+from admission.values import Limits
+from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
+from gateway.config.chaos import ChaosSection
+from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
+from gateway.config.errors import ConfigError
+from gateway.config.ledger import LedgerConfig
+from gateway.config.ray import RaySection
+from gateway.config.resilience import ResilienceSection
+from gateway.config.response_cache import CacheConfig
+from gateway.config.section import Section
+from gateway.config.shadow import ShadowSection
+from gateway.config.state import StateConfig
+from gateway.config.tracing import TracingConfig
+from gateway.config.volatile import VolatilePolicy
+from gateway.contracts.refusals import given
+
+ENV_PREFIX = "SLUICE_"
+
+# Set for other purposes under the same prefix; not keys of the file.
+RESERVED_ENV = frozenset({"SLUICE_ADMIN_KEY", "SLUICE_URL", "SLUICE_CONFIG"})
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4_194_304
+    max_messages: Annotated[int, Field(ge=1, le=100_000)] = 2_048
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    log_json: bool | None = None
+    ping: Literal["alive", "once_ready"] = "alive"
+    admin_host: str | None = None
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+
+    @model_validator(mode="after")
+    def _noticed_before_the_end(self) -> Self:
+        """Load balancers are waited for within the drain."""
+        if self.lame_duck_seconds > self.drain_seconds:
+            raise ValueError(
+                f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
+                f"allowed: at most server.drain_seconds, {self.drain_seconds:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        """Which port a request came to tells what it may reach."""
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("server.admin_host needs server.admin_port")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("server.admin_port is server.port; allowed: another one, or none")
+        return self
+
+
+class AuthConfig(Section):
+    """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
+
+    With ``metrics`` an operator's or admin's key is asked for at ``/metrics`` too.
+    """
+
+    enabled: bool = True
+    metrics: bool = False
+
+
+class RoutingSection(Section):
+    """The file that seeds the first revision."""
+
+    file: str = "routing.yaml"
+
+
+class PromptsConfig(Section):
+    """The folder of registered prompt versions, and what to do with volatile content in system messages."""
+
+    folder: str = "prompts"
+    volatile: VolatilePolicy = VolatilePolicy.MOVE
+    openai_volatile: VolatilePolicy = VolatilePolicy.REPORT
+
+    @field_validator("volatile", "openai_volatile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare ``off`` as false."""
+        return "off" if value is False else value
+
+
+class RungConfig(Section):
+    """A rung of the ladder: what new requests meet from ``depth`` waiting ones on."""
+
+    depth: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    shed_low: bool = False
+    shed_all: bool = False
+
+
+class AdmissionConfig(Section):
+    """Admission thresholds; defaults and reasons in seeds 000 §8 and 001."""
+
+    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
+    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 3600
+    max_queue_tokens: Annotated[int, Field(ge=1)] = 400_000
+    max_queue_bytes: Annotated[int, Field(ge=1)] = 64 << 20
+    kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
+    watermark_low: Annotated[float, Field(gt=0, le=1)] = 0.90
+    watermark_normal: Annotated[float, Field(gt=0, le=1)] = 0.95
+    watermark_high: Annotated[float, Field(gt=0, le=1)] = 0.98
+    output_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_in_flight: Annotated[int, Field(ge=1)] = 256
+    aging_seconds: Annotated[float, Field(ge=0)] = 10.0
+    tpot_slo_ms: Annotated[float, Field(gt=0)] | None = None
+    ladder: tuple[RungConfig, ...] | None = None
+
+    def limits(self) -> Limits:
+        """The thresholds as admission takes them."""
+        return Limits(
+            max_queue=self.max_queue,
+            max_queue_tokens=self.max_queue_tokens,
+            max_queue_bytes=self.max_queue_bytes,
+            max_wait_s=self.max_wait_ms / 1000,
+            max_input_tokens=self.max_input_tokens,
+            kv_pressure=self.kv_pressure,
+            watermarks=(self.watermark_low, self.watermark_normal, self.watermark_high),
+            oom_watermark=self.watermark_high,
+            output_share=self.output_quantile,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_in_flight=self.max_in_flight,
+            aging_s=self.aging_seconds,
+            tpot_slo_s=None if self.tpot_slo_ms is None else self.tpot_slo_ms / 1000,
+            rungs=RUNGS
+            if self.ladder is None
+            else tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in self.ladder),
+        )
+
+
+class Settings(Section):
+    """Everything that can be configured."""
+
+    server: ServerConfig = ServerConfig()
+    auth: AuthConfig = AuthConfig()
+    engine: EngineSection = EngineSection()
+    weights: WeightsSection = WeightsSection()
+    backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
+        Field(default_factory=default_backends)
+    )
+    state: StateConfig = StateConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    routing: RoutingSection = RoutingSection()
+    prompts: PromptsConfig = PromptsConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    resilience: ResilienceSection = ResilienceSection()
+    response_cache: CacheConfig = CacheConfig()
+    fallback: FallbackSection = FallbackSection()
+    shadow: ShadowSection = ShadowSection()
+    tracing: TracingConfig = TracingConfig()
+    chaos: ChaosSection = ChaosSection()
+    ray: RaySection = RaySection()
+
+    @model_validator(mode="after")
+    def _engine_is_there(self) -> Self:
+        """A backend on the engine needs one."""
+        if self.engine.kind == "none":
+            wrong = [name for name, backend in self.backends.items() if backend.kind == "engine"]
+            if wrong:
+                raise ValueError(
+                    f"backends.{wrong[0]}: kind engine needs engine.kind embedded or vllm, not none; "
+                    "name remote workers (kind: openai) under backends"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_are_of_backends(self) -> Self:
+        """A leg's limit names a backend; one on its spending needs what it costs."""
+        for name, limit in self.fallback.limits.items():
+            if name not in self.backends:
+                allowed = ", ".join(sorted(self.backends)) or "none"
+                raise ValueError(f"fallback.limits.{name}: no such backend; allowed: {allowed}")
+            unpriced = self.backends[name].price is None and self.ledger.prices is None
+            if limit.max_spend_usd_per_minute is not None and unpriced:
+                raise ValueError(
+                    f"fallback.limits.{name}.max_spend_usd_per_minute needs backends.{name}.price: "
+                    "what a million tokens cost"
+                )
+        return self
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the file and the environment.
+
+    Args:
+        path: the YAML file; ``None`` takes the defaults and the environment alone.
+        environ: the environment, injected for tests.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is wrong.
+    """
+    data = _read_yaml(path) if path is not None else {}
+    origins: dict[tuple[str, ...], str] = {}
+    for name, key in ENGINE_ENV.items():
+        if environ.get(name) and key in EngineSection.model_fields:
+            _put(data, ("engine", key), environ[name], name, origins)
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and "__" in name:
+            keys = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
+            _put(data, keys, value, name, origins)
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path or "defaults"), origins)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a file with --config") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
+    return data
+
+
+def _put(
+    data: dict[str, Any], keys: tuple[str, ...], value: str, name: str, origins: dict[tuple[str, ...], str]
+) -> None:
+    place: Any = data
+    for key in keys[:-1]:
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):  # e.g. SLUICE_SERVER__PORT__X while the file sets server.port
+            raise ConfigError(f"environment {name}: {'.'.join(keys[:-1])} is not a section")
+    place[keys[-1]] = _parsed(value)
+    origins[keys] = name
+
+
+def _parsed(value: str) -> Any:
+    """What a variable says: a word of YAML, a list or mapping in JSON, or a text that pydantic reads."""
+    if value.lower() in ("null", "true", "false"):
+        return yaml.safe_load(value)
+    if value[:1] in ("[", "{"):
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(value)
+    return value
+
+
+def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ...], str]) -> str:
+    lines = []
+    for fault in error.errors(include_url=False):
+        # Literal tags of a union stand in the location too; only the file's own keys are shown.
+        loc = tuple(str(part) for part in fault["loc"])
+        kind = loc[2] if loc[:1] == ("backends",) and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
+        if kind is not None:
+            loc = (*loc[:2], *loc[3:])
+        # A fault between several keys stands nowhere: the message names them.
+        variable = next((name for keys, name in origins.items() if loc and keys[: len(loc)] == loc), None)
+        where = f"environment {variable}" if variable else source
+        key = ".".join(loc)
+        if fault["type"] == "extra_forbidden":
+            allowed = BACKEND_KEYS[kind] if kind is not None else _known_keys(loc[:-1])
+            close = difflib.get_close_matches(loc[-1], allowed, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
+        elif not loc:
+            lines.append(f"{where}: {_said(fault)}")
+        else:
+            value = fault.get("input")
+            shown = repr(value) if isinstance(value, (str, int, float, bool)) else given(value)
+            lines.append(f"{where}: {key}: {_said(fault)}; given: {shown}")
+    return "\n".join(lines)
+
+
+def _said(fault: Any) -> str:
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def _known_keys(section: tuple[str, ...]) -> list[str]:
+    model: Any = Settings
+    for key in section:
+        field = getattr(model, "model_fields", {}).get(key)
+        if field is None:
+            return ["kind"] if section[0] == "backends" else []
+        model = field.annotation
+    return sorted(getattr(model, "model_fields", {}))

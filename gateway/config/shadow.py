@@ -1,0 +1,48 @@
+"""The shadow's section of the configuration."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from gateway.config.section import Section
+
+
+class JudgeConfig(Section):
+    """A model that says which of two answers is better; every pair costs one more request."""
+
+    backend: str
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=4_096)] = 64
+
+
+class ShadowSection(Section):
+    """Shadow requests and what is kept of them; what each key does is in docs/shadow.md."""
+
+    queue: Annotated[int, Field(ge=1, le=100_000)] = 200
+    queue_bytes: Annotated[int, Field(ge=1)] = 16 << 20
+    concurrency: Annotated[int, Field(ge=1, le=1_000)] = 2
+    max_spend_usd_per_minute: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    deadline_seconds: Annotated[float, Field(gt=0, le=3_600)] = 60.0
+    idle_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    redact: Annotated[str, Field(min_length=1)] = "pii"
+    keep_texts: bool = False
+    keep_pairs: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    keep_days: Annotated[float, Field(gt=0, le=3_650)] = 30.0
+    checks: Annotated[tuple[str, ...], Field(max_length=32)] = (
+        "shape", "language", "grounding", "forbidden", "pii", "no_refusal",
+    )  # fmt: skip
+    forbidden: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+    judge: JudgeConfig | None = None
+
+    @field_validator("forbidden")
+    @classmethod
+    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns

@@ -1,0 +1,37 @@
+"""The section ``tracing``: where spans go, and which."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from gateway.config.section import Section
+
+# Patterns that recorded content is looked through for; each costs a pass over the text.
+MAX_PATTERNS = 32
+
+
+class TracingConfig(Section):
+    """OpenTelemetry export; without an endpoint there are trace ids and no spans. docs/observability.md."""
+
+    otlp_endpoint: str | None = None
+    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    headers: Annotated[dict[str, str], Field(max_length=16, repr=False)] = Field(default={})
+    ca_file: str | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+    service_name: Annotated[str, Field(min_length=1, max_length=128)] = "sluice"
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    follow_callers: bool = False
+    redact: Annotated[list[str], Field(max_length=MAX_PATTERNS)] = Field(default=[])
+
+    @field_validator("redact")
+    @classmethod
+    def _are_patterns(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns

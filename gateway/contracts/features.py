@@ -1,0 +1,31 @@
+"""What a request can ask of a backend beyond plain generation."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Feature(StrEnum):
+    """What a request can ask of a backend beyond plain generation; named like the request's fields."""
+
+    TEMPERATURE = "temperature"
+    TEMPERATURE_ABOVE_1 = "temperature above 1"
+    TOP_P = "top_p"
+    TOP_K = "top_k"
+    MIN_P = "min_p"
+    SEED = "seed"
+    STOP = "stop"
+    N = "n"
+    PRESENCE_PENALTY = "presence_penalty"
+    FREQUENCY_PENALTY = "frequency_penalty"
+    REPETITION_PENALTY = "repetition_penalty"
+    LOGIT_BIAS = "logit_bias"
+    LOGPROBS = "logprobs"
+    RESPONSE_FORMAT = "response_format"
+    RAW_PROMPT = "prompt"
+    LORA = "adapter_id"
+
+    @property
+    def field(self) -> str:
+        """The request's field."""
+        return self.value.split()[0]

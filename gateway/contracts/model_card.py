@@ -1,0 +1,25 @@
+"""A model that callers can name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CardKind(StrEnum):
+    """What a served model is."""
+
+    BASE = "base"
+    ADAPTER = "adapter"
+    BACKEND = "backend"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
+
+    id: str
+    root: str
+    parent: str | None = None
+    max_model_len: int | None = None
+    kind: CardKind = CardKind.BASE

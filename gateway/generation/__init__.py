@@ -1,0 +1,1 @@
+"""The journey's line "generate": attempts, resume, fallback and the output guard around one backend call."""

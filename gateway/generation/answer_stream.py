@@ -1,0 +1,220 @@
+"""Counts what of an answer has gone out, and when; keeps what another call needs to go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from budgeting.values import Plan
+from gateway.backends.port import Delta
+from gateway.contracts.values import TokenLogprob
+from gateway.generation.commit_buffer import CommitBuffer
+from gateway.generation.sink import Sink
+from gateway.generation.trace_steps import Trail
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an answer was begun from; whoever goes on with it starts from the same.
+
+    Args:
+        backend: where it is generated, or was until that broke.
+        model: the base model; the adapter is the request's.
+        plan: the prompt that was sent.
+        max_tokens: tokens that each text of the answer may have in all.
+    """
+
+    backend: str
+    model: str
+    plan: Plan
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where in an answer another call took over: ``tokens`` into it, at ``at_s`` on the gateway's clock."""
+
+    source: str
+    target: str
+    mode: str
+    tokens: int
+    at_s: float
+
+
+class Meter:
+    """Stands between a backend and the sink: passes each piece on and keeps count.
+
+    What it counted is true at any moment, so an answer that is cut short is billed for what was
+    delivered and for nothing else. Pieces go to the caller of a stream alone; the others get the whole text
+    at the end, so that until then everything can be taken back.
+
+    Args:
+        sink: where the pieces of a stream go.
+        clock: seconds, monotonic.
+        streamed: whether the caller sees each piece.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_clock",
+        "_fresh",
+        "_ids",
+        "_logprobs",
+        "_on_first",
+        "_parts",
+        "_sink",
+        "_streamed",
+        "_told",
+        "cached_tokens",
+        "committed",
+        "crossings",
+        "first_at",
+        "origin",
+        "queue_wait_s",
+        "started_at",
+        "tokens",
+        "trail",
+    )
+
+    def __init__(self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._streamed = streamed
+        self._buffer: CommitBuffer | None = None
+        self._on_first: Callable[[int | None], None] | None = None
+        self.crossings: list[Crossing] = []
+        self.trail = Trail(clock)
+        self.started_at: float | None = None
+        self.committed = False
+        self._empty()
+
+    def _empty(self) -> None:
+        self._fresh = True
+        self._parts: list[list[str]] = [[]]
+        self._ids: list[int] = []
+        self._logprobs: dict[int, list[TokenLogprob]] = {}
+        self._told = 0
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.queue_wait_s = 0.0
+        self.first_at: float | None = None
+        self.origin: Origin | None = None
+
+    async def take(self, delta: Delta) -> None:
+        """Pass one piece on to the sink."""
+        if self._fresh:
+            self._opened(delta)
+        self.tokens += delta.tokens
+        if delta.token_ids:
+            self._ids += delta.token_ids
+        if delta.index >= len(self._parts):
+            self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
+        self._parts[delta.index].append(delta.text)
+        if delta.logprobs:
+            delta = self._keep_logprobs(delta)
+        if not self._streamed:
+            return
+        if self._buffer is not None and self._buffer.holding:
+            await self._buffer.take(delta)
+            return
+        if not self.committed and (delta.text or delta.logprobs):
+            self.committed = True
+        await self._sink.delta(delta)
+
+    def _opened(self, delta: Delta) -> None:
+        self._fresh = False
+        if self.first_at is None and (self._buffer is None or not self._buffer.holding):
+            self.first_at = self._clock()
+        if self._on_first is not None:
+            self._on_first(delta.cached_tokens)
+        if delta.queue_wait_s is not None:
+            self.queue_wait_s = delta.queue_wait_s
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+
+    def _keep_logprobs(self, delta: Delta) -> Delta:
+        kept = self._logprobs.setdefault(delta.index, [])
+        # Tokens that are generated again behind a seam were told before it.
+        again = max(0, self._told - len(kept))
+        kept.extend(delta.logprobs)
+        return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
+
+    def produced(self) -> int:
+        """Tokens of the answer so far."""
+        return self.tokens
+
+    def started(self, origin: Origin, on_first: Callable[[int | None], None] | None = None) -> None:
+        """The work has been handed to a backend; ``on_first`` is told of its first piece's cached tokens."""
+        self.origin = origin
+        self._on_first = on_first
+        self._fresh = True
+        self._sink.planned(origin.plan)
+        if self.started_at is None:
+            self.started_at = self._clock()
+
+    # Commit
+
+    def hold(self, chunks: int, seconds: float) -> CommitBuffer:
+        """Hold the first pieces back from here on in a :class:`CommitBuffer`."""
+        self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
+        return self._buffer
+
+    async def commit(self) -> None:
+        """Give the caller what is held back."""
+        if self._buffer is not None:
+            await self._buffer.commit()
+
+    async def _release(self, delta: Delta) -> None:
+        if self.first_at is None:
+            self.first_at = self._clock()
+        if delta.text or delta.logprobs:
+            self.committed = True
+        await self._sink.delta(delta)
+
+    # What another call needs
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of an answer."""
+        return self.given > 0 or self.tokens > 0
+
+    @property
+    def given(self) -> int:
+        """Characters so far; the caller of a stream has them once they are committed."""
+        return sum(len(piece) for parts in self._parts for piece in parts)
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """The first text's tokens; ``None`` unless the backends told every one of them."""
+        return tuple(self._ids) if len(self._ids) == self.tokens else None
+
+    def rewind(self) -> None:
+        """Forget the answer so far: another is made from the start. Never after something was committed."""
+        if self.committed:
+            raise RuntimeError("the caller has a part of this answer; it cannot be taken back")
+        if self._buffer is not None:
+            self._buffer.discard()
+        self._empty()
+
+    def cross(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
+        """Another call goes on with the answer, behind these tokens (``None``: they are not known)."""
+        told = self._logprobs.get(0)
+        if told is not None:
+            self._told = max(self._told, len(told))
+        if token_ids is not None:
+            self._ids = list(token_ids)
+            self.tokens = len(token_ids)
+            if told is not None:
+                del told[len(token_ids) :]
+        else:
+            self._ids = []
+        source = self.origin.backend if self.origin is not None else target
+        self.crossings.append(Crossing(source, target, mode, self.tokens, self._clock()))
+
+    def text(self, index: int = 0) -> str:
+        """One choice's text so far."""
+        return "".join(self._parts[index]) if index < len(self._parts) else ""
+
+    def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
+        """One choice's log-probabilities so far."""
+        return tuple(self._logprobs.get(index, ()))

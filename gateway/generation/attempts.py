@@ -1,0 +1,192 @@
+"""What an attempt on a backend is asked: all or the rest of an answer, and after some failures otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from admission.controller import Slot
+from budgeting.plan import INLINE_CHARS
+from budgeting.values import Plan
+from gateway.backends.port import Backend, Begun, Work
+from gateway.contracts.features import Feature
+from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.generation.answer_stream import Meter, Origin
+from gateway.generation.commit_buffer import CommitBuffer
+from gateway.generation.job import Job
+from gateway.generation.resume import Continuation, Mode, Spelling, continuation, goes_on_exactly
+from gateway.generation.trace_steps import Step
+from resilience.failures import POLICIES, BackendFailure, Change, FailureKind
+from resilience.guard import Try
+
+# Sampling hints that the native contract may lose, by the feature they ask for.
+_HINTS: Mapping[Feature, str] = MappingProxyType(
+    {
+        Feature.TEMPERATURE: "temperature",
+        Feature.TOP_P: "top_p",
+        Feature.TOP_K: "top_k",
+        Feature.MIN_P: "min_p",
+        Feature.SEED: "seed",
+    }
+)
+# Seeds that the gateway makes have 31 bits: every backend takes these.
+_SEED_BITS = 0x7FFF_FFFF
+
+
+class Attempts:
+    """The attempts of one request on one backend, in turn.
+
+    Args:
+        backend: where they are made.
+        job: what is asked.
+        meter: what there is of the answer.
+        slot: the permission.
+        spelling: what token ids are text of.
+
+    Attributes:
+        step: the attempt in progress, as the trace has it.
+    """
+
+    def __init__(self, backend: Backend, job: Job, meter: Meter, slot: Slot, spelling: Spelling) -> None:
+        self._backend = backend
+        self._job = job
+        self._meter = meter
+        self._slot = slot
+        self._spelling = spelling
+        self._notes: list[str] = []
+        self._shortened: Plan | None = None
+        self.buffer: CommitBuffer | None = None
+        self.step: Step | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What had to be left out or changed on this backend."""
+        return tuple(dict.fromkeys(self._notes))
+
+    def note(self, warning: str) -> None:
+        """The caller is to know this."""
+        self._notes.append(warning)
+
+    async def next(self, this: Try) -> tuple[Work, Continuation | None]:
+        """The work of one attempt, and how it is joined to what there is; the meter is ready for it.
+
+        Raises:
+            BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
+                go on with it.
+        """
+        meter, change = self._meter, Change.NOTHING
+        if this.after is not None:
+            change = POLICIES[this.after].retry_with
+        if meter.given and (meter.committed or change is Change.NOTHING):
+            # A long answer may have to be spelled in tokens again; nobody else touches it meanwhile.
+            going_on = (
+                await asyncio.to_thread(continuation, self._backend, self._job, meter, self._spelling)
+                if meter.given > INLINE_CHARS
+                else continuation(self._backend, self._job, meter, self._spelling)
+            )
+            # Of what nobody has seen, a new answer is better than one in two hands.
+            if going_on is not None and (meter.committed or going_on.mode is not Mode.TEXT):
+                return self._behind(going_on, change), going_on
+        if meter.committed:
+            message = f"{self._backend.name} cannot go on with the answer"
+            raise BackendFailure(FailureKind.STREAM_BROKEN, message)
+        if meter.begun:
+            meter.rewind()
+        return await self._anew(this, change), None
+
+    def _behind(self, going_on: Continuation, change: Change) -> Work:
+        origin, backend, meter = self._meter.origin, self._backend, self._meter
+        if origin is None:
+            raise RuntimeError("there is an answer to go on with, but nobody has begun one")
+        meter.cross(going_on.token_ids, backend.name, going_on.mode.value)
+        meter.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
+        seed = self._seed(1) if change is Change.OTHER_SEED else None
+        begun = going_on.begun if going_on.begun.text else None
+        # Ids that spell the text may be more than those that the first backend generated.
+        spent = max(meter.tokens, len(going_on.begun.token_ids or ()))
+        return self._work(origin.plan, origin.max_tokens - spent, begun, seed)
+
+    async def _anew(self, this: Try, change: Change) -> Work:
+        plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
+        if change is Change.SHORTER_CONTEXT and self._shortened is None:
+            # Once: what half of the prompt does not help is better asked elsewhere, with all of it.
+            self._shortened = await self._job.shorten(plan)
+            if self._shortened is not None:
+                plan = self._shortened
+                self._notes.append(
+                    f"the prompt was shortened from {self._job.plan.counts.total} to {plan.counts.total}"
+                    f" tokens because {self._backend.name} ran out of memory"
+                )
+        if self._slot.shrunk:
+            # Shrink before shed: a long queue shortens answers, and says so.
+            max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
+            self._meter.trail.shortened = True
+            self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
+        self._hold()
+        origin = Origin(self._backend.name, self._backend.model, plan, max_tokens)
+        self._meter.started(origin, self._slot.first_token)
+        seed = self._seed(this.number) if change is Change.OTHER_SEED else None
+        return self._work(plan, max_tokens, None, seed)
+
+    def _hold(self) -> None:
+        """Begin to hold back, unless an answer that breaks off could be gone on with exactly."""
+        rules = self._job.target.route.resume
+        exactly = rules.enabled and goes_on_exactly(self._backend, self._job)
+        if self._job.request.stream and rules.commit_chunks and not exactly:
+            self.buffer = self._meter.hold(rules.commit_chunks, rules.commit_s)
+
+    def _seed(self, number: int) -> int:
+        """Another seed than the request's, the same whenever the request is made again."""
+        seed = self._job.request.sampling.seed
+        start = zlib.crc32(self._job.request.generation_id.encode()) if seed is None else seed
+        return (start + number) & _SEED_BITS
+
+    def _work(self, plan: Plan, max_tokens: int, begun: Begun | None, seed: int | None) -> Work:
+        request, sampling = self._job.request, self._job.request.sampling
+        if seed is not None and Feature.SEED in self._backend.features:
+            sampling = replace(sampling, seed=seed)
+        changed, warnings = fitted(sampling, request, self._backend)
+        self._notes.extend(warnings)
+        if sampling.max_tokens != max_tokens:
+            changed["max_tokens"] = max_tokens
+        return Work(
+            generation_id=request.generation_id,
+            token_ids=plan.token_ids,
+            messages=plan.messages,
+            sampling=replace(sampling, **changed) if changed else sampling,
+            response_format=request.response_format,
+            adapter=self._job.lease.adapter,
+            priority=request.priority,
+            cache_salt=request.caller.tenant,
+            prefix_tokens=plan.prefix_tokens,
+            stream=request.stream,
+            begun=begun,
+            calls=self.step,
+        )
+
+
+def fitted(
+    sampling: Sampling, request: GenerateRequest, backend: Backend
+) -> tuple[dict[str, Any], list[str]]:
+    """What of the sampling a backend gets otherwise than asked, and the words for it.
+
+    In the native contract a sampling hint that the backend lacks is dropped or lowered and named; OpenAI's
+    contract never gets here with one, since ranking passes such backends over.
+    """
+    changed: dict[str, Any] = {}
+    warnings: list[str] = []
+    if request.contract is not Contract.NATIVE:
+        return changed, warnings
+    for feature, name in _HINTS.items():
+        if feature not in backend.features and getattr(sampling, name) is not None:
+            changed[name] = None
+            warnings.append(f"{name} is not supported by {backend.name} and was dropped")
+    hot = sampling.temperature is not None and sampling.temperature > 1.0
+    if hot and "temperature" not in changed and Feature.TEMPERATURE_ABOVE_1 not in backend.features:
+        changed["temperature"] = 1.0
+        warnings.append(f"temperature was lowered to 1, the highest that {backend.name} takes")
+    return changed, warnings

@@ -1,0 +1,70 @@
+"""What the journey has decided of a request by the time it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from adapters.registry import Lease
+from budgeting.values import Plan
+from gateway.backends.port import Backend, features_asked
+from gateway.contracts.features import Feature
+from gateway.contracts.values import Contract, GenerateRequest
+from gateway.routing.revision import DEGRADED
+from gateway.routing.target import Target
+
+# Kept of a deadline, at most, for what the chain can give when nothing else has come by then.
+FAREWELL_S = 0.05
+# Of a short one only this share.
+FAREWELL_SHARE = 0.1
+
+Shorten = Callable[[Plan], Awaitable[Plan | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request, planned, leased and ranked.
+
+    ``shorten`` makes a plan of half the length out of a plan, or ``None`` where nothing more can be cut.
+    """
+
+    request: GenerateRequest
+    target: Target
+    plan: Plan
+    lease: Lease
+    primary: Backend
+    shorten: Shorten
+
+    @property
+    def must_honour(self) -> frozenset[Feature]:
+        """The features that whoever answers must have."""
+        return must_honour(self.request, self.lease)
+
+    @property
+    def farewell_s(self) -> float:
+        """Seconds of the deadline that are kept for the degraded text; none where there is none to give."""
+        deadline, arrived_at = self.request.deadline, self.request.arrived_at
+        if deadline is None or not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
+            return 0.0
+        return min(FAREWELL_S, max(0.0, (deadline - arrived_at) * FAREWELL_SHARE))
+
+    @property
+    def begin_by(self) -> float | None:
+        """When an answer must have begun, or something is given in its place; on the request's clock."""
+        deadline = self.request.deadline
+        return None if deadline is None else deadline - self.farewell_s
+
+
+def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
+    """The features a backend must have to get this request at all.
+
+    In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.
+    """
+    asked = features_asked(request.sampling, request.response_format)
+    if request.contract is Contract.NATIVE:
+        asked &= {Feature.RESPONSE_FORMAT}
+    if request.raw_prompt is not None:
+        asked |= {Feature.RAW_PROMPT}
+    if lease.adapter is not None:
+        asked |= {Feature.LORA}
+    return asked

@@ -1,0 +1,168 @@
+"""Watching answers as they come: what has become nonsense is tried again, ended or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
+from types import MappingProxyType
+
+from gateway.backends.lora_slots import PARAM
+from gateway.backends.port import Backend, Completion, Delta, DeltaSink, Work
+from gateway.contracts.values import FinishReason, Usage
+from resilience.blame import Blame
+from resilience.degenerate import Detector, Limits, Sign
+from resilience.degenerate_action import Action
+from resilience.events import Degenerated
+from resilience.failures import BackendFailure, FailureKind
+
+# Tokens of an answer between two looks at it: a stretch of the detector.
+READ_EVERY = 32
+
+_WHAT: Mapping[Sign, str] = MappingProxyType(
+    {Sign.REPETITION: "repeats itself", Sign.REPLACEMENT: "is full of replacement characters"}
+)
+
+
+class Watch:
+    """Generates on a backend and looks at the answer.
+
+    Args:
+        action: what to do.
+        limits: what is too much.
+        emit: takes each event; must not block.
+        blame: tells an adapter's nonsense from the backend's.
+    """
+
+    def __init__(
+        self, action: Action, limits: Limits, emit: Callable[[Degenerated], None], blame: Blame
+    ) -> None:
+        self._action = action
+        self._limits = limits
+        self._emit = emit
+        self._blame = blame
+
+    async def generate(
+        self,
+        backend: Backend,
+        work: Work,
+        out: DeltaSink,
+        *,
+        again: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> Completion:
+        """Generate ``work`` on ``backend``.
+
+        Args:
+            backend: where.
+            work: what.
+            out: takes each piece but the one that was too much.
+            again: whether the work may still be done from the start: nothing was given out, and this was not
+                a second try.
+            note: takes a line for the caller when the answer is ended.
+
+        Raises:
+            BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
+                What an adapter's weights alone are to blame for is isolated, and of ``adapter_id``.
+        """
+        if self._action is Action.OFF:
+            return await self._generate(backend, work, out)
+        reader = _Reader(self._limits, work.sampling.n, out)
+        try:
+            return await self._generate(backend, work, reader.take)
+        except Exception:
+            if reader.sign is None:
+                raise
+            # Raised by the reader: the backend has given back all it held for this call.
+            action = self._choose(work, again)
+            self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
+            if action is not Action.END:
+                raise _failure(reader.sign, final=action is Action.ABORT) from None
+            note(f"the answer was ended after {reader.tokens} tokens because it {_WHAT[reader.sign]}")
+            return reader.end(work)
+
+    async def _generate(self, backend: Backend, work: Work, out: DeltaSink) -> Completion:
+        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
+        try:
+            completion = await backend.generate(work, out)
+        except BackendFailure as failure:
+            if failure.kind is not FailureKind.NAN_OUTPUT or not self._blame.not_numbers(
+                backend.name, adapter_id
+            ):
+                raise
+            raise BackendFailure(
+                failure.kind,
+                f"with adapter {adapter_id}: {failure}",
+                param=PARAM,
+                final=failure.final,
+                isolated=True,
+            ) from failure
+        self._blame.answered(backend.name, adapter_id)
+        return completion
+
+    def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
+        if self._action is not Action.RETRY:
+            return self._action
+        # A greedy request would only say the same again.
+        return Action.RETRY if work.sampling.temperature != 0.0 and again() else Action.END
+
+
+class _Reader:
+    """Passes pieces on until each of the answer's texts has become nonsense."""
+
+    __slots__ = (
+        "_blind", "_detectors", "_first", "_gone", "_ids", "_out", "_read_at", "_texts", "sign", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, limits: Limits, n: int, out: DeltaSink) -> None:
+        self._detectors = [Detector(limits) for _ in range(n)]
+        self._texts: list[list[str]] = [[] for _ in range(n)]
+        self._ids: list[list[tuple[int, ...]]] = [[] for _ in range(n)]
+        self._blind = False  # whether a piece came without the ids of its tokens
+        self._gone: set[int] = set()
+        self._out = out
+        self._read_at = READ_EVERY
+        self._first: Delta | None = None
+        self.sign: Sign | None = None
+        self.tokens = 0
+
+    def take(self, delta: Delta) -> Awaitable[None]:
+        self._texts[delta.index].append(delta.text)
+        if delta.token_ids:
+            self._ids[delta.index].append(delta.token_ids)
+        elif delta.tokens:
+            self._blind = True
+        if self._first is None:
+            self._first = delta
+        tokens = self.tokens + delta.tokens
+        if tokens >= self._read_at:
+            self._read()
+            self._read_at = tokens + READ_EVERY
+        self.tokens = tokens
+        return self._out(delta)
+
+    def _read(self) -> None:
+        """Look at the pieces since the last look; reading several at once costs a fraction."""
+        for index, detector in enumerate(self._detectors):
+            text = "".join(self._texts[index])
+            ids = () if self._blind else tuple(chain.from_iterable(self._ids[index]))
+            self._texts[index].clear()
+            self._ids[index].clear()
+            sign = detector.saw(text, len(ids) or len(text), ids)
+            if sign is not None:
+                # One text of several is no reason to cut the others short.
+                self._gone.add(index)
+                if len(self._gone) == len(self._detectors):
+                    self.sign = sign
+                    raise _failure(sign)
+
+    def end(self, work: Work) -> Completion:
+        """The answer up to here."""
+        first = self._first or Delta("", 0)
+        cached_tokens, queue_wait_s = first.cached_tokens or 0, first.queue_wait_s or 0.0
+        usage = Usage(len(work.token_ids), self.tokens, cached_tokens)
+        others = (FinishReason.ERROR,) * (work.sampling.n - 1)
+        return Completion(FinishReason.ERROR, usage, queue_wait_s, others)
+
+
+def _failure(sign: Sign, *, final: bool = False) -> BackendFailure:
+    return BackendFailure(FailureKind.DEGENERATE_OUTPUT, f"the answer {_WHAT[sign]}", final=final)

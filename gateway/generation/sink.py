@@ -1,0 +1,31 @@
+"""Where a request's events go: JSON, SSE and WebSocket each implement it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from budgeting.values import Plan
+from gateway.backends.port import Delta
+from gateway.contracts.values import Answer
+from gateway.errors import PublicError
+
+
+class Sink(Protocol):
+    """Where an answer goes: JSON, server-sent events or a WebSocket, in one of the contracts.
+
+    Invariants: any number of ``delta`` of a stream, none of another answer, then exactly one of ``finish``
+    and ``fail``; none after a cancellation. Each awaits until the transport has taken the bytes, so that a
+    slow reader slows its own request and nobody else's.
+    """
+
+    def planned(self, plan: Plan) -> None:
+        """The prompt that is handed to a backend, before a ``delta`` of it; the last one told counts."""
+
+    async def delta(self, delta: Delta) -> None:
+        """A piece of the answer; its text may be empty."""
+
+    async def finish(self, answer: Answer) -> None:
+        """The answer is whole (``answer.output_text`` holds all of it)."""
+
+    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+        """No (whole) answer; when deltas went out before, the answer stays partial."""

@@ -1,0 +1,156 @@
+"""The three tiers of health (seed 000 §14): alive, ready, and really generating."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+
+from budgeting.values import Message, Role
+from gateway.backends.fleet import Fleet
+from gateway.backends.port import Backend, Completion, Delta, Work
+from gateway.backends.supervised import EngineStanding
+from gateway.contracts.features import Feature
+from gateway.contracts.values import Sampling
+from gateway.health.gpus import read_gpus
+from gateway.health.rolling_stats import Vitals
+from gateway.prompts.text_port import TextService
+from gateway.requests.in_flight import Reception
+from observability.events import EngineFigures
+from resilience.failures import BackendFailure
+from resilience.supervisor import Standing
+
+# Seed 001: above 98 % of memory the out-of-memory zone begins; above 50 % errors the circuit is open.
+MEMORY_LIMIT = 0.98
+ERROR_RATE_LIMIT = 0.5
+DEEP_TIMEOUT_S = 10.0
+DEEP_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProbe:
+    """Answers the monitors; ``ping`` and ``ready`` only read what is known already.
+
+    Args:
+        fleet: the backends.
+        reception: who is inside, and whether it drains.
+        vitals: the last minute.
+        text: the served model's tokenizer.
+        model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
+        engine: how it stands; ``None`` without one.
+        engine_figures: what it tells; ``None`` while there is none.
+        state_store_ok: whether this gateway has the state that it serves by.
+        clock: monotonic seconds.
+        started_at: on that clock.
+        gpus: the cards' figures; must not raise.
+        probe_timeout_s: longest time of one backend's tiny generation.
+    """
+
+    fleet: Fleet
+    reception: Reception
+    vitals: Vitals
+    text: Callable[[], TextService]
+    model_loaded: Callable[[], bool]
+    engine: Callable[[], EngineStanding] | None
+    engine_figures: Callable[[], EngineFigures | None]
+    state_store_ok: Callable[[], bool]
+    clock: Callable[[], float]
+    started_at: float
+    gpus: Callable[[], Coroutine[None, None, Sequence[Mapping[str, float | None]]]] = read_gpus
+    probe_timeout_s: float = DEEP_TIMEOUT_S
+
+    def ping(self) -> Mapping[str, object]:
+        """Liveness: the process answers; the engine is not asked."""
+        return {"status": "healthy", "uptime_seconds": round(self.clock() - self.started_at, 1)}
+
+    def checks(self) -> Mapping[str, bool]:
+        """Each check of readiness; only reads what is known already."""
+        loads = [backend.load for backend in self.fleet.backends.values()]
+        return {
+            "model_loaded": self.model_loaded(),
+            "workers_ready": self.fleet.any_ready,
+            "memory_available": not loads
+            or any(load is None or load.kv_usage < MEMORY_LIMIT for load in loads),
+            "error_rate_ok": self.vitals.error_rate() < ERROR_RATE_LIMIT,
+            "state_store": self.state_store_ok(),
+            "not_draining": not self.reception.draining,
+        }
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """Readiness: whether traffic should come here, and each check."""
+        checks = self.checks()
+        ready = all(checks.values())
+        engine = self.engine() if self.engine is not None else None
+        status = "ready" if ready else "draining" if self.reception.draining else "not_ready"
+        if status == "not_ready" and engine is not None and engine.standing is Standing.GIVEN_UP:
+            status = "engine_given_up"
+        body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
+        if engine is not None:
+            ready_in_s = engine.ready_in_s
+            body["engine"] = {
+                "state": engine.standing.value,
+                "restarts_last_hour": engine.restarts_last_hour,
+                "ready_in_seconds": None if ready_in_s is None else round(ready_in_s, 1),
+            }
+        return ready, body
+
+    async def deep(self) -> tuple[bool, Mapping[str, object]]:
+        """Generate a few tokens on every backend at once, outside admission and accounting."""
+        names = list(self.fleet.backends)
+        async with asyncio.TaskGroup() as tasks:
+            probes = [tasks.create_task(self._probe(self.fleet.backends[name])) for name in names]
+            gpus = tasks.create_task(self.gpus())
+        results = dict(zip(names, (probe.result() for probe in probes), strict=True))
+        healthy = bool(results) and all(result["status"] == "healthy" for result in results.values())
+        body: dict[str, object] = {
+            "status": "healthy" if healthy else "unhealthy",
+            "backends": results,
+            **self._engine_now(),
+            "gpus": gpus.result(),
+            "in_flight": self.reception.in_flight,
+            "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
+            **self.vitals.figures(),
+        }
+        return healthy, body
+
+    def _engine_now(self) -> dict[str, object]:
+        """The engine in process; without one, the loads that remote backends told, added up."""
+        figures = self.engine_figures()
+        if figures is not None:
+            running, waiting, kv_usage = figures.running, figures.waiting, figures.kv_usage
+        else:
+            loads = [load for backend in self.fleet.backends.values() if (load := backend.load) is not None]
+            if not loads:
+                return {"running": None, "waiting": None, "kv_utilization": None}
+            running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+            kv_usage = max(load.kv_usage for load in loads)
+        return {"running": running, "waiting": waiting, "kv_utilization": round(kv_usage, 4)}
+
+    async def _probe(self, backend: Backend) -> dict[str, object]:
+        begun = self.clock()
+        result: dict[str, object] = {"state": backend.state.value}
+        try:
+            async with asyncio.timeout(self.probe_timeout_s):
+                token_ids = await self.text().encode("test")
+                sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
+                raw = Feature.RAW_PROMPT in backend.features
+                messages = () if raw else (Message(Role.USER, "test"),)
+                work = Work(f"health-{backend.name}-{begun}", token_ids, messages, sampling)
+                completion: Completion = await backend.generate(work, _discard)
+        except (BackendFailure, TimeoutError) as error:
+            code = error.kind.value if isinstance(error, BackendFailure) else "timeout"
+            return {**result, "status": "unhealthy", "error": code}
+        load = backend.load
+        return {
+            **result,
+            "status": "healthy",
+            "latency_ms": round((self.clock() - begun) * 1000, 1),
+            "output_tokens": completion.usage.output_tokens,
+            "running": load.running if load else None,
+            "waiting": load.waiting if load else None,
+            "kv_utilization": round(load.kv_usage, 4) if load else None,
+        }
+
+
+async def _discard(delta: Delta) -> None:
+    """Deep health needs the end of the generation, not its text."""

@@ -1,0 +1,1 @@
+"""Who calls and how much: keys, roles, rate limits."""

@@ -1,0 +1,191 @@
+"""Keys' limits as requests meet them: what is over them is 429, never an answer of the fallback chain."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from accounting.keys import NO_LIMITS, KeyLimits
+from accounting.quota_events import QuotaDecided, QuotaEvent, QuotaSettled
+from accounting.quotas import LIMITS, Ask, Excess, Figures, HoldId, Quotas, Settlement
+from gateway.contracts.values import Caller, GenerateRequest
+from gateway.errors import QuotaExceeded, RateLimited
+from gateway.generation.answer_stream import Meter
+from gateway.keys.shared_limits import SharedLimits
+
+Header = tuple[bytes, bytes]
+_DAY = "tokens_per_day"
+_LOCAL = "local"
+
+
+def _nobody_listens(event: QuotaEvent) -> None:
+    """Without metrics."""
+
+
+class Held:
+    """Tokens that a request may use; counted as used until it is settled."""
+
+    __slots__ = ("_settle", "tokens")
+
+    def __init__(self, tokens: int, settle: Callable[[int], None]) -> None:
+        self.tokens = tokens
+        self._settle: Callable[[int], None] | None = settle
+
+    def settle(self, used: int) -> None:
+        """What it did use; a second call changes nothing."""
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(used)
+
+
+class KeyLimiter:
+    """Implements ``gateway.ports.RequestLimiter``, and holds tokens for the journey.
+
+    Nothing is done, and nobody asked, for a key without limits.
+
+    Args:
+        quotas: this process' own counts; ``None``: nothing is limited.
+        shared: all processes' counts; ``None``: there is but this one. While they are away this process
+            decides by what they said last and by its own, which go on counting all the time.
+        emit: is told of decisions.
+    """
+
+    def __init__(
+        self,
+        quotas: Quotas | None = None,
+        shared: SharedLimits | None = None,
+        *,
+        emit: Callable[[QuotaEvent], None] = _nobody_listens,
+    ) -> None:
+        self._quotas = quotas
+        self._shared = shared
+        self._emit = emit
+        self._numbers = itertools.count(1)
+
+    async def enter(self, caller: Caller) -> None:
+        """Count a request. Raises RateLimited."""
+        quotas, limits = self._quotas, caller.limits
+        if quotas is None or limits.requests_per_minute is None:
+            return
+        ask = Ask(requests=1)
+        verdict = None if self._shared is None else await self._shared.count(caller.key_id, limits)
+        if verdict is None:
+            self._alone("request", quotas, caller.key_id, limits, ask)
+            return
+        if verdict.excess is None:
+            # Counted here too, for the time when nobody else decides.
+            quotas.count(caller.key_id, limits, ask)
+        self._decided("request", verdict.excess, shared=True)
+
+    async def headers(self, caller: Caller) -> list[Header]:
+        """``x-ratelimit-*`` of a limited key; whole seconds, rounded up."""
+        if self._quotas is None or caller.limits == NO_LIMITS:
+            return []
+        told: list[Header] = []
+        figures_now = await self._figures(self._quotas, caller.key_id, caller.limits)
+        for name, figures in _tightest(figures_now).items():
+            values = {
+                "limit": figures.limit,
+                "remaining": figures.remaining,
+                "reset": math.ceil(figures.reset_s),
+            }
+            told += [(f"x-ratelimit-{word}-{name}".encode(), str(n).encode()) for word, n in values.items()]
+        return told
+
+    async def used(self, key_id: str, limits: KeyLimits) -> dict[str, int]:
+        """What is used or held of a key's limits now, by their names."""
+        if self._quotas is None or limits == NO_LIMITS:
+            return {}
+        figures = await self._figures(self._quotas, key_id, limits)
+        return {
+            kind.name: one.limit - one.remaining
+            for kind, one in zip(LIMITS, figures, strict=True)
+            if one is not None
+        }
+
+    async def reserve(
+        self, request: GenerateRequest, input_tokens: int, max_output_tokens: int
+    ) -> Held | None:
+        """Hold the most that the request may use; ``None`` for a key without limits of tokens.
+
+        Raises:
+            RateLimited: over the tokens of a minute.
+            QuotaExceeded: over the tokens of a day.
+        """
+        quotas, limits, key_id = self._quotas, request.caller.limits, request.caller.key_id
+        if quotas is None or (limits.tokens_per_minute is None and limits.tokens_per_day is None):
+            return None
+        tokens = input_tokens + max_output_tokens
+        verdict, hold = None, None
+        if self._shared is not None:
+            verdict, hold = await self._shared.hold(key_id, limits, tokens)
+        own = hold or HoldId(_LOCAL, next(self._numbers))
+        ask = Ask(tokens=tokens, hold=own)
+        if verdict is None:
+            self._alone("tokens", quotas, key_id, limits, ask)
+        else:
+            self._decided("tokens", verdict.excess, shared=True)
+            quotas.count(key_id, limits, ask)
+
+        def settle(used: int) -> None:
+            quotas.settle(Settlement(key_id, limits, own, None, used))
+            if self._shared is not None:
+                self._shared.settle(key_id, limits, hold, verdict, tokens, used)
+            self._emit(QuotaSettled(tokens, used))
+
+        return Held(tokens, settle)
+
+    def _alone(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: Ask) -> None:
+        """Decide without the store: by what it said last, and by this process' own counts."""
+        excess = None if self._shared is None else self._shared.lately(key_id, ask)
+        if excess is None:
+            excess = quotas.take(key_id, limits, ask).excess
+        self._decided(kind, excess, shared=False)
+        if self._shared is not None:
+            self._shared.let_pass(key_id, ask)
+
+    async def _figures(self, quotas: Quotas, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...]:
+        if self._shared is not None:
+            figures = await self._shared.figures(key_id, limits)
+            if figures is not None:
+                return figures
+        return quotas.take(key_id, limits, Ask()).figures
+
+    def _decided(self, kind: str, excess: Excess | None, *, shared: bool) -> None:
+        self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
+        if excess is not None:
+            raise _refusal(excess)
+
+
+@contextmanager
+def settling(held: Held | None, input_tokens: int, meter: Meter) -> Iterator[Held | None]:
+    """Settle what is held when the block ends.
+
+    A block that ends without ``settle`` has used its prompt and what was generated, or nothing when no token
+    was.
+    """
+    try:
+        yield held
+    finally:
+        if held is not None:
+            held.settle(input_tokens + meter.tokens if meter.tokens else 0)
+
+
+def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
+    """``requests`` and ``tokens``; of two limits of tokens the one that leaves less."""
+    found: dict[str, Figures] = {}
+    for kind, one in zip(LIMITS, figures, strict=True):
+        name = "tokens" if kind.of_tokens else "requests"
+        if one is not None and (name not in found or one.remaining < found[name].remaining):
+            found[name] = one
+    return found
+
+
+def _refusal(excess: Excess) -> RateLimited | QuotaExceeded:
+    wait_s = excess.wait_s
+    hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
+    message = f"{excess.name}: the request needs {excess.asked}, the key's limit is {excess.limit}; {hint}"
+    error = QuotaExceeded if excess.name == _DAY else RateLimited
+    return error(message, retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)))

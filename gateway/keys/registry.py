@@ -1,0 +1,107 @@
+"""The keys in force in this process: what the stream ``keys`` adds up to, and how it is added to.
+
+A record that is not understood, as one of a newer version, makes no key: it is logged and passed over, so
+that the revocations behind it are in force all the same.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from accounting.keys import MAX_KEYS, KeyRing, StoredKey
+from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
+from gateway.keys.last_used import KeyUse
+from gateway.keys.records import Revoked, key_event, made_data, revoked_data
+from gateway.state.errors import StateUnavailable
+from gateway.state.follower import Follower
+from gateway.state.port import Record, StateStore
+
+STREAM = "keys"
+# Longest that a change may take to be in force in the process that made it.
+IN_FORCE_S = 5.0
+RETRY_MS = 1_000
+
+
+class KeyBook:
+    """Applies the stream's records to the ring, and appends further ones. Lives on the event loop.
+
+    Args:
+        store: where the stream is.
+        ring: what requests are looked up in.
+        use: when keys were used.
+    """
+
+    def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse) -> None:
+        self._store = store
+        self._ring = ring
+        self._use = use
+        self._log = structlog.get_logger("keys")
+        self._follower: Follower | None = None
+
+    def follow(self, follower: Follower) -> None:
+        """Who calls :meth:`take`; told at build time."""
+        self._follower = follower
+
+    def take(self, record: Record) -> None:
+        """Put one more record in force; raises nothing."""
+        try:
+            event = key_event(record)
+        except msgspec.MsgspecError:
+            self._log.error("a key's record is not understood here and was passed over", number=record.number)
+            return
+        if isinstance(event, Revoked):
+            self._forget(event.id)
+        elif len(self._ring) < MAX_KEYS:
+            self._ring.add(event)
+        else:
+            self._log.error("more keys than are allowed; this one is not accepted here", allowed=MAX_KEYS)
+
+    async def make(self, key: StoredKey, *, author: str) -> None:
+        """Have a key accepted, here when this returns and everywhere within a second.
+
+        Raises:
+            Forbidden: there are too many keys.
+            BackendUnavailable: the state store is away.
+        """
+        if len(self._ring) >= MAX_KEYS:
+            raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")
+        if not await self._append(made_data(key), author=author):
+            # It was written, and its secret is told but once: so it is told now.
+            self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
+
+    async def revoke(self, key_id: str, *, author: str, comment: str = "") -> None:
+        """Have a key refused, here when this returns and everywhere within a second.
+
+        Raises:
+            NoSuchKey: there is none of that id.
+            BackendUnavailable: the state store is away, or it is not known to be refused everywhere.
+        """
+        if self._ring.get(key_id) is None:
+            raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
+        in_force = await self._append(revoked_data(key_id, comment), author=author)
+        # Refused here whatever else happens.
+        self._forget(key_id)
+        if not in_force:
+            raise BackendUnavailable(
+                "the revocation was written, and this gateway does not follow the state store; look at it",
+                retry_after_ms=RETRY_MS,
+            )
+
+    def _forget(self, key_id: str) -> None:
+        self._ring.remove(key_id)
+        self._use.forget(key_id)
+
+    async def _append(self, data: bytes, *, author: str) -> bool:
+        """Whether it is in force here. Raises BackendUnavailable."""
+        if self._follower is None:
+            raise RuntimeError("the book has no follower; wiring calls follow()")
+        try:
+            # No number is expected: whatever came between, a new key is new and a revoked one is revoked.
+            record = await self._store.append(STREAM, data, author=author)
+        except StateUnavailable as error:
+            raise BackendUnavailable(
+                f"the keys were not changed, or not surely: {error}; look at them before you try again",
+                retry_after_ms=RETRY_MS,
+            ) from error
+        return await self._follower.caught_up_to(record.number, IN_FORCE_S)

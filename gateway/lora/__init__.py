@@ -1,0 +1,1 @@
+"""LoRA adapters inside the gateway: registry, fetch, import, loader."""

@@ -1,0 +1,138 @@
+"""Takes the adapters of ``adapters.file`` into the registry; what is there already is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from adapters import changes
+from adapters.catalogue import Catalogue, CatalogueError, State
+from adapters.errors import AdapterError
+from adapters.registry_file import RegistryContent
+from adapters.rejection import Rejection
+from adapters.values import Adapter
+from gateway.errors import BackendUnavailable
+from gateway.lora.fetch import AdapterSource
+from gateway.lora.registry import AdapterBook
+
+AUTHOR = "adapters.file"
+# How often it is tried again while the state store is away.
+AGAIN_S = 5.0
+
+
+class AdapterImport:
+    """Registers what the file lists and makes it active; new aliases lead where the file says.
+
+    The file begins things and does not undo what operators did since: an alias that exists stays where it is,
+    a retired version stays retired. Content that changed under a registered name is refused.
+
+    Args:
+        content: what the file says.
+        book: the registry.
+        source: brings and checks the adapters.
+        base_model: the served one; adapters of others are left out.
+    """
+
+    def __init__(
+        self, content: RegistryContent, book: AdapterBook, source: AdapterSource, *, base_model: str
+    ) -> None:
+        self._content = content
+        self._base_model = base_model
+        self._book = book
+        self._source = source
+        self._log = structlog.get_logger("adapters")
+        self._tried = False
+
+    @property
+    def tried(self) -> bool:
+        """Whether the file has been gone through once, or the state store was found to be away."""
+        return self._tried
+
+    async def run(self) -> None:
+        """Import; ends when all of it was looked at."""
+        waiting: Sequence[Adapter] = [one for one in self._content.adapters if self._fits(one)]
+        while True:
+            waiting = [adapter for adapter in waiting if not await self._registered(adapter)]
+            aliases_done = not waiting and await self._aliased()
+            self._tried = True
+            if aliases_done:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    def _fits(self, adapter: Adapter) -> bool:
+        if adapter.base_model == self._base_model:
+            return True
+        self._log.warning(
+            "adapter of adapters.file left out: it is of another base model",
+            adapter=adapter.adapter_id,
+            base_model=adapter.base_model,
+            served=self._base_model,
+        )
+        self._book.refuse(
+            adapter.adapter_id,
+            f"{Rejection.WRONG_BASE.value}: for {adapter.base_model!r}; served here: {self._base_model!r}",
+        )
+        return False
+
+    async def _registered(self, adapter: Adapter) -> bool:
+        """Register one; ``False``: the state store is away."""
+        name = adapter.adapter_id
+        try:
+            await self._register(adapter)
+        except BackendUnavailable as error:
+            self._log.warning("adapter not imported yet", adapter=name, reason=error.message)
+            return False
+        except AdapterError as error:
+            self._log.error("adapter of adapters.file refused", adapter=name, reason=str(error))
+            self._book.refuse(name, str(error))
+        return True
+
+    async def _register(self, adapter: Adapter) -> None:
+        name, held = adapter.adapter_id, self._book.catalogue.versions.get(adapter.adapter_id)
+        if held is not None:
+            found = await self._source.fingerprint(adapter.path)
+            if found is not None and found != held.sha256:
+                raise CatalogueError(
+                    f"id: {name!r} is registered with other content; versions never change, so give the new "
+                    "content a new id"
+                )
+        else:
+            verified = await self._source.take(adapter.path)
+
+            def register(catalogue: Catalogue) -> bytes | None:
+                return changes.register(
+                    catalogue,
+                    name,
+                    verified,
+                    base_model=adapter.base_model,
+                    location=adapter.path,
+                    labels=adapter.labels,
+                )
+
+            await self._book.change(register, author=AUTHOR)
+        if self._book.catalogue.version(name).state is State.STAGED:
+            await self._book.change(
+                lambda catalogue: changes.promote(catalogue, name, alias=None, force=True), author=AUTHOR
+            )
+
+    async def _aliased(self) -> bool:
+        """Make the aliases that are not there; ``False``: the state store is away."""
+        for alias, target in self._content.aliases.items():
+            if target not in self._book.catalogue.versions:
+                self._log.warning("alias of adapters.file left out", alias=alias, target=target)
+                continue
+
+            def lead(catalogue: Catalogue, alias: str = alias, target: str = target) -> bytes | None:
+                if alias in catalogue.aliases:
+                    return None
+                return changes.promote(catalogue, target, alias=alias, force=True)
+
+            try:
+                await self._book.change(lead, author=AUTHOR)
+            except BackendUnavailable:
+                return False
+            except AdapterError as error:
+                self._log.error("alias of adapters.file refused", alias=alias, reason=str(error))
+        return True

@@ -1,0 +1,296 @@
+"""Keeps the engine's adapters: the hottest and pinned ones there before requests ask, retired ones gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from adapters.catalogue import State
+from adapters.events import AdapterEvent
+from adapters.heat import Heat
+from adapters.registry import AdapterRegistry
+from adapters.values import Adapter
+from engine.errors import EngineError
+from gateway.backends.lora_slots import AdapterHolder, AdapterShelf
+from gateway.lora.registry import AdapterBook
+from resilience.failures import BackendFailure, FailureKind
+
+# How often it is looked whether something is to be loaded or given up, beside each change of the registry.
+TICK_S = 0.5
+# The same for workers: a pin, and a worker that came back, may wait so long.
+WORKERS_TICK_S = 2.0
+# What was asked for in the last seconds before a kill is not worth more writing.
+SAVE_S = 30.0
+HEAT_FILE = "heat.json"
+
+
+class LoadsElsewhere(Protocol):
+    """A worker that adapters are loaded on while it serves."""
+
+    @property
+    def places(self) -> int:
+        """Most adapters that are loaded there from here."""
+
+    async def preload(self, adapter: Adapter) -> None:
+        """Load it now. Raises BackendFailure."""
+
+    async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
+        """Load the pinned ones and give none of them up; give up the retired. Raises BackendFailure."""
+
+
+class AdapterRooms:
+    """The shelf of the engine that runs, whichever life of it, and what is on it; and those of the workers.
+
+    Args:
+        registry: what requests lease from.
+        book: the registry's versions.
+        heat: how much each is asked for; kept in ``folder`` over a restart.
+        folder: the adapters' folder.
+        bring: makes sure that an adapter's files are on this machine.
+        emit: takes each event; must not block.
+        clock: monotonic seconds.
+        unix_time: seconds since 1970.
+        preload_timeout_s: longest that readiness waits for preloading.
+        workers: those in service that adapters are loaded on.
+    """
+
+    def __init__(
+        self,
+        registry: AdapterRegistry,
+        book: AdapterBook,
+        *,
+        heat: Heat,
+        folder: Path,
+        bring: Callable[[Adapter], Awaitable[None]],
+        emit: Callable[[AdapterEvent], None],
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        preload_timeout_s: float,
+        workers: Callable[[], Sequence[LoadsElsewhere]],
+    ) -> None:
+        self._registry = registry
+        self._book = book
+        self._heat = heat
+        self._file = folder / HEAT_FILE
+        self._bring = bring
+        self._emit = emit
+        self._clock = clock
+        self._unix_time = unix_time
+        self._preload_timeout_s = preload_timeout_s
+        self._workers = workers
+        self._log = structlog.get_logger("adapters")
+        self._shelf: AdapterShelf | None = None
+        self._news = asyncio.Event()
+        self._warm = False
+
+    @property
+    def warm(self) -> bool:
+        """Whether what was worth preloading at the start has been tried."""
+        return self._warm
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """What requests may use at once."""
+        return self._shelf.residency.resident if self._shelf is not None else ()
+
+    @property
+    def places(self) -> int:
+        """Adapters that the engine holds; 0 without an engine in process."""
+        return self._shelf.places if self._shelf is not None else 0
+
+    @property
+    def least_places(self) -> int:
+        """Adapters that the engine holds, or the worker that holds the fewest; 0: nothing here holds any."""
+        return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
+
+    def heat_of(self, adapter_id: str) -> float:
+        """How much it is asked for."""
+        return self._heat.of(adapter_id, self._clock())
+
+    def make_shelf(self, engine: AdapterHolder, places: int) -> AdapterShelf:
+        """The shelf of an engine; that of the latest one is kept."""
+        self._shelf = AdapterShelf(
+            engine, places, heat=self._heat, bring=self._bring, emit=self._emit, clock=self._clock
+        )
+        self.wake()
+        return self._shelf
+
+    def wake(self) -> None:
+        """Look at once: the registry has changed."""
+        self._news.set()
+
+    async def preload(self, adapter: Adapter) -> None:
+        """Load an adapter now: in the engine in process, and on the workers that adapters are loaded on.
+
+        Raises:
+            BackendFailure: one of them cannot load it, or nothing here holds adapters.
+        """
+        shelf, workers, failures = self._shelf, self._workers(), list[BackendFailure]()
+        in_process = shelf is not None and shelf.places
+        if not in_process and not workers:
+            raise BackendFailure(
+                FailureKind.BACKEND_UNAVAILABLE,
+                "this gateway has neither an engine in process nor a worker in service that it loads "
+                "adapters on",
+            )
+
+        async def on_worker(one: LoadsElsewhere) -> None:
+            try:
+                await one.preload(adapter)
+            except BackendFailure as failure:
+                failures.append(failure)
+
+        async def on_engine(shelf: AdapterShelf) -> None:
+            shelf.residency.retry(adapter.adapter_id)
+            try:
+                await shelf.preload(adapter)
+            except BackendFailure as failure:
+                failures.append(failure)
+            except EngineError as error:
+                failures.append(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, str(error)))
+
+        async with asyncio.TaskGroup() as loads:
+            if shelf is not None and in_process:
+                loads.create_task(on_engine(shelf), name=f"preload-{adapter.adapter_id}")
+            for one in workers:
+                loads.create_task(on_worker(one), name=f"preload-{adapter.adapter_id}")
+        if failures:
+            raise failures[0]
+
+    async def preload_ordered(self, adapter_id: str, number: int) -> None:
+        """The same as another process orders it, of the registry's ``number``.
+
+        Raises:
+            AdapterError: it is not registered here.
+            BackendFailure: as :meth:`preload`.
+        """
+        await self._book.caught_up_to(number)
+        if self._book.catalogue.version(adapter_id).state is not State.RETIRED:
+            await self.preload(self._book.adapter(adapter_id))
+
+    async def run_workers(self) -> None:
+        """Keep the pinned ones loaded on the workers and the retired ones away, until cancelled."""
+
+        async def keep(one: LoadsElsewhere, pinned: Collection[str], retired: Collection[str]) -> None:
+            try:
+                await one.keep(self._registry.known, pinned, retired)
+            except BackendFailure as failure:
+                self._log.info("a worker's adapters not looked after", reason=str(failure))
+
+        while True:
+            pinned, versions = self._pinned(), self._book.catalogue.versions
+            retired = [name for name, one in versions.items() if one.state is State.RETIRED]
+            async with asyncio.TaskGroup() as looks:
+                for one in self._workers():
+                    looks.create_task(keep(one, pinned, retired), name="worker-adapters")
+            await asyncio.sleep(WORKERS_TICK_S)
+
+    async def run(self, ready: Callable[[], bool]) -> None:
+        """Keep what is held in step with the registry and the requests, until cancelled.
+
+        Args:
+            ready: whether the engine in process takes work; true also without one.
+        """
+        await self._restore()
+        saved_at = self._clock()
+        try:
+            while True:
+                if ready():
+                    await self._look()
+                if self._clock() - saved_at >= SAVE_S:
+                    saved_at = self._clock()
+                    await self._save()
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._write(self._heat.snapshot(self._clock()))
+
+    async def _look(self) -> None:
+        shelf = self._shelf
+        try:
+            if shelf is not None and shelf.places:
+                await self._pin(shelf)
+                if not self._warm:
+                    await self._preload(shelf)
+                await self._unload_retired(shelf)
+                while await shelf.load_next(self._registry.known):
+                    await self._pin(shelf)
+        except EngineError as error:
+            # It is gone, and the next one gets a shelf of its own.
+            self._log.warning("adapters not looked after", reason=error.code)
+        self._warm = True
+
+    async def _pin(self, shelf: AdapterShelf) -> None:
+        await shelf.pin(self._pinned())
+
+    def _pinned(self) -> list[str]:
+        return [one.adapter_id for one in self._book.catalogue.versions.values() if one.pinned]
+
+    async def _preload(self, shelf: AdapterShelf) -> None:
+        begun = self._clock()
+        known = {adapter.adapter_id: adapter for adapter in self._registry.known}
+        wanted = shelf.residency.wanted(known, begun)
+        if not wanted:
+            return
+        try:
+            async with asyncio.timeout(self._preload_timeout_s):
+                for name in wanted:
+                    try:
+                        await shelf.preload(known[name])
+                    except BackendFailure as failure:
+                        self._log.warning("adapter not preloaded", adapter=name, reason=str(failure))
+        except TimeoutError:
+            self._log.warning(
+                "ready before all adapters are preloaded",
+                after_s=self._preload_timeout_s,
+                missing=[name for name in wanted if name not in shelf.residency.resident],
+            )
+        self._log.info(
+            "adapters preloaded",
+            count=len(shelf.residency.resident),
+            seconds=round(self._clock() - begun, 2),
+        )
+
+    async def _unload_retired(self, shelf: AdapterShelf) -> None:
+        versions, leased = self._book.catalogue.versions, self._registry.leased()
+        for name in shelf.residency.resident:
+            version = versions.get(name)
+            if version is not None and version.state is State.RETIRED and name not in leased:
+                await shelf.unload(name)
+
+    async def _restore(self) -> None:
+        kept = await asyncio.to_thread(self._read)
+        if kept is not None:
+            self._heat.restore(kept[1], self._clock(), age_s=self._unix_time() - kept[0])
+
+    async def _save(self) -> None:
+        heat = self._heat.snapshot(self._clock())
+        await asyncio.to_thread(self._write, heat)
+
+    def _read(self) -> tuple[float, dict[str, float]] | None:
+        """When and what was kept; a file that is not ours or not whole counts as none."""
+        try:
+            data = json.loads(self._file.read_bytes())
+            return float(data["at"]), {str(name): float(heat) for name, heat in data["heat"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _write(self, heat: object) -> None:
+        text = json.dumps({"at": self._unix_time(), "heat": heat})
+        part = self._file.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(text)
+            os.replace(part, self._file)
+        except OSError as error:
+            self._log.warning("adapters' heat not kept", file=str(self._file), reason=type(error).__name__)

@@ -1,0 +1,65 @@
+"""What the HTTP edge tells of requests that had no journey: refused before one, or in need of none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.contracts.edge_outcome import EdgeOutcome
+from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
+from observability.events import RequestRecord
+from observability.trace_facts import EdgeRecord
+from observability.tracing import Tracing
+
+# The finish reason of a stored answer that is given again.
+REPLAY = "replay"
+
+
+class EdgeReporter:
+    """Makes a root span and a record of each such request.
+
+    Args:
+        tracing: makes spans.
+        emit: takes the records.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        emit: Callable[[RequestRecord | EdgeRecord], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tracing = tracing
+        self._emit = emit
+        self._clock = clock
+
+    def tell(self, outcome: EdgeOutcome) -> None:
+        """Tell of a request once it is over."""
+        took_s = max(0.0, self._clock() - outcome.arrived_at)
+        root = self._tracing.begin(
+            outcome.trace_parent, trace_id=outcome.trace_id, trace_state=outcome.trace_state, ago_s=took_s
+        )
+        record = _record(outcome, root.trace_id, took_s * 1000)
+        self._tracing.finish(root, record)
+        self._emit(record)
+
+
+def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
+    gone = outcome.status is None
+    status = CLIENT_CLOSED_REQUEST if outcome.status is None else outcome.status
+    error_code = "cancelled" if gone else outcome.error_code
+    if outcome.contract is None:
+        return EdgeRecord(
+            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, error_code
+        )
+    return RequestRecord(
+        request_id=outcome.request_id,
+        generation_id="",
+        trace_id=trace_id,
+        tenant=outcome.tenant,
+        contract=outcome.contract,
+        status=status,
+        total_ms=total_ms,
+        error_code=error_code,
+        finish_reason=REPLAY if outcome.replayed else "cancelled" if gone else "error",
+    )

@@ -1,0 +1,280 @@
+"""Drives the canary of all processes from the one that holds the lease.
+
+A standing is a record of the stream ``canary``, appended by compare-and-set: whoever wrote the last one knows
+all before it, and of two that act at once one finds a conflict and changes nothing. The lease in it only
+saves work. What the routing should be is written down before it is changed, so a process that ends in between
+leaves a standing that the next one brings about.
+
+The processes' counts are records of ``canary-samples``; how far they were read is a part of the standing, so
+each counts once whoever drives, and what was read is forgotten. Of the standings the last one is what counts:
+the others are forgotten too, a hundred at a time, and all of them when the canary has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.routing.book import ELSEWHERE_S, FollowsStream, NotInForce, RoutingBook, RoutingBusy
+from gateway.routing.canary import Phase, Standing, end, in_force, judge
+from gateway.routing.canary_records import (
+    SAMPLES,
+    STREAM,
+    Beat,
+    beat_data,
+    beat_of,
+    sample_data,
+    windows_of,
+)
+from gateway.routing.canary_tally import Tally
+from gateway.routing.change import NoSuchRoute, NothingToShare, same_weights, weights_of, with_weights
+from gateway.routing.records import Draft, Stored
+from gateway.routing.revision import RoutingFileError
+from gateway.state.audit import Audit
+from gateway.state.errors import Conflict, StateError
+from gateway.state.port import MAX_READ, Record, StateStore
+
+AUTHOR = "canary"
+LEASE_WINDOWS = 3.0
+"""A driver that has said nothing for so many windows is thought to be gone."""
+IDLE_S = 1.0
+"""How often a process without a canary looks for one."""
+MAX_TRIES = 5
+"""Others, as the driver at each window, that may come between while an order is written."""
+FORGET_EVERY = 100
+"""Samples that were read, and standings, are forgotten so many at a time; each time is one more write."""
+STEPS_AT_ONCE = 4
+"""A verdict, its routing, and a conflict with somebody at each; more waits for the next window."""
+
+
+class _Overridden(Exception):
+    """The route's weights are neither those that the canary left nor those that it wants."""
+
+
+class _AsWanted(Exception):
+    """The route's weights are those that the canary wants."""
+
+
+class CanaryDriver:
+    """Counts, judges and changes the routing, in a process that may be one of many.
+
+    Args:
+        store: where the streams are.
+        book: the routing.
+        audit: what was done, and why.
+        tally: of this process.
+        me: this process' name among all.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        book: RoutingBook,
+        audit: Audit,
+        tally: Tally,
+        *,
+        me: str,
+        unix_time: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._audit = audit
+        self._tally = tally
+        self._me = me
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("canary")
+        self._follower: FollowsStream | None = None
+        self._forgotten = {SAMPLES: 0, STREAM: 0}
+        self.head = 0
+        self.beat: Beat | None = None
+
+    def follow(self, follower: FollowsStream) -> None:
+        """Who calls :meth:`take`; told at build time."""
+        self._follower = follower
+
+    @property
+    def standing(self) -> Standing | None:
+        """Of the last canary; ``None``: there was none."""
+        return None if self.beat is None else self.beat.standing
+
+    def take(self, record: Record) -> None:
+        """One more record of the stream; raises nothing."""
+        if record.number <= self.head:
+            return
+        self.head = record.number
+        try:
+            self.beat = beat_of(record)
+        except ValueError:
+            # A newer version wrote it; that one's processes drive it.
+            self.beat = None
+            self._log.error("a canary's record is not understood here", number=record.number)
+        standing = self.standing
+        running = standing is not None and standing.phase is Phase.RUNNING
+        self._tally.watch(standing.plan if standing is not None and running else None)
+
+    async def change(self, make: Callable[[Standing | None], Awaitable[Standing]]) -> None:
+        """Put what ``make`` says after the last standing; it is asked again when somebody was quicker.
+
+        Raises Conflict when that does not end, StateUnavailable, and what ``make`` raises.
+        """
+        for left in reversed(range(MAX_TRIES)):
+            head = self.head
+            try:
+                await self.put(await make(self.standing))
+                return
+            except Conflict:
+                follower = self._follower
+                if not left or follower is None or not await follower.caught_up_to(head + 1, ELSEWHERE_S):
+                    raise
+
+    async def put(self, standing: Standing) -> None:
+        """Make a standing the last one, driven by this process. Raises Conflict, StateUnavailable."""
+        until = self._unix_time() + LEASE_WINDOWS * standing.plan.window_s
+        data = beat_data(Beat(standing, self._me, until))
+        self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
+        await self._forget(standing)
+
+    async def hand_on(self) -> None:
+        """Give what was seen in the windows that are over to the driver; what is not taken is lost.
+
+        A record of which nobody knows whether it was written is not written again: nothing counts twice.
+        """
+        standing = self.standing
+        if standing is None:
+            return
+        for window, counts in self._tally.take():
+            try:
+                data = sample_data(standing.plan.id, window, counts)
+                await self._store.append(SAMPLES, data, author=self._me)
+            except StateError as error:
+                self._log.warning("a window's counts are lost to the canary", reason=error.code)
+
+    async def tick(self) -> None:
+        """Judge and act, if it is this process' turn. What failed is tried again at the next."""
+        for _ in range(STEPS_AT_ONCE):
+            beat = self.beat
+            if beat is None or not beat.standing.to_do:
+                return
+            if beat.holder != self._me and self._unix_time() < beat.until:
+                return
+            try:
+                if not beat.standing.applied:
+                    await self._place(beat.standing)
+                elif not await self._judge(beat):
+                    return
+            except (Conflict, RoutingBusy, NotInForce) as error:
+                # Somebody was quicker; what he wrote comes by itself.
+                self._log.info("the canary waits", reason=type(error).__name__)
+                return
+            except StateError as error:
+                self._log.warning("the canary waits for the state store", reason=error.code)
+                return
+
+    async def run(self) -> None:
+        """Hand on and judge at the end of each window until cancelled."""
+        while True:
+            standing = self.standing
+            if standing is None or not standing.to_do:
+                await asyncio.sleep(IDLE_S)
+                continue
+            window_s = standing.plan.window_s
+            await asyncio.sleep(window_s - self._unix_time() % window_s)
+            await self.hand_on()
+            # The others' counts of this window are there by then.
+            await asyncio.sleep(window_s / 4)
+            await self.tick()
+
+    async def _judge(self, beat: Beat) -> bool:
+        """Whether the standing has something to be brought about now."""
+        standing, now = beat.standing, self._unix_time()
+        if self._book.head < standing.revision:
+            # What the canary itself did has not come here yet.
+            return False
+        if self._override(standing):
+            await self._overridden(standing)
+            return False
+        records = await self._store.read(SAMPLES, after=standing.read_to, limit=MAX_READ)
+        read_to = records[-1].number if records else standing.read_to
+        windows = windows_of(records, standing.plan.id)
+        # Milliseconds for thousands of requests in a window: not on the loop that serves them.
+        judged = await asyncio.to_thread(judge, standing, windows, read_to=read_to, now=now)
+        spare = beat.until - now > LEASE_WINDOWS * standing.plan.window_s / 2
+        if judged != standing or beat.holder != self._me or not spare:
+            await self.put(judged)
+        return not judged.applied
+
+    async def _forget(self, standing: Standing) -> None:
+        """Let go of the samples that the last standing has read, and of the standings before it."""
+        over = standing.ended and standing.applied
+        for stream, up_to in ((SAMPLES, standing.read_to), (STREAM, self.head - 1)):
+            if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
+                continue
+            try:
+                await self._store.forget(stream, up_to)
+            except StateError as error:
+                # What was put is put; they go with the next ones.
+                self._log.info("a canary's records are not forgotten yet", stream=stream, reason=error.code)
+                return
+            self._forgotten[stream] = up_to
+
+    async def _place(self, standing: Standing) -> None:
+        """Bring the routing to what the standing wants."""
+        plan, wanted = standing.plan, standing.wanted
+        comment = _comment(standing)
+
+        def decide(last: Stored) -> Draft:
+            found = weights_of(last.draft.config, plan.route)
+            if same_weights(found, wanted):
+                raise _AsWanted
+            if not same_weights(found, standing.placed):
+                raise _Overridden
+            return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary")
+
+        try:
+            _, stored = await self._book.change(decide, author=AUTHOR)
+            revision = stored.number
+        except _AsWanted:
+            revision = self._book.head
+        except (_Overridden, NoSuchRoute, NothingToShare, RoutingFileError):
+            await self._overridden(standing)
+            return
+        await self.put(in_force(standing, self._unix_time(), revision))
+        await self._audit.record(
+            AUTHOR,
+            f"canary.{_deed(standing)}",
+            f"{plan.route}: {plan.backend}",
+            comment=comment,
+            result=f"revision {revision}",
+        )
+
+    async def _overridden(self, standing: Standing) -> None:
+        reason = "the route was changed by somebody else; its weights were left as they are"
+        if standing.ended:
+            reason = f"{standing.reason}; {reason}"
+        await self.put(end(standing, Phase.OVERRIDDEN, reason, self._unix_time()))
+        target = f"{standing.plan.route}: {standing.plan.backend}"
+        await self._audit.record(AUTHOR, "canary.overridden", target, comment=reason)
+
+    def _override(self, standing: Standing) -> bool:
+        try:
+            found = weights_of(self._book.last().draft.config, standing.plan.route)
+        except NoSuchRoute:
+            return True
+        return not same_weights(found, standing.wanted)
+
+
+def _deed(standing: Standing) -> str:
+    return {Phase.ROLLED_BACK: "rollback", Phase.ABORTED: "abort", Phase.DONE: "done"}.get(
+        standing.phase, "step"
+    )
+
+
+def _comment(standing: Standing) -> str:
+    plan = standing.plan
+    if standing.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
+        word = "rolled back" if standing.phase is Phase.ROLLED_BACK else "aborted"
+        return f"canary {plan.id} of {plan.backend} {word}: {standing.reason}"[:1_000]
+    return f"canary {plan.id}: {plan.backend} at {plan.steps[standing.step]:g} %"

@@ -1,0 +1,305 @@
+"""Fakes of :mod:`gateway.ports`, and a server to put them behind; for tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import uvicorn
+
+from budgeting.values import Message, Plan
+from gateway.app import create_app
+from gateway.backends.port import Delta
+from gateway.contracts.model_card import ModelCard
+from gateway.contracts.values import (
+    Answer,
+    BudgetReport,
+    Caller,
+    CallerRole,
+    FinishReason,
+    GenerateRequest,
+    Timings,
+    Usage,
+)
+from gateway.errors import InvalidKey, MissingKey, PublicError, UnknownPromptVersion
+from gateway.generation.sink import Sink
+from gateway.http.protocol import GatewayProtocol
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.ports import HttpLimits, Services
+from gateway.state.idempotency_values import StoredReply
+
+CALLER_KEY = "sk-caller"
+OTHER_KEY = "sk-other"
+ADMIN_KEY = "sk-admin"
+OPERATOR_KEY = "sk-operator"
+
+
+def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
+    """A whole answer to ``request``, with figures that a test can recognize."""
+    answer = Answer(
+        request_id=request.request_id,
+        generation_id=request.generation_id,
+        backend="embedded",
+        backend_name="local",
+        backend_version="demo+none",
+        model="demo",
+        trace_id=request.trace_id or "0" * 32,
+        output_text=text,
+        finish_reason=FinishReason.STOP,
+        usage=Usage(input_tokens=842, output_tokens=137, cached_tokens=640),
+        timings=Timings(queue_wait_ms=3.1, ttft_ms=88.0, total_ms=912.4),
+        budget=BudgetReport(
+            system=212, retrieval=380, recent_turns=250, older_summary=0, generation_reserve=696
+        ),
+        created=request.created,
+    )
+    return replace(answer, **changes)
+
+
+@dataclass
+class FakeJourney:
+    """Pushes ``pieces``, then finishes, or fails with ``error``.
+
+    ``plan`` is told to the sink before. ``holds`` makes it wait, before the end, until ``resume`` is called
+    or it is cancelled; ``changes`` are laid over the answer; ``defect`` is raised instead of an end;
+    ``silent`` ends without telling the sink; ``endless`` never stops pushing. Counters tell what happened.
+    """
+
+    pieces: Sequence[str] = ("Hello", ", ", "world")
+    error: PublicError | None = None
+    plan: Plan | None = None
+    holds: bool = False
+    endless: bool = False
+    defect: Exception | None = None
+    silent: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    running: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    _resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def arrived(self, count: int) -> bool:
+        """Whether as many requests have come."""
+        return len(self.requests) >= count
+
+    def resume(self) -> None:
+        """Let held requests end."""
+        self._resumed.set()
+
+    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+        """See the class."""
+        self.requests.append(request)
+        self.running += 1
+        self.started.set()
+        try:
+            await self._run(request, sink)
+            self.finished += 1
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def _run(self, request: GenerateRequest, sink: Sink) -> None:
+        if self.plan is not None:
+            sink.planned(self.plan)
+        for piece in self.pieces:
+            await sink.delta(Delta(piece, 1))
+            await asyncio.sleep(0)
+        while self.endless:
+            await sink.delta(Delta("x" * 1000, 1))
+            await asyncio.sleep(0)
+        if self.holds:
+            await self._resumed.wait()
+        if self.defect is not None:
+            raise self.defect
+        if self.error is not None:
+            await sink.fail(self.error, request_id=request.request_id, trace_id=request.trace_id or "")
+        elif not self.silent:
+            await sink.finish(answer_for(request, "".join(self.pieces), **self.changes))
+
+
+class FakeKeys:
+    """Three keys: two callers of different tenants, and an admin."""
+
+    def __init__(self) -> None:
+        self._callers = {
+            CALLER_KEY: Caller("acme", CallerRole.CALLER, "key_1", max_priority=0),
+            OTHER_KEY: Caller("umbra", CallerRole.CALLER, "key_2"),
+            ADMIN_KEY: Caller("ops", CallerRole.ADMIN, "key_3"),
+            OPERATOR_KEY: Caller("ops", CallerRole.OPERATOR, "key_4"),
+        }
+
+    def authenticate(self, bearer: str | None) -> Caller:
+        """Raises MissingKey or InvalidKey."""
+        if bearer is None:
+            raise MissingKey("no key was sent; allowed: Authorization: Bearer KEY")
+        caller = self._callers.get(bearer)
+        if caller is None:
+            raise InvalidKey("the key is not known")
+        return caller
+
+
+class FakeText:
+    """A tokenizer of one token a byte."""
+
+    max_model_len = 4096
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """``role:content`` lines, and ``assistant:`` to generate after."""
+        text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
+        return tuple((text + ("assistant:" if add_generation_prompt else "")).encode())
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The bytes, behind token 1 as the beginning."""
+        return ((1,) if add_special_tokens else ()) + tuple(text.encode())
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises ValueError for what is no byte."""
+        return bytes(token_ids).decode(errors="replace")
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """One string an id."""
+        return [f"<{one}>" for one in token_ids]
+
+
+class FakePrompts:
+    """One version; a preview tells which request it was asked about."""
+
+    def versions(self) -> Sequence[Mapping[str, object]]:
+        """The one."""
+        return [{"id": "v1", "sha256": "0" * 64}]
+
+    def version(self, version_id: str) -> Mapping[str, object]:
+        """Raises UnknownPromptVersion."""
+        if version_id != "v1":
+            raise UnknownPromptVersion("known: v1", param="prompt_version")
+        return {"id": "v1", "system": "Hi."}
+
+    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
+        """The contract and the messages."""
+        return {"contract": request.contract.value, "messages": [one.content for one in request.messages]}
+
+
+class FakeAdmission:
+    """An idle gateway."""
+
+    def show(self) -> Mapping[str, object]:
+        """No gate has been asked yet."""
+        return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
+
+
+class FakeHealth:
+    """Healthy and ready unless told otherwise."""
+
+    def __init__(self, *, is_ready: bool = True) -> None:
+        self.is_ready = is_ready
+
+    def ping(self) -> Mapping[str, object]:
+        """Always healthy."""
+        return {"status": "healthy", "uptime_seconds": 1.5}
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """As told."""
+        return self.is_ready, {"ready": self.is_ready, "status": "ready", "checks": {"model_loaded": True}}
+
+    async def deep(self) -> tuple[bool, Mapping[str, object]]:
+        """As told."""
+        return self.is_ready, {"status": "healthy", "running": 0}
+
+
+@dataclass
+class MemoryIdempotency:
+    """Keeps replies in a dict; ``broken`` makes it fail."""
+
+    kept: dict[tuple[str, str], tuple[str, StoredReply]] = field(default_factory=dict)
+    broken_get: bool = False
+    broken_put: bool = False
+
+    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        """The kept reply, if any."""
+        await asyncio.sleep(0)
+        if self.broken_get:
+            raise OSError("the disk is gone")
+        return self.kept.get((tenant, key))
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+        """Keep a reply."""
+        await asyncio.sleep(0)
+        if self.broken_put:
+            raise OSError("the disk is full")
+        self.kept[tenant, key] = (fingerprint, reply)
+
+
+def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Services:
+    """Services made of fakes; ``changes`` replace single ones."""
+    numbers = itertools.count(1)
+    services = Services(
+        journey=journey or FakeJourney(),
+        keys=FakeKeys(),
+        limiter=KeyLimiter(),
+        health=FakeHealth(),
+        idempotency=MemoryIdempotency(),
+        text=FakeText,
+        prompts=FakePrompts(),
+        admission=FakeAdmission(),
+        models=lambda caller: (
+            ModelCard("demo", "models/demo", max_model_len=4096),
+            ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
+        ),
+        metrics=lambda: b"# HELP sluice_up 1\nsluice_up 1\n",
+        limits=HttpLimits(),
+        clock=time.monotonic,
+        unix_time=lambda: 1_800_000_000.0,
+        new_id=lambda kind: f"{kind}_{next(numbers)}",
+        version="0.0.0",
+    )
+    return replace(services, **changes)
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    """Wait, blocking, until ``condition`` holds in the server's thread; raises AssertionError after that."""
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it did not happen in time")
+        time.sleep(0.002)
+
+
+@contextmanager
+def serving(
+    services: Services, *, http: type[asyncio.Protocol] | Literal["httptools"] = GatewayProtocol
+) -> Iterator[str]:
+    """A real server on a free port of this machine, in a thread; yields its base URL."""
+    config = uvicorn.Config(
+        create_app(services),
+        host="127.0.0.1",
+        port=0,
+        http=http,
+        log_level="warning",
+        server_header=False,
+        ws_max_size=32 * 1024 * 1024,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the server did not start")
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)

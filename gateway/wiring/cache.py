@@ -1,0 +1,167 @@
+"""The response cache, and the limits of the legs that stand behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gateway.config.backends import BackendConfig, LegLimitConfig
+from gateway.config.errors import ConfigError
+from gateway.config.response_cache import CacheConfig
+from gateway.config.settings import Settings
+from gateway.generation.answer_cache import AnswerCache
+from resilience.leg_limits import FREE, LegLimit, LegLimits, LegSkipped, Price
+from resilience.response_cache import ResponseCache
+from resilience.response_cache_memory import MemoryStore
+from resilience.response_cache_values import CacheEvent, CacheFigures, Store
+from resilience.similar import SimilarModelError, SimilarQuestions
+
+NANOUSD = 1_000_000_000
+# Connections to Redis: a look takes one at a time, and so does keeping.
+MAX_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The cache as requests see it, and the loop behind it.
+
+    Args:
+        cache: as requests see it.
+        resident: keeps what is remembered while the gateway runs; ``None`` without a cache.
+        place: where answers are kept, for eyes: no password.
+        similar: the words that the model of similar questions knows; 0: the same question only.
+    """
+
+    cache: AnswerCache
+    resident: ResponseCache | None
+    place: str
+    similar: int
+
+    def figures(self) -> CacheFigures | None:
+        """What is kept here; ``None`` when nothing is, or Redis tells."""
+        return None if self.resident is None else self.resident.figures()
+
+
+def make_answers(
+    settings: Settings,
+    *,
+    clock: Callable[[], float],
+    unix_time: Callable[[], float],
+    emit: Callable[[CacheEvent], None],
+) -> Answers:
+    """Construct the response cache.
+
+    Raises:
+        ConfigError: its url or its model cannot be used.
+    """
+    section = settings.response_cache
+    deployment = settings.engine.model_id
+    if section.capacity == 0:
+        return Answers(AnswerCache(None, deployment), None, "nothing is kept", 0)
+    similar = _similar(section)
+    # Ages are on a clock that all who share the store share.
+    shared = section.url is not None
+    store, place = _store(settings, clock=clock, unix_time=unix_time)
+    cache = ResponseCache(
+        store,
+        similar=similar,
+        clock=unix_time if shared else clock,
+        emit=emit,
+        timeout_s=section.timeout_ms / 1000,
+        outbox=section.outbox,
+    )
+    return Answers(AnswerCache(cache, deployment), cache, place, 0 if similar is None else len(similar))
+
+
+def make_leg_limits(
+    settings: Settings,
+    *,
+    clock: Callable[[], float],
+    emit: Callable[[LegSkipped], None],
+    price: Callable[[str], Price] | None = None,
+) -> LegLimits:
+    """Construct the limits of ``fallback.limits``; ``price`` says what a leg costs, else its own section."""
+    limits = {
+        name: leg_limit(section, price_of(settings.backends[name]) if price is None else price(name))
+        for name, section in settings.fallback.limits.items()
+    }
+    return LegLimits(limits, clock=clock, emit=emit)
+
+
+def leg_limit(section: LegLimitConfig, price: Price) -> LegLimit:
+    """One leg's limit, with what the backend costs."""
+    spend = section.max_spend_usd_per_minute
+    return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
+
+
+def price_of(backend: BackendConfig) -> Price:
+    """What a backend costs; nothing when nobody said."""
+    price = backend.price
+    if price is None:
+        return FREE
+    cached = price.cached_usd_per_million
+    return Price(
+        input_nanousd=round(price.input_usd_per_million * NANOUSD),
+        output_nanousd=round(price.output_usd_per_million * NANOUSD),
+        cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),
+    )
+
+
+def _similar(section: CacheConfig) -> SimilarQuestions | None:
+    if not section.similar:
+        return None
+    folder = Path(section.model) if section.model is not None else shipped_model()
+    if folder is None:
+        structlog.get_logger("gateway").warning(
+            "no model of similar questions is installed; the response cache answers the same question only"
+        )
+        return None
+    try:
+        return SimilarQuestions.from_folder(folder, threshold=section.threshold)
+    except SimilarModelError as error:
+        raise ConfigError(f"response_cache.model: {error}") from None
+
+
+def shipped_model() -> Path | None:
+    """The folder of the model that comes with this software."""
+    found = importlib.util.find_spec("models")
+    for place in () if found is None else found.submodule_search_locations or ():
+        folder = Path(place) / "embedding"
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def _store(
+    settings: Settings, *, clock: Callable[[], float], unix_time: Callable[[], float]
+) -> tuple[Store, str]:
+    section = settings.response_cache
+    if section.url is None:
+        store = MemoryStore(
+            capacity=section.capacity,
+            max_bytes=section.max_bytes,
+            ttl_s=section.ttl_seconds,
+            clock=clock,
+        )
+        return store, "this process"
+    if not re.match(r"rediss?://\S+$", section.url):
+        raise ConfigError("response_cache.url: allowed: redis://HOST[:PORT][/DB], rediss://…, or unset")
+    try:
+        from gateway.state.redis_client import connect, prefix
+        from resilience.response_cache_redis import RedisStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"response_cache.url needs {error.name}: pip install 'sluice-gateway[redis]'"
+        ) from None
+    store_of_all = RedisStore(
+        connect(section.url, max_connections=MAX_CONNECTIONS),
+        prefix=f"{prefix(settings.state.namespace)}cache:",
+        ttl_s=section.ttl_seconds,
+        unix_time=unix_time,
+    )
+    return store_of_all, re.sub(r"^(rediss?://)(.*@)?([^?]*).*$", r"\1\3", section.url)

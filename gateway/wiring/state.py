@@ -1,0 +1,140 @@
+"""Builds the state store, what lies beside it, and followers of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.config.state import StateConfig
+from gateway.prompts.published import StreamPublished
+from gateway.prompts.published_table import table_of
+from gateway.state.follower import Follower
+from gateway.state.idempotency import IdempotencyKeeper
+from gateway.state.latest import Latest
+from gateway.state.local_copy import LocalCopy
+from gateway.state.port import Record, StateStore
+from gateway.state.url import StoreKind, parse_state_url
+from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
+from observability.state_metrics import StreamStatus
+
+
+@dataclass(slots=True)
+class State:
+    """The state store as a gateway holds it.
+
+    Args:
+        shown: its url without the password.
+        path: the file, of SQLite.
+        shared: other machines use it too.
+        store: the streams.
+        idempotency: replies kept under a caller's key.
+        copies: the folder of local copies; ``None``: there are none.
+        clock: monotonic seconds.
+    """
+
+    shown: str
+    path: Path | None
+    shared: bool
+    store: StateStore
+    idempotency: IdempotencyKeeper
+    copies: Path | None
+    clock: Callable[[], float]
+    followers: dict[str, Follower | Latest] = field(default_factory=dict)
+    _reached: bool = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the store was reached when it was last asked, at each poll if not before."""
+        return self.store.healthy
+
+    @property
+    def ready(self) -> bool:
+        """Whether this gateway has the state that it serves by (``/ready``).
+
+        A file is this machine's own: when it cannot be read, another gateway is the better one. A shared
+        store is everybody's: while it is away all gateways go on with the last good state, for if each called
+        itself not ready, nobody would serve. So it counts only until it was reached, or copies stand in.
+        """
+        if self.healthy:
+            self._reached = True
+        held = any(one.number > 0 for one in self.followers.values())
+        return self.healthy or (self.shared and (self._reached or held))
+
+    def follow(self, stream: str, apply: Callable[[Record], None]) -> Follower:
+        """Follow ``stream``, when this is opened and while it runs; one follower a stream.
+
+        Raises ValueError for a second one.
+        """
+        self._check_new(stream)
+        copy = None if self.copies is None else LocalCopy(self.copies, stream)
+        follower = Follower(self.store, stream, apply, copy=copy, clock=self.clock)
+        self.followers[stream] = follower
+        return follower
+
+    def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> Latest:
+        """The same for a stream of which the last record is all that counts. Raises ValueError."""
+        self._check_new(stream)
+        latest = self.followers[stream] = Latest(self.store, stream, apply)
+        return latest
+
+    def _check_new(self, stream: str) -> None:
+        if stream in self.followers:
+            raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
+
+    def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
+        """For the metrics: whether the store is reached, and the streams followed here."""
+        streams = {name: StreamStatus(one.number, one.standing.value) for name, one in self.followers.items()}
+        return self.healthy, streams
+
+    async def open(self) -> None:
+        """Prepare, and bring each followed stream's last known state into force; an absence is no error."""
+        await self.store.open()
+        await self.idempotency.open()
+        async with asyncio.TaskGroup() as starts:
+            for follower in self.followers.values():
+                starts.create_task(follower.start(), name=f"start-{follower.stream}")
+
+    async def run(self) -> None:
+        """Watch the store and keep up with the followed streams until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self.store.run(), name="state-store")
+            for follower in self.followers.values():
+                loops.create_task(follower.run(), name=f"follower-{follower.stream}")
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        try:
+            await self.idempotency.close()
+        finally:
+            await self.store.close()
+
+
+def make_state(config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]) -> State:
+    """Build what ``state`` of the configuration says.
+
+    Raises:
+        ConfigError: the url is not understood, or what it needs is not installed.
+    """
+    url = parse_state_url(config.url)
+    return State(
+        shown=url.shown,
+        path=url.path,
+        shared=url.kind is StoreKind.REDIS,
+        store=make_state_store(
+            url, namespace=config.namespace, unix_time=unix_time, poll_s=config.poll_seconds
+        ),
+        idempotency=make_idempotency_store(url, namespace=config.namespace, unix_time=unix_time),
+        copies=copies_folder(url, namespace=config.namespace, cache_dir=config.cache_dir),
+        clock=clock,
+    )
+
+
+def published_store(state: State) -> StreamPublished:
+    """Published prompts in the state store, with what an earlier version left in its SQLite file."""
+    return (
+        StreamPublished(state.store)
+        if state.path is None
+        else StreamPublished(state.store, table_of(state.path))
+    )

@@ -1,0 +1,105 @@
+"""Which store a url means. Redis is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.config.errors import ConfigError
+from gateway.state.idempotency import IdempotencyKeeper
+from gateway.state.idempotency_memory import MemoryIdempotencyStore
+from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
+from gateway.state.limits import LimitStore
+from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
+from gateway.state.memory import MemoryStateStore
+from gateway.state.port import StateStore
+from gateway.state.sqlite_store import SqliteStateStore
+from gateway.state.url import StateUrl, StoreKind
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+def make_state_store(
+    url: StateUrl, *, namespace: str, unix_time: Callable[[], float], poll_s: float = 1.0
+) -> StateStore:
+    """The store behind ``url``. Raises ConfigError when what it needs is not installed."""
+    match url.kind:
+        case StoreKind.MEMORY:
+            return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
+        case StoreKind.SQLITE:
+            return SqliteStateStore(_path(url), unix_time=unix_time, poll_s=poll_s)
+        case StoreKind.REDIS:
+            client = _connect(url)
+            from gateway.state.redis_store import RedisStateStore
+
+            return RedisStateStore(
+                client, shown=url.shown, namespace=namespace, unix_time=unix_time, poll_s=poll_s
+            )
+
+
+def make_idempotency_store(
+    url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
+) -> IdempotencyKeeper:
+    """Where replies are kept beside the streams. Raises ConfigError when what it needs is not installed."""
+    match url.kind:
+        case StoreKind.MEMORY:
+            return MemoryIdempotencyStore(unix_time=unix_time)
+        case StoreKind.SQLITE:
+            return SqliteIdempotencyStore(_path(url), unix_time=unix_time)
+        case StoreKind.REDIS:
+            client = _connect(url)
+            from gateway.state.idempotency_redis import RedisIdempotencyStore
+
+            return RedisIdempotencyStore(client, namespace=namespace, unix_time=unix_time)
+
+
+def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], float]) -> LimitStore | None:
+    """What keys' limits are shared through; ``None``: nothing, memory is one process' own.
+
+    Raises ConfigError when what it needs is not installed.
+    """
+    match url.kind:
+        case StoreKind.MEMORY:
+            return None
+        case StoreKind.SQLITE:
+            return SqliteLimitStore(limits_file(_path(url)), unix_time=unix_time)
+        case StoreKind.REDIS:
+            client = _connect(url)
+            from gateway.state.limits_redis import RedisLimitStore
+
+            return RedisLimitStore(client, namespace=namespace)
+
+
+def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Path | None:
+    """Where local copies of ``url``'s streams lie; ``None`` for memory, which has nothing to outlive.
+
+    Args:
+        cache_dir: the configured folder; unset: beside the SQLite file, or the user's cache. Each store and
+            namespace has a folder of its own in it.
+    """
+    if url.kind is StoreKind.MEMORY:
+        return None
+    if url.path is not None and cache_dir is None:
+        return url.path.with_name(f"{url.path.name}.streams")
+    named = str(url.path.absolute()) if url.path is not None else url.shown
+    digest = hashlib.sha256(f"{named} {namespace}".encode()).hexdigest()[:16]
+    return Path(cache_dir or "~/.cache/sluice/state").expanduser() / digest
+
+
+def _path(url: StateUrl) -> Path:
+    if url.path is None:
+        raise ValueError(f"{url.shown} has no file")
+    return url.path
+
+
+def _connect(url: StateUrl) -> Redis:
+    try:
+        from gateway.state.redis_client import connect
+    except ImportError:
+        raise ConfigError(
+            f"state.url: {url.shown} needs the client of Redis: pip install 'sluice-gateway[redis]'"
+        ) from None
+    return connect(url.url)

@@ -1,0 +1,46 @@
+"""Builds the summarizer that writes with the engine, where a prompt version asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+
+from budgeting.counting import ChatTokenizer
+from budgeting.values import SummaryKind
+from gateway.backends.port import Backend
+from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.model_text import ModelText
+from gateway.prompts.versions import PromptVersions
+
+
+def make_engine_summarizer(
+    text: ModelText,
+    tokenizer: ChatTokenizer,
+    *,
+    versions: PromptVersions,
+    backends: Mapping[str, Backend],
+    on_engine: Collection[str],
+    new_id: Callable[[str], str],
+) -> EngineSummarizer | None:
+    """The summarizer, already in use by ``text``; its :meth:`run` is the caller's to run.
+
+    None when no prompt version asks for it, or there is no engine in process: sentences are picked then.
+    """
+    asking = [name for name in versions.ids if versions.get(name).summarizer is SummaryKind.ENGINE]
+    if not asking:
+        return None
+    log = structlog.get_logger("gateway")
+    if not on_engine:
+        log.warning("no engine in process to write summaries with; picking sentences", prompt_versions=asking)
+        return None
+    summarizer = EngineSummarizer(
+        backends[min(on_engine)],
+        encoder=tokenizer,
+        max_model_len=lambda: text.max_model_len,
+        until_written=text.extractive,
+        new_id=new_id,
+        on_failure=lambda reason: log.warning("summary not written", reason=reason),
+    )
+    text.add_summarizer(SummaryKind.ENGINE, summarizer)
+    return summarizer

@@ -1,0 +1,85 @@
+"""Construction of tracing."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gateway.config.errors import ConfigError
+from gateway.config.tracing import TracingConfig
+from observability.redact import REDACTED, scrub
+from observability.tracing import Sender, Tracing
+
+
+def make_tracing(config: TracingConfig, version: str) -> Tracing:
+    """Trace ids, and spans when there is a collector.
+
+    Raises:
+        ConfigError: something the configuration names cannot be used; names the key.
+    """
+    if config.otlp_endpoint is None:
+        return Tracing()
+    try:
+        sender = _sender(config, config.otlp_endpoint, version)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from None
+    return Tracing(
+        sender,
+        sample_ratio=config.sample_ratio,
+        follow_callers=config.follow_callers,
+    )
+
+
+def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
+    # Imported with a collector only: the SDK and its exporter take 80 ms.
+    from opentelemetry.sdk.resources import Resource
+
+    from observability.trace_export import TraceSender
+    from observability.trace_exporter import CollectorAddress, exporter_to
+
+    address = CollectorAddress(
+        endpoint, config.protocol, tuple(config.headers.items()), config.ca_file, config.timeout_seconds
+    )
+    try:
+        exporter = exporter_to(address)
+    except OSError as error:
+        raise ValueError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
+    # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have their say, as everywhere.
+    resource = Resource.create(
+        {
+            "service.name": config.service_name,
+            "service.version": version,
+            "service.instance.id": socket.gethostname(),
+        }
+    )
+    log = structlog.get_logger("gateway")
+
+    def on_change(why: str | None) -> None:
+        if why is None:
+            log.info("trace collector takes spans again")
+        else:
+            log.warning("trace collector does not take spans", reason=why)
+
+    return TraceSender(
+        exporter,
+        resource=resource,
+        version=version,
+        scrub=redaction(config.redact),
+        on_change=on_change,
+    )
+
+
+def redaction(patterns: Sequence[str]) -> Callable[[str], str]:
+    """Takes credentials out of recorded content, and what matches the operator's ``patterns``."""
+    compiled = [re.compile(pattern) for pattern in patterns]
+
+    def redacted(text: str) -> str:
+        text = scrub(text)
+        for pattern in compiled:
+            text = pattern.sub(REDACTED, text)
+        return text
+
+    return redacted

@@ -1,0 +1,1 @@
+"""What operators run beside the gateway; no serving module imports it."""

@@ -1,0 +1,112 @@
+"""The gateway's own figures before, during and after: its metrics, and what its process holds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from ops.chaos.fate import Billed
+
+# Counters whose growth the report shows, series by series.
+TOLD = (
+    "sluice_backend_failures", "sluice_retries", "sluice_retries_refused", "sluice_recovered",
+    "sluice_resumed_streams", "sluice_fallbacks", "sluice_oom_contained", "sluice_engine_restarts",
+    "sluice_fallback_leg_skipped", "sluice_chaos_faults", "sluice_hedged_requests", "sluice_worker_ejections",
+)  # fmt: skip
+# What must be back to nothing when all requests have ended.
+IDLE = (
+    "sluice_requests_in_flight", "sluice_admission_in_flight", "vllm:num_requests_running",
+    "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What one scrape told: counters by series, and the sums of :data:`IDLE`."""
+
+    counters: Mapping[str, float]
+    idle: Mapping[str, float]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is under way."""
+        return not any(self.idle.values())
+
+
+def read_metrics(text: str) -> Scrape:
+    """The figures of ``/metrics``."""
+    counters: dict[str, float] = {}
+    idle = dict.fromkeys(IDLE, 0.0)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in idle:
+                idle[sample.name] += sample.value
+            elif family.name in TOLD and sample.name.endswith("_total"):
+                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+                counters[f"{family.name}{{{labels}}}"] = sample.value
+    return Scrape(counters, idle)
+
+
+def grown(before: Scrape, after: Scrape) -> dict[str, float]:
+    """What was counted between two scrapes."""
+    told = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
+    return {name: value for name, value in told.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a process holds: threads, file descriptors, children, memory in MiB."""
+
+    threads: int
+    descriptors: int
+    children: int
+    rss_mib: float
+
+
+def holdings_of(pid: int) -> Holdings:
+    """What it holds now. Raises psutil.Error when it is gone."""
+    process = psutil.Process(pid)
+    return Holdings(
+        process.num_threads(),
+        process.num_fds(),
+        len(process.children(recursive=True)),
+        process.memory_info().rss / 2**20,
+    )
+
+
+def read_ledger(path: Path, prefix: str) -> dict[str, list[Billed]]:
+    """The rows of the requests whose id begins with ``prefix``, by request id; reads only."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    try:
+        found: dict[str, list[Billed]] = {}
+        query = (
+            "select request_id, output_tokens, backend_name, error_code from generations "
+            "where substr(request_id, 1, ?) = ?"
+        )
+        for request_id, tokens, backend, code in connection.execute(query, (len(prefix), prefix)):
+            found.setdefault(request_id, []).append(Billed(tokens, backend, code))
+        return found
+    finally:
+        connection.close()
+
+
+def read_seams(log: Path, prefix: str) -> dict[str, tuple[str, ...]]:
+    """Where the answers whose request id begins with ``prefix`` were gone on with, from the log."""
+    found = {}
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if prefix not in line or not line.startswith("{"):
+                continue
+            told = json.loads(line)
+            if told.get("event") == "request":
+                seams = told.get("seams") or ()
+                found[told["request_id"]] = tuple(
+                    f"{seam['source']}→{seam['target']} {seam['mode']} at {seam['tokens']}" for seam in seams
+                )
+    return found

@@ -1,0 +1,124 @@
+"""One process of a run: started, found, signalled, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ops.chaos.errors import RigError
+
+STOP_WITHIN_S = 20.0
+LOG_CHARACTERS = 3000
+# What an engine's process shows: ours, vLLM's core once and before it has set its title.
+ENGINE_TRACES = ("engine.process", "VLLM::EngineCore", "spawn_main")
+
+
+class Process:
+    """A child of this one, in a session of its own, so that a Ctrl-C here does not reach it.
+
+    Args:
+        role: what the scenario calls it.
+        command: to run.
+        folder: where its log goes.
+        environment: of it, whole.
+    """
+
+    def __init__(
+        self, role: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.role = role
+        self._command = tuple(command)
+        self.log = folder / f"{role.replace(':', '-')}.log"
+        self._environment = environment
+        self._child: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises RigError when it does not run."""
+        if self._child is None or self._child.returncode is not None:
+            raise RigError(f"{self.role} does not run; its log is {self.log}")
+        return self._child.pid
+
+    async def start(self, within_s: float) -> str:
+        """Start it; its first line of output.
+
+        Raises:
+            RigError: it says nothing in time.
+        """
+        with self.log.open("ab") as log:
+            self._child = await asyncio.create_subprocess_exec(
+                *self._command, env=dict(self._environment), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        assert self._child.stdout is not None
+        line = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                line = await self._child.stdout.readline()
+        if not line:
+            raise RigError(f"{self.role} did not start:\n{self.tail()}")
+        return line.decode(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it. Raises RigError when it does not run."""
+        os.kill(self.pid, number)
+
+    async def gone(self) -> None:
+        """Wait until it has ended, and give its session's other processes up."""
+        if self._child is not None:
+            await self._child.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Gently at first, by force after :data:`STOP_WITHIN_S`."""
+        child = self._child
+        if child is None:
+            return
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGCONT)
+                child.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_WITHIN_S):
+                    await child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
+
+
+def engine_pids(gateway_pid: int) -> list[int]:
+    """The engine's processes below a gateway, ours or vLLM's. Raises RigError when there is none."""
+    for trace in ENGINE_TRACES:
+        found = []
+        for process in psutil.Process(gateway_pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if trace in " ".join((process.name(), *process.cmdline())):
+                    found.append(process.pid)
+        if found:
+            return found
+    raise RigError(f"the gateway (process {gateway_pid}) has no engine process now")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def module(name: str) -> tuple[str, ...]:
+    """The command that runs a module with this Python."""
+    return (sys.executable, "-m", name)

@@ -1,0 +1,251 @@
+"""Everything a scenario runs against: a gateway, its engine, its workers and Bedrock's stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+import yaml
+
+from ops.chaos.errors import RigError
+from ops.chaos.processes import Process, engine_pids, free_port, module
+from ops.chaos.scenario import BedrockFault, Start
+
+KEY = "chaos-admin-key"
+ROUTE = "self_hosted_generation"
+BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
+BEDROCK_MODULE = "benchmarks.bedrock"
+# What the stand-in takes for credentials; nothing of the machine's own reaches it.
+CREDENTIALS: Mapping[str, str] = MappingProxyType(
+    {
+        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+)
+# The stand-in's text takes about a second, so that it can be broken off.
+BEDROCK_DELAY_S = 0.05
+EMBEDDED: Mapping[str, Any] = MappingProxyType(
+    {"kind": "embedded", "model": "models/demo", "num_threads": 1, "kv_cache_bytes": 64 << 20}
+)
+VLLM: Mapping[str, Any] = MappingProxyType(
+    {
+        "kind": "vllm", "model": "models/demo", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 64,
+        "enforce_eager": True,
+    }
+)  # fmt: skip
+ENVIRONMENT: Mapping[str, str] = MappingProxyType({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
+POLL_S = 0.1
+MODEL = Path("models/demo")
+
+
+@dataclass(slots=True)
+class Rig:
+    """A running target.
+
+    Args:
+        url: the gateway's.
+        key: an admin's.
+        gateway_pid: its process, when it is on this machine.
+        ledger: the SQLite file of its rows, when it can be read.
+        log: its log, JSON lines, when it can be read.
+        processes: by role, when we started them.
+        bedrock_control: where the stand-in takes its faults.
+        bedrock_text: what it says.
+    """
+
+    url: str
+    key: str | None
+    gateway_pid: int | None = None
+    ledger: Path | None = None
+    log: Path | None = None
+    processes: dict[str, Process] = field(default_factory=dict)
+    bedrock_control: str | None = None
+    bedrock_text: str | None = None
+
+    def pids(self, role: str) -> list[int]:
+        """The processes of a role. Raises RigError."""
+        if role in ("gateway", "engine"):
+            if self.gateway_pid is None:
+                raise RigError(f"{role}: the gateway's process is not known; give --pid, or --start")
+            return [self.gateway_pid] if role == "gateway" else engine_pids(self.gateway_pid)
+        if role not in self.processes:
+            known = ", ".join(sorted({*self.processes, "gateway", "engine"}))
+            raise RigError(f"{role}: there is no such process; there are {known}")
+        return [self.processes[role].pid]
+
+    def signal(self, role: str, number: signal.Signals) -> None:
+        """Signal a role's processes. Raises RigError."""
+        for pid in self.pids(role):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def restart(self, role: str, within_s: float) -> None:
+        """Start a role anew, on its old port. Raises RigError."""
+        if role not in self.processes:
+            raise RigError(f"{role}: not started here, so it cannot be started again")
+        process = self.processes[role]
+        with contextlib.suppress(RigError):
+            process.send(signal.SIGKILL)
+        await process.gone()
+        await process.start(within_s)
+
+    async def bedrock(self, fault: BedrockFault) -> None:
+        """Change what Bedrock's calls do. Raises RigError."""
+        if self.bedrock_control is None:
+            raise RigError("bedrock: there is no stand-in; set start.bedrock: true")
+        told = fault.model_dump(exclude_defaults=True)
+        await asyncio.to_thread(_call, self.bedrock_control, told)
+
+    def residents(self) -> list[psutil.Process]:
+        """The gateway's process, if it is here."""
+        return [] if self.gateway_pid is None else [psutil.Process(self.gateway_pid)]
+
+
+@asynccontextmanager
+async def started(start: Start, folder: Path) -> AsyncIterator[Rig]:
+    """Start what a scenario names; everything has ended behind the block.
+
+    Raises:
+        RigError: something does not start; holds the end of its log.
+    """
+    if not await asyncio.to_thread(MODEL.is_dir):
+        raise RigError("--start: there is no models/demo here; run it in a clone of the repository")
+    async with AsyncExitStack() as running:
+        rig = Rig("", KEY, ledger=folder / "ledger.db")
+        backends: dict[str, Any] = {}
+        if start.bedrock:
+            backends["bedrock"] = await _bedrock(rig, running, start, folder)
+        if start.workers:
+            urls = [
+                await _worker(rig, running, start, folder, number) for number in range(1, start.workers + 1)
+            ]
+            backends["workers"] = {
+                "kind": "openai", "base_urls": [f"{url}/v1" for url in urls], "model": "demo",
+                "dialect": "sluice", "prompt": "token_ids", "api_key_env": "SLUICE_ADMIN_KEY",
+                "probe_interval_seconds": 0.5,
+            }  # fmt: skip
+        if start.engine != "none":
+            backends = {"local": {"kind": "engine"}, **backends}
+        if not backends:
+            raise RigError("start: engine none, no workers and no bedrock: nothing could answer")
+        engine = {"embedded": EMBEDDED, "vllm": VLLM}.get(
+            start.engine, {"kind": "none", "tokenizer": "models/demo", "served_model_name": "demo"}
+        )
+        first, *legs = backends
+        route = {"backends": [{"name": first, "weight": 100}], "fallback": [*legs, "degraded"]}
+        config = _config(
+            folder, "gateway", {"engine": dict(engine), "backends": backends, "chaos": {"enabled": True}},
+            start.settings, {**route, "prompt_version": "chat-manga-2.1", **start.route},
+        )  # fmt: skip
+        url = await _gateway(rig, running, start, folder, "gateway", config)
+        gateway = rig.processes["gateway"]
+        rig.url, rig.gateway_pid, rig.log = url, gateway.pid, gateway.log
+        yield rig
+
+
+async def _bedrock(rig: Rig, running: AsyncExitStack, start: Start, folder: Path) -> dict[str, Any]:
+    port, control = free_port(), free_port()
+    words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
+    process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
+    running.push_async_callback(process.end)
+    await process.start(start.ready_within_s)
+    rig.processes["bedrock"] = process
+    rig.bedrock_control = f"http://127.0.0.1:{control}/"
+    rig.bedrock_text = (await asyncio.to_thread(_call, rig.bedrock_control, None))["text"]
+    url = f"http://127.0.0.1:{port}"
+    return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
+
+
+async def _worker(rig: Rig, running: AsyncExitStack, start: Start, folder: Path, number: int) -> str:
+    role = f"worker:{number}"
+    config = _config(
+        folder, f"worker-{number}",
+        {
+            "server": {"port": free_port()}, "engine": dict(EMBEDDED),
+            "backends": {"local": {"kind": "engine"}},
+        },
+        {}, {"backends": [{"name": "local", "weight": 100}], "fallback": []},
+    )  # fmt: skip
+    return await _gateway(rig, running, start, folder, role, config)
+
+
+def _config(
+    folder: Path, name: str, base: Mapping[str, Any], more: Mapping[str, Any], route: Mapping[str, Any]
+) -> Path:
+    routing = folder / f"{name}-routing.yaml"
+    routing.write_text(yaml.safe_dump({"routes": {ROUTE: dict(route)}}))
+    ledger = "ledger.db" if name == "gateway" else f"{name}-ledger.db"
+    settings = {
+        "server": {"port": 0, "drain_seconds": 5, "log_json": True},
+        "state": {"url": f"sqlite:///{folder}/{name}-state.db"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{folder}/{ledger}"},
+        "routing": {"file": str(routing)},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(merged(merged(settings, base), more)))
+    return path
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``one`` with what ``other`` says instead or beside it, section by section."""
+    found = dict(one)
+    for key, value in other.items():
+        before = found.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(before, value) if both else value  # type: ignore[arg-type]  # looked at above
+    return found
+
+
+async def _gateway(
+    rig: Rig, running: AsyncExitStack, start: Start, folder: Path, role: str, config: Path
+) -> str:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},
+        **ENVIRONMENT, **CREDENTIALS, "SLUICE_ADMIN_KEY": KEY,
+    }  # fmt: skip
+    process = Process(role, (*module("ops.cli"), "serve", "--config", str(config)), folder, environment)
+    running.push_async_callback(process.end)
+    rig.processes[role] = process
+    banner = await process.start(start.ready_within_s)
+    found = re.search(r"http://[^\s]+", banner)
+    if found is None:
+        raise RigError(f"{role} did not start:\n{process.tail()}")
+    end = time.monotonic() + start.ready_within_s
+    while not await asyncio.to_thread(_answers, f"{found[0]}/ready"):
+        if time.monotonic() > end or not psutil.pid_exists(process.pid):
+            raise RigError(f"{role} was not ready within {start.ready_within_s:g} s:\n{process.tail()}")
+        await asyncio.sleep(POLL_S)
+    return found[0]
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _call(url: str, body: object) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=10) as answer:
+            return json.loads(answer.read())
+    except OSError as error:
+        raise RigError(f"{url}: no answer ({error})") from None

@@ -1,0 +1,202 @@
+"""A scenario: what is started, what is asked, what breaks and when, and how requests may end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from gateway.config.chaos import FaultRule
+from gateway.config.section import Section
+from ops.chaos.errors import ScenarioError
+
+ROLE = r"^(gateway|engine|bedrock|worker:[0-9]{1,2})$"
+Role = Annotated[str, Field(pattern=ROLE)]
+Settings = dict[str, Any]
+
+
+class Verdict(StrEnum):
+    """What became of a request, from its caller's side. ``lost`` and ``wrong`` must never be."""
+
+    WHOLE = "whole"  # the undisturbed answer, by the backend that began it
+    RESUMED = "resumed"  # an answer that a fault met after its beginning, and that is whole all the same
+    FALLBACK = "fallback"  # a whole answer from a leg of the fallback chain
+    DEGRADED = "degraded"  # the route's degraded text
+    PARTIAL = "partial"  # a beginning, and a clean end that says so
+    ERROR = "error"  # a clean error before anything came
+    LOST = "lost"  # no end: cut off, refused, or silent for too long
+    WRONG = "wrong"  # a whole answer whose text is not what it should be, or that was billed twice
+
+
+NEVER = frozenset({Verdict.LOST, Verdict.WRONG})
+
+
+class Start(Section):
+    """What ``--start`` starts. Workers are gateways with the embedded engine of their own."""
+
+    engine: Literal["embedded", "vllm", "none"] = "embedded"
+    workers: Annotated[int, Field(ge=0, le=8)] = 0
+    bedrock: bool = False
+    settings: Settings = Field(default_factory=dict)
+    route: Settings = Field(default_factory=dict)
+    ready_within_s: Annotated[float, Field(gt=0, le=1800)] = 180.0
+
+
+class Load(Section):
+    """What is asked: so many streams and not-streamed requests at once, each ``rounds`` times in a row."""
+
+    streams: Annotated[int, Field(ge=0, le=1024)] = 8
+    whole: Annotated[int, Field(ge=0, le=1024)] = 2
+    rounds: Annotated[int, Field(ge=1, le=100_000)] = 1
+    for_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    pause_s: Annotated[float, Field(ge=0, le=60)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 96
+    deadline_ms: Annotated[int, Field(ge=1)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 90.0
+
+    @model_validator(mode="after")
+    def _somebody_asks(self) -> Self:
+        """Without a request there is nothing to tell."""
+        if not self.streams + self.whole:
+            raise ValueError("streams and whole are both 0; at least one request is needed")
+        return self
+
+
+class BedrockFault(Section):
+    """What calls of the Bedrock stand-in do from then on; all defaults: they answer."""
+
+    status: Annotated[int, Field(ge=200, le=599)] = 200
+    error: str = ""
+    hang_before: bool = False
+    fault: Literal["", "hang", "cut", "close", "exception", "garbage", "crc", "json", "no_usage"] = ""
+    after: Annotated[int, Field(ge=0)] = 2
+    delay_s: Annotated[float, Field(ge=0, le=60)] = 0.0
+
+
+class Deed(Section):
+    """One thing that is done to a process or to the gateway's own faults; exactly one key is set."""
+
+    kill: Role | None = None
+    stop: Role | None = None
+    cont: Role | None = None
+    restart: Role | None = None
+    inject: Annotated[tuple[FaultRule, ...], Field(max_length=64)] | None = None
+    bedrock: BedrockFault | None = None
+
+    @model_validator(mode="after")
+    def _one_deed(self) -> Self:
+        """One at a time, so that the report can name it."""
+        if sum(getattr(self, name) is not None for name in Deed.model_fields) != 1:
+            raise ValueError(f"one of {', '.join(Deed.model_fields)} is needed, and only one")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What the report calls it."""
+        for name in ("kill", "stop", "cont", "restart"):
+            if (role := getattr(self, name)) is not None:
+                return f"{name} {role}"
+        if self.inject is not None:
+            return "inject " + (",".join(f"{rule.kind}@{rule.backend}" for rule in self.inject) or "nothing")
+        fault = self.bedrock
+        assert fault is not None
+        told = fault.error or fault.fault or ("hang" if fault.hang_before else "")
+        return f"bedrock {told or (fault.status if fault.status > 200 else 'well')}"
+
+    @property
+    def breaks(self) -> str | None:
+        """The role whose process is broken by it, else ``None``."""
+        return self.kill or self.stop
+
+
+class Fault(Section):
+    """A deed and its time: seconds after the load began, or when the average stream has so many pieces.
+
+    What is due at 0 has been done before the first request is sent.
+    """
+
+    at_s: Annotated[float, Field(ge=0)] | None = None
+    after_tokens: Annotated[int, Field(ge=1)] | None = None
+    do: Deed
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        """A fault has one time."""
+        if (self.at_s is None) == (self.after_tokens is None):
+            raise ValueError("at_s or after_tokens is needed, and only one")
+        return self
+
+
+class RandomFaults(Section):
+    """Faults by chance for as long as the load lasts; each may be followed by what mends it."""
+
+    seed: int = 0
+    every_s: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (5.0, 20.0)
+    choices: Annotated[tuple[RandomFault, ...], Field(min_length=1, max_length=64)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        """The shorter time stands first."""
+        if self.every_s[0] > self.every_s[1]:
+            raise ValueError("every_s: the first is larger than the second")
+        return self
+
+
+class RandomFault(Section):
+    """One that may be drawn, and what mends it ``for_s`` later."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    do: Deed
+    for_s: Annotated[float, Field(gt=0)] = 1.0
+    then: Deed | None = None
+
+
+class Scenario(Section):
+    """A whole scenario.
+
+    ``allow`` are the verdicts that a request may have; the run fails on any other, and always on ``lost``
+    and ``wrong``. ``settle_s`` is how long the gateway may take to be ready again at the end.
+    """
+
+    about: Annotated[str, Field(min_length=1)]
+    start: Start = Start()
+    load: Load = Load()
+    faults: Annotated[tuple[Fault, ...], Field(max_length=1000)] = ()
+    random: RandomFaults | None = None
+    allow: Annotated[tuple[Verdict, ...], Field(min_length=1)] = tuple(sorted(set(Verdict) - NEVER))
+    settle_s: Annotated[float, Field(ge=0, le=600)] = 30.0
+
+
+RandomFaults.model_rebuild()
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario's file.
+
+    Raises:
+        ScenarioError: it cannot be read, or is no scenario; names the key and what was given.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ScenarioError("\n".join(_faults_of(error, path))) from None
+
+
+def _faults_of(error: ValidationError, path: Path) -> Sequence[str]:
+    told = []
+    for fault in error.errors(include_url=False):
+        key = ".".join(str(part) for part in fault["loc"]) or "the file"
+        given = fault.get("input")
+        shown = f"; given: {given!r}" if isinstance(given, (str, int, float, bool)) else ""
+        told.append(f"{path}: {key}: {fault['msg']}{shown}")
+    return told

@@ -1,0 +1,143 @@
+"""A run on the terminal: the bar while it lasts, the tables when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ops.chaos.fate import Fate
+from ops.chaos.report import Report
+from ops.chaos.run import Run
+from ops.chaos.scenario import NEVER, Verdict
+
+REDRAWS_PER_S = 4.0
+COLUMNS = (
+    "request", "how", "sent s", "first s", "pause s", "end s", "met", "answered by", "fallback", "seams",
+    "tokens", "billed", "±chars", "verdict", "why",
+)  # fmt: skip
+# Requests shown; of the others the counts tell.
+MOST_ROWS = 60
+_STYLES = {
+    Verdict.WHOLE: "green",
+    Verdict.RESUMED: "green",
+    Verdict.LOST: "bold red",
+    Verdict.WRONG: "bold red",
+}
+
+
+@contextmanager
+def progress(console: Console, run: Run) -> Iterator[None]:
+    """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
+
+    class Line:
+        """Read when drawn, so that the load draws nothing."""
+
+        def __rich__(self) -> RenderableType:
+            last = f"   last fault: {run.happened[-1].label}" if run.happened else ""
+            text = f"{run.now_s():6.1f} s   {len(run.heard)} of {run.sent} sent have ended{last}"
+            return Spinner("dots", text=text)
+
+    if not console.is_terminal:
+        yield
+        return
+    with Live(Line(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True):
+        yield
+
+
+def tables(report: Report, *, every: bool = False) -> RenderableType:
+    """The result for a person; of many requests those that were not simply whole, unless ``every``."""
+    parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
+    shown = [fate for fate in report.fates if every or fate.verdict is not Verdict.WHOLE]
+    if len(report.fates) <= MOST_ROWS:
+        shown = list(report.fates)
+    left = len(shown) - MOST_ROWS if not every else 0
+    parts.append(_requests(shown if every else shown[:MOST_ROWS]))
+    if left > 0:
+        parts.append(Text(f"{left} more; --every shows all, --json tells all", style="dim"))
+    parts.append(_figures(report))
+    if report.ok:
+        parts.append(Text("Nothing lost, nothing wrong.", style="bold green"))
+    parts.extend(Text(f"✗ {problem}", style="bold red") for problem in report.problems)
+    return Group(*parts)
+
+
+def _faults(report: Report) -> Table:
+    table = Table(title="Faults", title_justify="left", header_style="bold")
+    for name in (
+        "at s",
+        "deed",
+        "seen after s",
+        "some backend after s",
+        "ready after s",
+        "checks that failed",
+    ):
+        table.add_column(name, justify="left" if name in ("deed", "checks that failed") else "right")
+    recoveries = report.recoveries()
+    for one in report.happened[:MOST_ROWS]:
+        times = recoveries.get(one)
+        cells = (
+            ("", "", "", "")
+            if times is None
+            else (
+                _seconds(times.down_s), _seconds(times.back_s), _seconds(times.ready_s),
+                ", ".join(sorted(times.checks)) or "-",
+            )
+        )  # fmt: skip
+        table.add_row(f"{one.at_s:.2f}", one.label, *cells)
+    return table
+
+
+def _requests(fates: list[Fate]) -> Table:
+    table = Table(title="Requests", title_justify="left", header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold")
+    for fate in fates:
+        table.add_row(
+            fate.request_id.split("-", 2)[-1],
+            "stream" if fate.stream else "whole",
+            f"{fate.sent_s:.2f}",
+            _seconds(fate.first_s),
+            f"{fate.longest_pause_s:.2f}" if fate.stream else "-",
+            _seconds(fate.ended_s),
+            ", ".join(fate.met) or "-",
+            fate.backend or fate.code or "-",
+            fate.fallback or "-",
+            ", ".join(fate.seams or ()) or "-",
+            "-" if fate.tokens is None else str(fate.tokens),
+            "-" if fate.billed is None else str(fate.billed),
+            f"+{fate.duplicated} −{fate.missing}" if fate.duplicated or fate.missing else "0",
+            Text(fate.verdict, style=_STYLES.get(fate.verdict, "yellow")),
+            fate.why,
+        )
+    return table
+
+
+def _figures(report: Report) -> Table:
+    table = Table(title="Figures", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("requests", f"{len(report.fates):,} in {report.wall_s:,.1f} s")
+    for verdict in Verdict:
+        count = report.verdicts.get(verdict, 0)
+        if count or verdict in NEVER:
+            table.add_row(f"  {verdict}", f"{count:,}")
+    for name, value in report.told.items():
+        table.add_row(name, f"{value:,.0f}")
+    before, after = report.before, report.after
+    if before is not None and after is not None:
+        for name in ("threads", "descriptors", "children"):
+            table.add_row(f"{name} before, after", f"{getattr(before, name)}, {getattr(after, name)}")
+        table.add_row("resident MiB before, after", f"{before.rss_mib:,.0f}, {after.rss_mib:,.0f}")
+    if report.at_rest is not None:
+        table.add_row("requests, sequences and blocks given back", "yes" if report.at_rest else "NO")
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,83 @@
+"""When which deed is due; sans-I/O."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+from ops.chaos.scenario import Deed, Fault, RandomFaults
+
+
+class Timeline:
+    """Holds what is still to come. Times are seconds since the load began.
+
+    Args:
+        faults: the scripted ones.
+        chance: those by chance, if any.
+    """
+
+    def __init__(self, faults: Sequence[Fault], chance: RandomFaults | None = None) -> None:
+        self._order = itertools.count()
+        self._timed: list[tuple[float, int, Deed]] = []
+        for fault in faults:
+            if fault.at_s is not None:
+                self._at(fault.at_s, fault.do)
+        counted = [(fault.after_tokens, fault.do) for fault in faults if fault.after_tokens is not None]
+        self._counted = sorted(counted, key=lambda one: one[0])
+        self._chance = chance
+        self._random = random.Random(chance.seed if chance is not None else 0)
+        self._next_chance_s = math.inf if chance is None else self._random.uniform(*chance.every_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing scripted is left."""
+        return not self._timed and not self._counted and self._chance is None
+
+    @property
+    def next_s(self) -> float:
+        """When the next timed deed is due; infinity when none is."""
+        return min(self._timed[0][0] if self._timed else math.inf, self._next_chance_s)
+
+    def due(self, now_s: float, tokens: float) -> list[Deed]:
+        """What is to be done now, ``tokens`` being the pieces of the average stream."""
+        while now_s >= self._next_chance_s:
+            self._draw()
+        found = []
+        while self._timed and self._timed[0][0] <= now_s:
+            found.append(heapq.heappop(self._timed)[2])
+        while self._counted and self._counted[0][0] <= tokens:
+            found.append(self._counted.pop(0)[1])
+        return found
+
+    @property
+    def left(self) -> list[Deed]:
+        """The scripted ones that have not been done, in their order."""
+        return (
+            []
+            if self._chance is not None
+            else [*(deed for _, _, deed in sorted(self._timed)), *(deed for _, deed in self._counted)]
+        )
+
+    def mend(self) -> list[Deed]:
+        """No more faults; what still has to be mended."""
+        self._chance, self._next_chance_s = None, math.inf
+        rest = [deed for _, _, deed in sorted(self._timed) if deed.breaks is None]
+        self._timed.clear()
+        self._counted.clear()
+        return rest
+
+    def _draw(self) -> None:
+        chance, at_s = self._chance, self._next_chance_s
+        assert chance is not None
+        [drawn] = self._random.choices(chance.choices, [choice.weight for choice in chance.choices])
+        self._at(at_s, drawn.do)
+        if drawn.then is not None:
+            self._at(at_s + drawn.for_s, drawn.then)
+        # One fault at a time: the next one waits until this one has been mended.
+        self._next_chance_s = at_s + drawn.for_s + self._random.uniform(*chance.every_s)
+
+    def _at(self, at_s: float, deed: Deed) -> None:
+        heapq.heappush(self._timed, (at_s, next(self._order), deed))

@@ -1,0 +1,91 @@
+"""`sluice admission`: who waits for which backend, what holds them, what was decided last."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+
+from ops.cli.console import screen, table_of
+from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+
+# Decisions that fit a screen; --json shows all that the gateway keeps.
+SHOWN_DECISIONS = 15
+
+admission = typer.Typer(
+    name="admission", help="Who waits for which backend, and what was decided last.", no_args_is_help=True
+)
+
+
+@admission.callback()
+def words() -> None:
+    """Keeps ``show`` a word of its own while it is the only one."""
+
+
+@admission.command("show")
+def show(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """Show queues, limits, forecasts and the last decisions.
+
+    Example: sluice admission show --url http://127.0.0.1:8000 --json
+    """
+    try:
+        found = AdminClient(url, key).get("admin", "admission")
+    except AdminError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        _print(found)
+
+
+def _print(found: Any) -> None:
+    console = screen()
+    if not found["backends"]:
+        console.print("No request has come to any backend yet.")
+        return
+    gates = table_of(
+        "backend", "waiting", "held by", "in flight", "pace", "memory", "forecast", "rung", "circuit",
+        "held ms",
+    )  # fmt: skip
+    for name, gate in found["backends"].items():
+        queue, flight, memory = gate["queue"], gate["in_flight"], gate["memory"]
+        classes = " ".join(f"{word} {count}" for word, count in queue["classes"].items() if count)
+        gates.add_row(
+            name,
+            f"{queue['requests']} ({classes})" if classes else "0",
+            queue["held_by"] or "",
+            f"{flight['sequences']} of {flight['limit']}" + _less_than_the_engine_takes(flight),
+            "" if flight["pace_of_target"] is None else f"{flight['pace_of_target']:.0%} of target",
+            f"{memory['used']:.0%}",
+            f"{memory['forecast']:.0%}",
+            str(gate["ladder"]["rung"]),
+            gate["circuit"]["state"],
+            f"{gate['rates']['held_ms']:,.0f}",
+        )
+    console.print(gates)
+    waiting = table_of("backend", "class", "tenant", "waiting")
+    for name, gate in found["backends"].items():
+        for one in gate["queue"]["tenants"]:
+            waiting.add_row(name, one["class"], one["tenant"], str(one["requests"]))
+    if waiting.row_count:
+        console.print(waiting)
+    last = table_of(
+        "at", "backend", "class", "tenant", "decision", "wait ms", "again ms", title="last decisions"
+    )
+    for one in found["decisions"][:SHOWN_DECISIONS]:
+        refused = one["decision"] == "refused"
+        wait = one["estimated_wait_ms"] if refused else one["waited_ms"]
+        what = "admitted, shortened" if not refused and one["shrunk"] else "admitted"
+        if refused:
+            what = f"{one['reason']}, in line" if one["queued"] else one["reason"]
+        again = f"{one['retry_after_ms']:,.0f}" if refused else ""
+        last.add_row(one["at"], one["backend"], one["class"], one["tenant"], what, f"{wait:,.0f}", again)
+    console.print(last)
+
+
+def _less_than_the_engine_takes(flight: Any) -> str:
+    most = flight["engine_limit"]
+    return f" (engine {most})" if most is not None and most > flight["limit"] else ""

@@ -1,0 +1,123 @@
+"""`sluice cost`: build or buy, with every input stated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ops.cli.console import screen, table_of
+from ops.planning.build_or_buy import Build, Buy, Comparison, compare
+
+# Seed 003's rule of thumb, tokens a day.
+BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
+BUILD, BUY = Build(), Buy()
+
+
+def cost(
+    tokens_per_day: Annotated[
+        float | None, typer.Option(help="Input and output a day; default: a full day of one replica.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs of one replica.")] = BUILD.gpus,
+    gpu_usd_per_hour: Annotated[float, typer.Option(help="Of one GPU.")] = BUILD.gpu_usd_per_hour,
+    tokens_per_second: Annotated[
+        float, typer.Option(help="That a replica serves within its SLO: measure it with `sluice replay`.")
+    ] = BUILD.tokens_per_second,
+    utilization: Annotated[
+        float, typer.Option(help="Share of it that the load of a day reaches, nights included.")
+    ] = BUILD.utilization,
+    usd_per_month: Annotated[
+        float, typer.Option(help="On top, whatever the load: people, storage, network.")
+    ] = BUILD.usd_per_month,
+    spare_replicas: Annotated[
+        int, typer.Option(help="That run beside, for updates and a lost node.")
+    ] = BUILD.spare_replicas,
+    input_usd: Annotated[float, typer.Option(help="Bought: a million input tokens.")] = BUY.input_usd,
+    output_usd: Annotated[float, typer.Option(help="Bought: a million output tokens.")] = BUY.output_usd,
+    cached_usd: Annotated[
+        float | None, typer.Option(help="Bought: a million cached input tokens; default: as input.")
+    ] = None,
+    input_share: Annotated[float, typer.Option(help="Of all tokens.")] = BUY.input_share,
+    cached_share: Annotated[float, typer.Option(help="Of the input.")] = BUY.cached_share,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """What self-hosting costs beside buying tokens, and from which load on it pays.
+
+    The defaults are one worked example (a 72B model in FP8 on two H100 against GPT-4o's list price), at a
+    load that keeps the replica busy day and night. Few are: give your own --utilization, --usd-per-month
+    and the tokens a second that `sluice replay` measured.
+
+    Example: sluice cost --tokens-per-day 30e6 --utilization 0.35 --usd-per-month 12000 --spare-replicas 1
+    """
+    build = Build(gpus, gpu_usd_per_hour, tokens_per_second, utilization, usd_per_month, spare_replicas)
+    buy = Buy(input_usd, output_usd, cached_usd, input_share, cached_share)
+    try:
+        found = compare(build, buy, tokens_per_day)
+    except ValueError as fault:
+        print(f"sluice: {fault}", file=typer.get_text_stream("stderr"))
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(_as_object(build, buy, found), indent=2))
+        return
+    _show(build, buy, found)
+
+
+def _as_object(build: Build, buy: Buy, found: Comparison) -> dict[str, object]:
+    return {
+        "build": asdict(build),
+        "buy": asdict(buy) | {"usd_per_million": buy.usd_per_million},
+        "result": asdict(found) | {"ratio": found.ratio},
+    }
+
+
+def _show(build: Build, buy: Buy, found: Comparison) -> None:
+    console = screen()
+    inputs = table_of("what was put in", "", title="Inputs", title_justify="left")
+    inputs.add_row("GPUs a replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
+    inputs.add_row(
+        "a replica serves",
+        f"{build.tokens_per_second:,.0f} tokens/s × {build.utilization:.0%} = "
+        f"{build.replica_tokens_per_day / 1e6:,.0f} M a day",
+    )
+    inputs.add_row("on top", f"{build.usd_per_month:,.0f} US dollars a month")
+    inputs.add_row("spare replicas", str(build.spare_replicas))
+    cached = "as input" if buy.cached_usd is None else f"{buy.cached_usd:g}"
+    inputs.add_row(
+        "bought, US dollars a million", f"input {buy.input_usd:g}, output {buy.output_usd:g}, cached {cached}"
+    )
+    inputs.add_row(
+        "mixture", f"{buy.input_share:.0%} input, {buy.cached_share:.0%} of it cached: "
+        f"{buy.usd_per_million:.2f} a million"
+    )  # fmt: skip
+    console.print(inputs)
+    million = found.tokens_per_day / 1e6
+    table = table_of("", "replicas", "a day", "a month", "a million tokens", title_justify="left")
+    table.title = f"{million:,.1f} M tokens a day"
+    for name, replicas, a_day in (
+        ("build", str(found.replicas), found.build_usd_per_day),
+        ("buy", "", found.buy_usd_per_day),
+    ):
+        table.add_row(
+            name, replicas, f"{a_day:,.0f}", f"{a_day * 365.25 / 12:,.0f}", f"{a_day / million:,.2f}"
+        )
+    console.print(table)
+    console.print(f"US dollars. Buying costs {found.ratio:.1f} times what building costs.")
+    if found.break_even_tokens_per_day is None:
+        console.print(
+            "At these figures a full replica costs more than its tokens bought: building never pays."
+        )
+    else:
+        console.print(f"Building pays from {found.break_even_tokens_per_day / 1e6:,.1f} M tokens a day on.")
+    console.print(_rule_of_thumb(found), style="dim")
+
+
+def _rule_of_thumb(found: Comparison) -> str:
+    if BUY_BELOW <= found.tokens_per_day <= BUILD_ABOVE:
+        return "Rule of thumb from 10 to 100 M a day: it depends on what the team can run."
+    if found.tokens_per_day < BUY_BELOW:
+        rule, holds = "Rule of thumb below 10 M a day: buy, it is simpler", found.ratio <= 1.0
+    else:
+        rule, holds = "Rule of thumb above 100 M a day: host it", found.ratio >= 1.0
+    return f"{rule}." if holds else f"{rule}; by these inputs it is the other way."

@@ -1,0 +1,295 @@
+"""`sluice doctor`: checks everything a gateway needs, without serving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from budgeting.values import Message, Role
+from gateway.backends.bedrock.backend import BedrockBackend
+from gateway.backends.port import Delta, Work
+from gateway.config.settings import Settings, load_settings
+from gateway.contracts.values import Sampling
+from gateway.prompts.published import PromptChanged, StoreUnreachable
+from gateway.weights.errors import FetchError
+from gateway.weights.progress import bar
+from gateway.weights.values import OnProgress
+from gateway.wiring.build import build
+from gateway.wiring.running import Gateway
+from ops.cli.console import screen, table_of
+from ops.cli.startup import start_errors
+from resilience.failures import BackendFailure
+
+T = TypeVar("T")
+
+ENGINE_TIMEOUT_S = 120.0
+BEDROCK_TIMEOUT_S = 30.0
+LOW_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One checked thing. ``hint`` says what to do when it is not ok."""
+
+    check: str
+    ok: bool
+    detail: str
+    hint: str = ""
+
+
+def doctor(config: Path | None, *, as_json: bool) -> int:
+    """Check and print; the exit code, 1 when something is wrong."""
+    console = Console(stderr=as_json)
+    with console.status("checking…") as status, _quiet_logs():
+        findings = asyncio.run(examine(config, lambda source: _bar(console, status, source)))
+    if as_json:
+        healthy = all(finding.ok for finding in findings)
+        print(
+            json.dumps({"ok": healthy, "checks": [asdict(f) for f in findings]}, ensure_ascii=False, indent=2)
+        )
+    else:
+        table = table_of("", "check", "found", "what to do")
+        for finding in findings:
+            mark = "[green]ok[/]" if finding.ok else "[red]wrong[/]"
+            table.add_row(mark, finding.check, escape(finding.detail), escape(finding.hint))
+        screen().print(table)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """The table says what is wrong; only warnings are logged, and standard output is the table's."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
+async def examine(
+    config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
+) -> list[Finding]:
+    """All findings, in the order in which a start would meet them; ``watch`` shows a fetch of weights."""
+    found = [_python(), _disk()]
+    settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
+    if settings is None:
+        return found
+    found.append(_keys(settings))
+    key = os.environ.get("SLUICE_ADMIN_KEY") or "unused-for-these-checks"
+    gateway = _guarded(
+        "model folder, prompts, adapters, routing",
+        lambda: build(settings, admin_key=key),
+        found,
+        f"{settings.engine.model}, {settings.prompts.folder}, {settings.routing.file}",
+    )
+    if gateway is None:
+        return found
+    found.append(Finding("token counting", True, gateway.text.encoder))
+    found.append(
+        await _opened("state store", gateway.state.shown, gateway.state.open, lambda: gateway.state.healthy)
+    )
+    found.append(_routing(gateway))
+    found.append(await _published(gateway))
+    found.append(await _ledger(gateway))
+    found.append(await _response_cache(gateway))
+    await gateway.state.close()
+    if gateway.weights.remote and (fault := await _weights(gateway, watch)) is not None:
+        return [*found, fault]
+    found.append(await _engine(gateway))
+    for name, backend in gateway.fleet.backends.items():
+        if isinstance(backend, BedrockBackend):
+            found.append(await _bedrock(name, backend))
+    return found
+
+
+async def _response_cache(gateway: Gateway) -> Finding:
+    check, answers = "response cache", gateway.answers
+    if answers.resident is None:
+        return Finding(check, True, "off")
+    error = await answers.resident.check()
+    await answers.resident.close()
+    if error is not None:
+        hint = "start Redis, or correct response_cache.url"
+        return Finding(check, False, f"{answers.place}: {error}", hint)
+    what = "the same and similar questions" if answers.similar else "the same question only"
+    return Finding(check, True, f"{what}, kept in {answers.place}")
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(
+        "python",
+        sys.version_info >= (3, 11),
+        version,
+        "" if sys.version_info >= (3, 11) else "use 3.11 or newer",
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    ok = free >= LOW_DISK_BYTES
+    return Finding(
+        "disk", ok, f"{free / 2**30:.1f} GiB free here", "" if ok else "free some: ledger and state grow here"
+    )
+
+
+def _keys(settings: Settings) -> Finding:
+    if not settings.auth.enabled:
+        local = settings.server.host in ("127.0.0.1", "::1", "localhost")
+        return Finding(
+            "keys",
+            local,
+            "off: every caller is the operator",
+            "" if local else "set auth.enabled: true beyond loopback",
+        )
+    ok = bool(os.environ.get("SLUICE_ADMIN_KEY"))
+    return Finding(
+        "keys",
+        ok,
+        "required" if ok else "required, but SLUICE_ADMIN_KEY is not set",
+        "" if ok else "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it",
+    )
+
+
+def _guarded(check: str, make: Callable[[], T], found: list[Finding], detail: str) -> T | None:
+    try:
+        made = make()
+    except Exception as error:
+        told = [str(fault) for fault in start_errors(error)]
+        if not told:
+            raise
+        found.append(Finding(check, False, "\n".join(told), "mend what the line names"))
+        return None
+    found.append(Finding(check, True, detail))
+    return made
+
+
+async def _opened(
+    check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
+) -> Finding:
+    await open_it()
+    ok = healthy()
+    file = url.startswith("sqlite")
+    reason = "is the file writable, the folder there, the disk not full?"
+    hint = "" if ok else reason if file else "does the server answer here, and take the user and password?"
+    return Finding(check, ok, url, hint)
+
+
+def _routing(gateway: Gateway) -> Finding:
+    """What would route: the store's last revision, else the file."""
+    book, seed, file = gateway.routing.book, gateway.routing.seed, gateway.settings.routing.file
+    if book.behind is not None:
+        hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
+        return Finding("routing", False, book.behind.reason, hint)
+    if book.head:
+        return Finding("routing", True, f"revision {book.head} in the state store; {file} is not used")
+    if seed.fault is not None:
+        return Finding("routing", False, str(seed.fault), "mend what the line names")
+    return Finding("routing", True, f"{file}, as revision 1")
+
+
+async def _published(gateway: Gateway) -> Finding:
+    check = "prompt versions"
+    try:
+        count = await gateway.publishing.check()
+    except PromptChanged as error:
+        return Finding(check, False, str(error), "publish the new text under a new id")
+    except StoreUnreachable as error:
+        return Finding(
+            check, False, f"cannot be compared with what was published: {error}", "see state store"
+        )
+    return Finding(check, True, f"{count} published, unchanged")
+
+
+async def _ledger(gateway: Gateway) -> Finding:
+    finding = await _opened(
+        "ledger", gateway.settings.ledger.url, gateway.ledger.open, lambda: gateway.ledger.healthy
+    )
+    await gateway.ledger.close(1.0)
+    return finding
+
+
+async def _weights(
+    gateway: Gateway, watch: Callable[[str], AbstractContextManager[OnProgress]]
+) -> Finding | None:
+    """Fetch them as a start would; None when they are here."""
+    try:
+        with watch(gateway.weights.source) as on_progress:
+            await gateway.weights.fetch(on_progress)
+    except FetchError as error:
+        return Finding("weights", False, str(error), "mend what the line names")
+    return None
+
+
+@contextmanager
+def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
+    """A progress bar in place of the spinner: only one of them can have the line."""
+    status.stop()
+    try:
+        with bar(console, source) as on_progress:
+            yield on_progress
+    finally:
+        status.start()
+
+
+async def _engine(gateway: Gateway) -> Finding:
+    host = gateway.engines.host
+    if host is None:
+        return Finding("engine", True, "none in process (engine.kind: none)")
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            facts = await host.start()
+            healthy, body = await gateway.services.health.deep()
+    except Exception as error:
+        told = [str(fault) or "timed out" for fault in start_errors(error)]
+        if not told:
+            raise
+        return Finding("engine", False, "\n".join(told), "mend what the line names")
+    finally:
+        await host.stop(5.0)
+    details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
+    detail = (
+        f"{gateway.settings.engine.model_id}: {details}; {facts.total_blocks} blocks of "
+        f"{facts.block_size} tokens"
+    )
+    return Finding(
+        "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
+    )
+
+
+async def _bedrock(name: str, backend: BedrockBackend) -> Finding:
+    """One real answer of one token: nothing less shows that the account may use the model."""
+    check = f"Bedrock access ({name})"
+    work = Work("doctor", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
+    try:
+        async with asyncio.timeout(BEDROCK_TIMEOUT_S):
+            completion = await backend.generate(work, _discard)
+    except (BackendFailure, TimeoutError) as error:
+        told = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
+        if isinstance(error, BackendFailure) and error.__cause__ is not None:
+            told += f": {error.__cause__}"
+        return Finding(check, False, told, "credentials, region, model access: see docs/bedrock.md")
+    finally:
+        backend.stop()
+    return Finding(check, True, f"{backend.model} answered a test of {completion.usage.input_tokens} tokens")
+
+
+async def _discard(delta: Delta) -> None:
+    """The answer to the test is of no interest."""

@@ -1,0 +1,163 @@
+"""`sluice keys`: make, list and revoke the keys of callers and operators."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ops.cli.console import screen, table_of
+from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AT = ("admin", "keys")
+
+keys = typer.Typer(
+    name="keys", help="Keys of callers and operators: make, list, revoke.", no_args_is_help=True
+)
+
+
+@keys.command("create")
+def create(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whom its requests are booked to.")],
+    role: Annotated[str, typer.Option(help="caller, operator or admin.")] = "caller",
+    org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
+    max_priority: Annotated[
+        int, typer.Option(min=-1, max=1, help="Higher priorities are lowered to it.")
+    ] = 0,
+    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
+    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
+    tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None,
+    route: Annotated[
+        list[str] | None, typer.Option(help="A route that it may use, repeatable; default: all.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="An adapter or alias that it may use, repeatable; default: all.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
+    ] = None,
+    comment: Annotated[str, typer.Option("--comment", "-m", help="What it is for.")] = "",
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it: it is shown this once, and kept nowhere.
+
+    The key alone goes to standard output, the rest to standard error.
+
+    Example: sluice keys create acme --rpm 600 --route self_hosted_generation
+    """
+    limits = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "tokens_per_day": tpd}
+    body: dict[str, Any] = {
+        "tenant": tenant,
+        "org": org,
+        "role": role,
+        "max_priority": max_priority,
+        "routes": route or None,
+        "adapters": adapter or None,
+        "limits": {name: limit for name, limit in limits.items() if limit is not None},
+        "expires_at": expires,
+        "comment": comment,
+    }
+    with _told():
+        made = AdminClient(url, key).post(*AT, body=json.dumps(body).encode())
+        if as_json:
+            print(json.dumps(made, ensure_ascii=False, indent=2))
+            return
+        print(made["key"])
+        told = f"{made['id']} for {made['tenant']}, {made['role']}; keep the key now, it is not shown again"
+        print(told, file=sys.stderr)
+
+
+@keys.command("list")
+def list_keys(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """List the keys that are not revoked, oldest first.
+
+    Example: sluice keys list --json
+    """
+    with _told() as console:
+        found = AdminClient(url, key).get(*AT)
+        if as_json:
+            print(json.dumps(found, ensure_ascii=False, indent=2))
+            return
+        from rich.markup import escape
+
+        table = table_of(
+            "id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment"
+        )
+        for one in found["keys"]:
+            only = [*(one["routes"] or ()), *(one["adapters"] or ())]
+            expires = "expired" if one["expired"] else one["expires_at"] or ""
+            cells = (
+                one["id"],
+                one["tenant"],
+                one["role"],
+                f"{one['max_priority']:d}",
+                ", ".join(only),
+                ", ".join(
+                    f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
+                ),
+                expires,
+                one["last_used_at"] or "",
+                one["comment"],
+            )
+            table.add_row(*(escape(str(cell)) for cell in cells))
+        console.print(table)
+
+
+@keys.command("revoke")
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `sluice keys list` shows it.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show whose it is; revoke nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a key from now on, everywhere within a second; what it has begun is finished.
+
+    It does not come back. Asks first at a terminal.
+
+    Example: sluice keys revoke key_0a1b2c3d4e5f
+    """
+    with _told() as console:
+        client = AdminClient(url, key)
+        asks = sys.stdin.isatty() and not yes
+        if dry_run or asks:
+            whose = _whose(client, key_id)
+            if dry_run:
+                shown = json.dumps({"id": key_id, "revoked": False}) if as_json else f"{whose}; not revoked"
+                console.print(shown, markup=False, highlight=False, soft_wrap=True)
+                return
+            typer.confirm(f"revoke {whose}?", abort=True, err=True)
+        client.delete(*AT, key_id)
+        if as_json:
+            print(json.dumps({"id": key_id, "revoked": True}))
+        else:
+            console.print(f"{key_id} is revoked", markup=False, highlight=False)
+
+
+def _whose(client: AdminClient, key_id: str) -> str:
+    """The key in a line. Raises AdminError when there is none of that id."""
+    for one in client.get(*AT)["keys"]:
+        if one["id"] == key_id:
+            used = one["last_used_at"] or "never"
+            return f"{key_id} of {one['tenant']}, {one['role']}, last used {used}"
+    raise AdminError(f"{key_id}: there is no such key; allowed: an id that `sluice keys list` shows")
+
+
+@contextmanager
+def _told() -> Iterator[Console]:
+    """A console; what the gateway refuses becomes a line on standard error and exit code 1."""
+    try:
+        yield screen()
+    except AdminError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -1,0 +1,169 @@
+"""The `sluice` command; each word's work is imported when it is called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ops.cli.adapters import adapters
+from ops.cli.admission import admission
+from ops.cli.canary import canary
+from ops.cli.chaos import chaos
+from ops.cli.config_path import config_path
+from ops.cli.cost import cost
+from ops.cli.drain import drain
+from ops.cli.keys import keys
+from ops.cli.models import models
+from ops.cli.prompts import prompts
+from ops.cli.ray import ray
+from ops.cli.replay import replay
+from ops.cli.rollout import rollout
+from ops.cli.routes import audit, routes
+from ops.cli.sagemaker import sagemaker
+from ops.cli.shadow import shadow
+from ops.cli.usage import usage
+
+app = typer.Typer(
+    name="sluice",
+    help="A gateway in front of GPU workers: prompts, token budgets, admission, routing, accounting.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="replay")(replay)
+app.command(name="chaos")(chaos)
+app.command(name="cost")(cost)
+app.command(name="drain")(drain)
+app.add_typer(prompts)
+app.add_typer(admission)
+app.add_typer(routes)
+app.add_typer(canary)
+app.add_typer(rollout)
+app.add_typer(shadow)
+app.command(name="audit")(audit)
+app.add_typer(adapters)
+app.add_typer(keys)
+app.add_typer(usage)
+app.add_typer(ray)
+app.add_typer(models)
+app.add_typer(sagemaker)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="YAML configuration; default: SLUICE_CONFIG, else ./sluice.yaml if it is there.",
+    ),
+]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="A worker process for each GPU, this gateway in front: all, or indices as in 0,1."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="The same with so many workers, where no GPUs are.")
+    ] = None,
+) -> None:
+    """Start the gateway; SIGTERM drains it.
+
+    Every key of the file can be overridden by SLUICE_<SECTION>__<KEY>, e.g. SLUICE_SERVER__PORT=9000,
+    and the engine's also by vLLM's names, e.g. MAX_MODEL_LEN=2048.
+
+    Example: sluice serve --config sluice.yaml
+    """
+    from ops.cli.serve import serve as run
+
+    raise typer.Exit(run(config_path(config), log_level, gpus=gpus, workers=workers))
+
+
+@app.command()
+def doctor(
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Instead of checking: what fits on a GPU, by arithmetic.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="For --plan: llama-3-8b-awq, llama-3.1-8b or a model's folder; default: engine.model."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="For --plan, repeatable: A10G, A100, H100…; default: all known.")
+    ] = None,
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(min=0.1, help="For --plan: memory of a card that is not known.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical prompt.")] = 960,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical answer.")] = 140,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="For --plan: that all prompts begin with, cached once.")
+    ] = 0,
+    markdown: Annotated[bool, typer.Option(help="For --plan: print the table as Markdown.")] = False,
+) -> None:
+    """Check configuration, model, engine, state store, ledger, routing, prompts and adapters.
+
+    Loads the model for a moment and generates a few tokens, so it takes a few seconds. Exit code 1 when
+    something is wrong; each line says what to do about it.
+
+    With --plan it loads nothing: it computes from the configuration how many sequences a GPU holds. The
+    tables of deploy/engine-tuning.md are its output.
+
+    Example: sluice doctor --plan --model llama-3-8b-awq --gpu A10G
+    """
+    if plan:
+        from ops.cli.plan import PlanOptions
+        from ops.cli.plan import plan as run_plan
+
+        options = PlanOptions(
+            model, gpu or (), gpu_memory_gib, prompt_tokens, answer_tokens, shared_prefix_tokens
+        )
+        code = run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
+        raise typer.Exit(code)
+    from ops.cli.doctor import doctor as run
+
+    raise typer.Exit(run(config_path(config), as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(installed("sluice-gateway"))
+
+
+def hoisted(words: Sequence[str]) -> list[str]:
+    """The words with ``--url``, ``--key`` and ``--json`` behind all others, wherever they stood."""
+    options: list[str] = []
+    others: list[str] = []
+    rest = list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        kept = options if word.split("=")[0] in ("--url", "--key", "--json") else others
+        kept.append(word)
+        if word in ("--url", "--key") and rest:
+            kept.append(rest.pop(0))
+    return [*others, *options, *rest]
+
+
+def main() -> None:
+    """Entry point; a closed pipe and Ctrl-C end without a traceback."""
+    try:
+        app(hoisted(sys.argv[1:]))
+    except BrokenPipeError:
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)

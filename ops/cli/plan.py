@@ -1,0 +1,175 @@
+"""`sluice doctor --plan`: what fits on a GPU, from the configuration, without one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
+from gateway.config.settings import Settings, load_settings
+from gateway.weights.location import LocalFolder, locate
+from gateway.weights.source import prepare
+from ops.cli.console import screen, table_of
+from ops.cli.startup import start_errors
+from ops.planning.arithmetic import EnginePlan, PlanRequest, plan_engine
+from ops.planning.gpus import GIB, GPUS, Gpu
+from ops.planning.shape import ModelShape, PlanError, find_model
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the command is told beside the configuration.
+
+    Args:
+        model: a preset, or a folder with ``config.json``; None takes ``engine.model``.
+        gpus: names; empty for all that are known.
+        gpu_memory_gib: of a card that is not known.
+        prompt_tokens: of a typical request.
+        answer_tokens: of a typical request.
+        shared_prefix_tokens: that all prompts begin with.
+    """
+
+    model: str | None = None
+    gpus: Sequence[str] = ()
+    gpu_memory_gib: float | None = None
+    prompt_tokens: int = 960
+    answer_tokens: int = 140
+    shared_prefix_tokens: int = 0
+
+
+def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> int:
+    """Compute and print; the exit code, 1 when no plan can be made."""
+    try:
+        plans = make_plans(load_settings(config), options)
+    except Exception as error:
+        told = [str(error)] if isinstance(error, PlanError) else [str(fault) for fault in start_errors(error)]
+        if not told:
+            raise
+        for line in "\n".join(told).splitlines():
+            print(f"sluice: {line}", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps([as_object(one) for one in plans], ensure_ascii=False, indent=2))
+    elif as_markdown:
+        print(markdown(plans))
+    else:
+        _print_table(plans)
+    return 0
+
+
+def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
+    """A plan for each GPU.
+
+    Raises:
+        PlanError, FetchError: see :func:`ops.planning.arithmetic.plan_engine`, ``find_model`` and
+            :func:`gateway.weights.source.prepare`.
+    """
+    engine, model = settings.engine, _model(settings, options.model)
+    return [
+        plan_engine(
+            PlanRequest(
+                model=model,
+                gpu=gpu,
+                utilization=engine.gpu_memory_utilization,
+                tensor_parallel=engine.tensor_parallel_size,
+                pipeline_parallel=engine.pipeline_parallel_size,
+                max_model_len=engine.max_model_len,
+                block_size=engine.block_size,
+                prompt_tokens=options.prompt_tokens,
+                answer_tokens=options.answer_tokens,
+                shared_prefix_tokens=options.shared_prefix_tokens,
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_loras=lora_places(engine, adapters_registered=settings.adapters.file is not None),
+                max_lora_rank=next(rank for rank in LORA_RANKS if rank >= engine.max_lora_rank),
+                kv_item_bytes=1
+                if str(engine.extra_args.get("kv_cache_dtype", "")).startswith("fp8")
+                else None,
+                cuda_graphs=not engine.enforce_eager,
+            )
+        )
+        for gpu in _gpus(options)
+    ]
+
+
+def _model(settings: Settings, given: str | None) -> ModelShape:
+    engine = settings.engine
+    if given is None and not isinstance(locate(engine.model), LocalFolder):
+        # Only the small files come; config.json is one of them.
+        given = prepare(settings)[0].engine.model
+    return find_model(given or engine.model, dtype=engine.dtype, quantization=engine.quantization)
+
+
+def _gpus(options: PlanOptions) -> list[Gpu]:
+    if options.gpu_memory_gib is not None:
+        name = ", ".join(options.gpus) or f"{options.gpu_memory_gib:g} GiB"
+        return [Gpu(name, int(options.gpu_memory_gib * GIB))]
+    chosen = []
+    for given in options.gpus:
+        found = [gpu for name, gpu in GPUS.items() if name.lower().startswith(given.lower())]
+        if not found:
+            raise PlanError(f"GPU {given!r} is not known: {', '.join(GPUS)}; or give --gpu-memory-gib")
+        chosen += found
+    return chosen or list(GPUS.values())
+
+
+def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
+    """The table: a quantity a row, a GPU a column; all figures are of one GPU."""
+    asked = plans[0].request
+    spread = f" (1 of {asked.tensor_parallel * asked.pipeline_parallel} GPUs)"
+    weights = "weights" + (spread if asked.tensor_parallel * asked.pipeline_parallel > 1 else "")
+    shared = f", {asked.shared_prefix_tokens:,} of them shared" if asked.shared_prefix_tokens else ""
+    lines = {
+        "memory": [_gib(p.request.gpu.memory_bytes) for p in plans],
+        f"the engine's share ({asked.utilization:g})": [_gib(p.budget_bytes) for p in plans],
+        weights: [_gib(p.weights_bytes) for p in plans],
+        f"{asked.max_loras} LoRA slots of rank {asked.max_lora_rank}": [_gib(p.lora_bytes) for p in plans],
+        "workspace (estimate)": [_gib(p.workspace_bytes) for p in plans],
+        "KV cache": [_gib(p.kv_bytes) for p in plans],
+        "KV cache a token": [f"{p.token_bytes / 1024:g} KiB" for p in plans],
+        f"blocks of {asked.block_size} tokens": [f"{p.blocks:,}" for p in plans],
+        "tokens": [f"{p.tokens:,}" for p in plans],
+        f"sequences of {asked.context_tokens:,} tokens{shared}": [f"{p.sequences:,}" for p in plans],
+        f"sequences of {asked.max_model_len:,} tokens (the longest)": [
+            f"{p.full_sequences:,}" for p in plans
+        ],
+        "recommended `max_num_seqs`": [f"{p.recommended_max_num_seqs:,}" for p in plans],
+        "recommended `max_num_batched_tokens`": [f"{p.recommended_max_num_batched_tokens:,}" for p in plans],
+    }
+    return [(name, *cells) for name, cells in lines.items()]
+
+
+def markdown(plans: Sequence[EnginePlan]) -> str:
+    """The table as documents hold it."""
+    head = (plans[0].request.model.name, *(p.request.gpu.name for p in plans))
+    lines = [head, ("---", *("---:" for _ in plans)), *rows(plans)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def as_object(one: EnginePlan) -> dict[str, object]:
+    """The plan for machines: bytes, counts, what was asked."""
+    return {**asdict(one), "tokens": one.tokens, "workspace_bytes": one.workspace_bytes}
+
+
+def _print_table(plans: Sequence[EnginePlan]) -> None:
+    console = screen()
+    table = table_of(plans[0].request.model.name, *(p.request.gpu.name for p in plans))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, *cells in rows(plans):
+        table.add_row(name.replace("`", ""), *cells)
+    console.print(table)
+    for one in plans:
+        for warning in one.warnings:
+            console.print(f"[yellow]{one.request.gpu.name}:[/] {warning}", highlight=False)
+    console.print(
+        "The workspace is an estimate: vLLM measures its own when it starts; its log says what is left.",
+        highlight=False,
+    )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"

@@ -1,0 +1,189 @@
+"""``sluice replay TRACE``: real load from a real trace. Nothing heavy is imported until it runs."""
+
+from __future__ import annotations
+
+import json as stdlib_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ops.replay.options import Options
+    from ops.replay.session import Replayed
+
+EXIT_ERRORS = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+HELP = """
+Replay a trace against a gateway; print latencies, throughput and goodput.
+
+TRACE is Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) or
+Mooncake's JSON lines. Requests are sent when the trace says, whether or
+not earlier ones were answered. Prompts are made of words to the trace's
+lengths, the same for the same --seed. All answers stream, so that TTFT
+is what a reader would see.
+
+Latencies count from sending. What waits for --concurrency is reported
+apart, as client-side delay.
+
+\b
+Example: the first 200 rows, twice as fast, at a tenth of the lengths
+  sluice replay benchmarks/data/azure_llm_conv_2023_2000.csv \\
+      --limit 200 --speed 2 --scale-tokens 0.1 --plot replay.png
+
+Exit code: 0; 1 when more than --max-errors requests failed; 2 when it
+could not begin; 130 after Ctrl-C (what ended is still printed).
+"""
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Azure CSV or Mooncake JSON lines.")],
+    url: Annotated[str, typer.Option(envvar="SLUICE_URL", help="The gateway.")] = "http://127.0.0.1:8000",
+    key: Annotated[
+        str | None, typer.Option(envvar="SLUICE_ADMIN_KEY", show_envvar=True, help="Key to send, if any.")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="Divide the trace's times by this.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Replay so many rows.")] = None,
+    skip: Annotated[int, typer.Option(help="Leave out so many rows first.")] = 0,
+    scale_tokens: Annotated[
+        float, typer.Option(help="Multiply both lengths by this (1 token at least).")
+    ] = 1.0,
+    concurrency: Annotated[int, typer.Option(help="Most requests under way at once.")] = 256,
+    contract: Annotated[str, typer.Option(metavar="native|openai", help="Which API to use.")] = "native",
+    route: Annotated[str | None, typer.Option(help="A route of the gateway, else its default.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="For --contract openai; else the gateway's first.")
+    ] = None,
+    slo_ttft_ms: Annotated[float, typer.Option(help="Goodput's limit on TTFT.")] = 200.0,
+    slo_total_ms: Annotated[float, typer.Option(help="Goodput's limit on the whole answer.")] = 1400.0,
+    timeout: Annotated[float, typer.Option(help="Longest one request may take, seconds.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Cut lengths to fit this; else what the gateway tells.")
+    ] = None,
+    no_fallback: Annotated[
+        bool, typer.Option("--no-fallback", help="Ask for errors instead of fallback answers.")
+    ] = False,
+    max_errors: Annotated[int, typer.Option(help="Failed requests that are still a success.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Replay a trace against a gateway."""
+    from rich.console import Console
+
+    from ops.replay.errors import OptionError, ReplayError
+
+    # Standard output stays clean for JSON.
+    console = Console(stderr=json)
+    problems = Console(stderr=True)
+    try:
+        _need_extras(plot)
+        from ops.replay.contract import ContractName
+        from ops.replay.options import Options
+        from ops.replay.report import Slo, as_json
+
+        if contract not in set(ContractName):
+            raise OptionError(f"--contract: {contract!r} is not allowed; {' or '.join(ContractName)} is")
+        if max_errors < 0:
+            raise OptionError(f"--max-errors: {max_errors} is not allowed; 0 and more is")
+        options = Options(
+            trace=trace, url=url, key=key, speed=speed, limit=limit, skip=skip, scale_tokens=scale_tokens,
+            concurrency=concurrency, contract=ContractName(contract), route=route, model=model,
+            slo=Slo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed, max_model_len=max_model_len,
+            no_fallback=no_fallback,
+        )  # fmt: skip
+        done = _run(options, console)
+    except ReplayError as error:
+        problems.print(f"[bold red]replay:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_USAGE) from error
+
+    from ops.replay.show import tables
+
+    console.print(tables(done.report, _notes(options, done)))
+    try:
+        figures = stdlib_json.dumps(as_json(done.report, done.setup(options)), indent=2, ensure_ascii=False)
+        if json:
+            typer.echo(figures)
+        if output is not None:
+            output.write_text(figures + "\n", encoding="utf-8")
+        if plot is not None:
+            from ops.replay.plot import draw
+
+            notes = _notes(options, done)
+            rows = f"{done.report.sent:,} requests in {done.report.wall_s:,.0f} s"
+            subtitle = f"{rows}  ·  {notes['scale']}  ·  {notes['prompts']}"
+            draw(plot, done.report, done.outcomes, title=f"Replay of {trace.name}", subtitle=subtitle)
+            console.print(f"plot: {_escaped(str(plot))}", highlight=False)
+    except OSError as error:
+        problems.print(f"[bold red]replay:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_USAGE) from error
+    if done.report.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if done.report.error_count > max_errors:
+        raise typer.Exit(EXIT_ERRORS)
+
+
+replay.__doc__ = HELP
+
+
+def _need_extras(plot: Path | None) -> None:
+    """Raises ReplayError before any load is sent, naming what to install."""
+    from importlib.util import find_spec
+
+    from ops.replay.errors import ReplayError
+
+    for module in ("aiohttp", *(("matplotlib",) if plot is not None else ())):
+        if find_spec(module) is None:
+            raise ReplayError(f"{module} is not installed; install sluice-gateway[replay]")
+    if plot is not None and not plot.parent.is_dir():
+        raise ReplayError(f"--plot: no folder {plot.parent}")
+
+
+def _run(options: Options, console: Console) -> Replayed:
+    import asyncio
+    import signal
+    from contextlib import AbstractContextManager
+
+    import uvloop
+
+    from ops.replay.load import Run
+    from ops.replay.session import replay_trace
+    from ops.replay.show import progress
+
+    def watch(run: Run, total: int) -> AbstractContextManager[None]:
+        return progress(console, run, total)
+
+    async def main() -> Replayed:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        return await replay_trace(options, stop=stop, watch=watch)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _notes(options: Options, done: Replayed) -> dict[str, str]:
+    trace, lexicon = done.trace, done.calibration.lexicon
+    rows = f"{len(trace.arrivals):,} rows over {trace.span_s:,.1f} s"
+    lengths = f"clamped to {done.max_model_len:,} tokens: {done.report.clamped:,}"
+    measured = f"measured with /tokenize; {lexicon.overhead} tokens beside the text"
+    measured += f", more than wanted in {done.below_overhead:,}" if done.below_overhead else ""
+    return {
+        "trace": f"{trace.path} ({trace.format}, {rows})",
+        "gateway": f"{options.url}, {options.contract.value} contract",
+        "scale": f"time / {options.speed:g}, lengths x {options.scale_tokens:g}",
+        "prompts": f"{measured if lexicon.calibrated else 'lengths guessed: no /tokenize'}; {lengths}",
+    }
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

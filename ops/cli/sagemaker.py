@@ -1,0 +1,196 @@
+"""`sluice sagemaker`: the container's entry, and the endpoint: deploy, status, delete."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ops.sagemaker.deploy import Aws
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+
+sagemaker = typer.Typer(name="sagemaker", help="Sluice as a SageMaker endpoint.", no_args_is_help=True)
+
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The endpoint, as in deploy/sagemaker/endpoint.yaml.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The endpoint's name.")]
+Region = Annotated[str | None, typer.Option(help="AWS region; default: as the AWS SDK finds it.")]
+
+
+@sagemaker.command("serve")
+def serve(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="As for `sluice serve`.")] = None,
+) -> None:
+    """What the container runs: the gateway on port 8080, as the platform's environment says.
+
+    /ping is healthy once the model is loaded; keys are off, because only the platform reaches the port.
+    With SLUICE_SAGEMAKER_ENDPOINT set, queue and active sequences go to CloudWatch.
+
+    Example: docker run IMAGE serve
+    """
+    from ops.cli.config_path import config_path
+    from ops.cli.serve import serve as run
+    from ops.sagemaker.container import ENDPOINT_ENV, container_environment, log_level
+
+    with _told():
+        environ = container_environment(os.environ)
+    os.environ.update(environ)
+    if environ.get(ENDPOINT_ENV):
+        # A process of its own: what it waits for must not stand on the gateway's event loop.
+        os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "ops.cli", "sagemaker", "publish"])
+    raise typer.Exit(run(config_path(config), log_level(os.environ)))
+
+
+@sagemaker.command("publish", hidden=True)
+def publish() -> None:
+    """Publish what the endpoint scales on until the gateway that started this ends."""
+    import time
+
+    import boto3
+
+    from ops.sagemaker.container import ENDPOINT_ENV, PORT, VARIANT, VARIANT_ENV
+    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, Signals, metric_data, read_metrics
+    from ops.sagemaker.signals import publish as run
+
+    parent = os.getppid()
+    endpoint, variant = os.environ[ENDPOINT_ENV], os.environ.get(VARIANT_ENV, VARIANT)
+    url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}/metrics"
+    cloudwatch = boto3.client("cloudwatch", config=_bounded())
+
+    def put(signals: Signals) -> None:
+        cloudwatch.put_metric_data(**metric_data(signals, endpoint=endpoint, variant=variant))
+
+    def pause(seconds: float) -> bool:
+        time.sleep(seconds)
+        return os.getppid() != parent
+
+    every_s = float(os.environ.get(EVERY_ENV) or EVERY_S)
+    run(lambda: read_metrics(url), put, pause=pause, every_s=every_s)
+
+
+@sagemaker.command("deploy")
+def deploy(
+    file: SpecFile,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the calls; ask and change nothing.")
+    ] = False,
+) -> None:
+    """Create the endpoint, or move it to what the file says without an interruption, and wait.
+
+    The same file twice changes nothing. To go back, deploy the earlier file.
+
+    Example: sluice sagemaker deploy deploy/sagemaker/endpoint.yaml --dry-run
+    """
+    from ops.sagemaker import plan
+    from ops.sagemaker.deploy import deploy as run
+    from ops.sagemaker.spec import load_spec
+
+    with _told():
+        spec = load_spec(file)
+        if dry_run:
+            there = plan.Standing("another", "InService", spec.instance_type)
+            calls: dict[str, tuple[plan.Call | None, ...]] = {
+                "first": (plan.model_call(spec), plan.config_call(spec)),
+                "when there is none": (plan.endpoint_call(spec, None),),
+                "when it is there": (plan.endpoint_call(spec, there),),
+                "when it serves": plan.scaling_calls(spec),
+            }
+            shown = {
+                when: [{f"{call.service}.{call.method}": call.arguments} for call in some if call is not None]
+                for when, some in calls.items()
+            }
+            print(json.dumps(shown, indent=2))
+            return
+        run(spec, _aws(spec.region), lambda line: print(line, file=sys.stderr, flush=True))
+
+
+@sagemaker.command("status")
+def status(
+    name: Name,
+    region: Region = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """The endpoint's state, its instances and the bounds of its scaling. Exit code 1 unless it is in service.
+
+    Example: sluice sagemaker status sluice --region us-east-1
+    """
+    from ops.sagemaker.deploy import status as run
+
+    with _told():
+        found = run(name, _aws(region))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for key, value in found.items():
+            print(f"{key:10} {'-' if value is None else value}")
+    raise typer.Exit(0 if found["status"] == "InService" else 1)
+
+
+@sagemaker.command("delete")
+def delete(
+    name: Name,
+    region: Region = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete the endpoint, its scaling, and the configurations and models that were made for it.
+
+    Example: sluice sagemaker delete sluice --yes
+    """
+    from ops.sagemaker.deploy import delete as run
+
+    if not yes:
+        typer.confirm(f"Delete the endpoint {name} and all that was made for it?", abort=True)
+    with _told():
+        run(name, _aws(region), lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _aws(region: str | None) -> Aws:
+    import time
+
+    import boto3
+
+    from ops.sagemaker.deploy import Aws
+
+    session = boto3.session.Session(region_name=region)
+    services = ("sagemaker", "application-autoscaling")
+    return Aws({s: session.client(s, config=_bounded()) for s in services}, time.monotonic, time.sleep)
+
+
+def _bounded() -> Any:
+    from botocore.config import Config
+
+    return Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors that are the operator's to mend: one line each, exit code 1."""
+    from gateway.config.errors import ConfigError
+    from ops.sagemaker.deploy import EndpointError
+
+    try:
+        yield
+    except (ConfigError, EndpointError) as error:
+        told = str(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
+            raise
+        told = "boto3 is not installed: pip install 'sluice-gateway[bedrock]'"
+    except Exception as error:
+        if not type(error).__module__.startswith("botocore"):
+            raise
+        told = f"AWS: {' '.join(str(error).split())}"
+    else:
+        return
+    print("\n".join(f"sluice: {line}" for line in told.splitlines()), file=sys.stderr)
+    raise typer.Exit(1) from None

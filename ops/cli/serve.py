@@ -1,0 +1,122 @@
+"""`sluice serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings, load_settings
+from gateway.server import Beside, listen, run
+from gateway.wiring.build import build
+from observability.logs import configure_logging
+from ops.cli.startup import start_errors
+from ops.gpus.crew import make_crew
+from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
+from ops.gpus.worker import GivenUp
+
+
+def serve(config: Path | None, log_level: str, *, gpus: str | None = None, workers: int | None = None) -> int:
+    """Start the gateway and serve until a signal; the exit code.
+
+    Args:
+        config: the YAML file.
+        log_level: of this process and of its workers.
+        gpus: a worker process for each of them: ``all``, or indices.
+        workers: so many worker processes that choose their device themselves.
+    """
+    logs, number = None, os.environ.get(NUMBER_VARIABLE)
+    name = "sluice" if number is None else f"sluice: worker {number}"
+    try:
+        settings = load_settings(config)
+        always = {} if number is None else {"worker_number": number}
+        logs = configure_logging(log_level, settings.server.log_json, always=always)
+        server = settings.server
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(_ended_by_sigterm())
+            listener = opened.enter_context(listen(server.host, server.port))
+            host, port = listener.getsockname()[:2]
+            admin = None
+            if server.admin_port is not None:
+                admin = opened.enter_context(
+                    listen(
+                        server.admin_host or server.host,
+                        server.admin_port,
+                        keys="server.admin_host, server.admin_port",
+                    )
+                )
+            beside: Beside = contextlib.nullcontext
+            devices = _devices(settings, gpus, workers)
+            if devices:
+                crew = opened.enter_context(make_crew(settings, devices, log_level))
+                settings, beside = crew.front, crew.running
+            gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None)
+            _banner(f"http://{host}:{port}", str(config or "defaults"), auth=settings.auth.enabled)
+            if admin is not None:
+                host, port = admin.getsockname()[:2]
+                print(f"  admin   http://{host}:{port}", flush=True)
+            run(gateway, listener, admin, beside=beside)
+    except BaseException as error:
+        told = list(start_errors(error))
+        if not told:
+            raise
+        for fault in told:
+            text = str(fault) or "the engine did not start within engine.start_timeout_seconds"
+            for line in text.splitlines():
+                print(f"{name}: {line}", file=sys.stderr)
+        if any(isinstance(fault, GivenUp) for fault in told):
+            end = "stopped; the workers' own lines above tell why, and"
+        else:
+            end = "not started;"
+        print(f"{name}: {end} `sluice doctor` checks everything at once", file=sys.stderr)
+        return 1
+    finally:
+        if logs is not None:
+            logs.close()
+    return 0
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Until the gateway runs and drains, a SIGTERM ends the start and clears away what it had begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(sig: int, frame: FrameType | None) -> None:
+    sys.exit(128 + sig)
+
+
+def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:
+    """What each worker sees; none when this process has the engine."""
+    if gpus is not None and workers is not None:
+        raise ConfigError("--gpus and --workers: give one of them")
+    if workers is not None:
+        return [None] * workers
+    engine = settings.engine
+    each = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    return [] if gpus is None else gpus_of(gpus, each=each)
+
+
+def _banner(url: str, config: str, *, auth: bool) -> None:
+    key = "" if not auth else " -H 'Authorization: Bearer KEY'"
+    lines = [
+        f"Sluice on {url} (config: {config}, keys: {'required' if auth else 'off'})",
+        f"  ready?  curl {url}/ready",
+        f"  try     curl -N {url}/v1/generate{key} -H 'Content-Type: application/json' \\",
+        '    -d \'{"stream":true,"messages":[{"role":"user","content":"Something like Vinland Saga?"}]}\'',
+        f"  docs    {url}/docs",
+    ]
+    print("\n".join(lines), flush=True)

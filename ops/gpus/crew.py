@@ -1,0 +1,120 @@
+"""All workers of a machine, while the gateway in front of them serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gateway.config.engine import ENGINE_ENV
+from gateway.config.settings import ENV_PREFIX, Settings
+from ops.gpus.layout import (
+    DEVICE_VARIABLE,
+    KEY_VARIABLE,
+    NUMBER_VARIABLE,
+    Seat,
+    front_of,
+    worker_of,
+    worker_routes,
+)
+from ops.gpus.worker import GivenUp, GpuWorker, command_of
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers, and the configuration of who stands in front of them."""
+
+    front: Settings
+    workers: Sequence[GpuWorker]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep all of them running while the block runs, and stop them after it.
+
+        Raises:
+            ExceptionGroup: holding GivenUp when no worker is left.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            alive = [tasks.create_task(self._keep(worker)) for worker in self.workers]
+            watch = tasks.create_task(self._all_given_up(alive))
+            yield
+            watch.cancel()
+            for task in alive:
+                task.cancel()
+
+    async def _keep(self, worker: GpuWorker) -> GivenUp | None:
+        try:
+            await worker.run()
+        except GivenUp as lost:
+            return lost
+        return None
+
+    async def _all_given_up(self, workers: Sequence[asyncio.Task[GivenUp | None]]) -> None:
+        await asyncio.wait(workers)
+        told = [str(lost) for worker in workers if (lost := worker.result()) is not None]
+        raise GivenUp(f"no worker is left: {'; '.join(told)}")
+
+
+@contextlib.contextmanager
+def make_crew(settings: Settings, devices: Sequence[str | None], log_level: str) -> Iterator[Crew]:
+    """Lay out a worker for each of ``devices``; their files are gone when the block ends.
+
+    The key with which the front speaks to them is made anew and stands in the environment alone.
+
+    Raises:
+        ConfigError: the configuration has no engine to run.
+    """
+    ports = _free_ports(len(devices))
+    seats = [
+        Seat(which, port, number) for number, (which, port) in enumerate(zip(devices, ports, strict=True))
+    ]
+    key = secrets.token_urlsafe(32)
+    with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
+        routing = Path(folder) / "routing.yaml"
+        routing.write_text(yaml.safe_dump(worker_routes()), encoding="utf-8")
+        workers = []
+        for seat in seats:
+            config = Path(folder) / f"worker-{seat.number}.yaml"
+            config.write_text(yaml.safe_dump(worker_of(settings, seat, routing)), encoding="utf-8")
+            environ = worker_environ(os.environ, seat, key)
+            workers.append(GpuWorker(seat, command_of(config, log_level), environ, clock=time.monotonic))
+        front = front_of(settings, seats)
+        os.environ[KEY_VARIABLE] = key  # the front's pool reads its key from there, as any pool's
+        try:
+            yield Crew(front, workers)
+        finally:
+            del os.environ[KEY_VARIABLE]
+
+
+def worker_environ(environ: Mapping[str, str], seat: Seat, key: str) -> dict[str, str]:
+    """The worker's environment: this one's, but what overrides the configuration is in its file already."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not (name.startswith(ENV_PREFIX) and "__" in name) and name not in ENGINE_ENV
+    }
+    kept["SLUICE_ADMIN_KEY"] = key
+    kept[NUMBER_VARIABLE] = str(seat.number)
+    if seat.devices is not None:
+        kept[DEVICE_VARIABLE] = seat.devices
+    return kept
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free just now; all are held until each is known, so that none comes twice."""
+    with contextlib.ExitStack() as held:
+        found = []
+        for _ in range(count):
+            one = held.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            found.append(int(one.getsockname()[1]))
+        return found

@@ -1,0 +1,160 @@
+"""Which GPUs there are to serve, and how the front and its workers are configured for it; no process yet."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
+
+# Workers of several GPUs are told apart by it in every other process' environment.
+DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+KEY_VARIABLE = "SLUICE_WORKER_KEY"
+# Which worker a process is; each of its log lines says so.
+NUMBER_VARIABLE = "SLUICE_WORKER_NUMBER"
+BACKEND = "local"
+ROUTE = "self_hosted_generation"
+NVIDIA_SMI_TIMEOUT_S = 20.0
+MAX_WORKERS = 64
+# A worker finishes what the front has given up on; the front's own drain comes first.
+WORKER_DRAIN_S = 5.0
+# Prompts travel as token ids in JSON, up to seven characters each.
+WORKER_BODY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a worker runs.
+
+    Args:
+        devices: its ``CUDA_VISIBLE_DEVICES``; ``None`` leaves the environment's.
+        port: on loopback.
+        number: of the worker, from 0.
+    """
+
+    devices: str | None
+    port: int
+    number: int = 0
+
+    @property
+    def url(self) -> str:
+        """The worker's address as the front's pool names it."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def __str__(self) -> str:
+        """As an operator is told of it."""
+        return f"worker {self.number}" + ("" if self.devices is None else f" (GPU {self.devices})")
+
+
+def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
+    """Each worker's ``CUDA_VISIBLE_DEVICES``.
+
+    Args:
+        spec: ``all``, or indices as in ``0,1,3``.
+        each: GPUs a worker needs: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
+
+    Raises:
+        ConfigError: there are none, an index is no number or named twice, or they do not come out even.
+    """
+    names = _all(tool) if spec.strip() == "all" else [part.strip() for part in spec.split(",")]
+    if any(not name.isdigit() for name in names):
+        raise ConfigError(f"--gpus: given {spec!r}; allowed: all, or indices as in 0,1,3")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"--gpus: given {spec!r}, which names a GPU twice; name each once")
+    if len(names) % each:
+        raise ConfigError(
+            f"--gpus: {len(names)} GPUs, but the engine takes {each} each; give a multiple of it"
+        )
+    groups = [",".join(names[at : at + each]) for at in range(0, len(names), each)]
+    if len(groups) > MAX_WORKERS:
+        raise ConfigError(f"--gpus: {len(groups)} workers; allowed: at most {MAX_WORKERS}")
+    return groups
+
+
+def _all(tool: str) -> list[str]:
+    path = shutil.which(tool)
+    if path is None:
+        raise ConfigError("--gpus all: there is no nvidia-smi to count them; name them as in --gpus 0,1")
+    try:
+        told = subprocess.run(
+            [path, "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"--gpus all: nvidia-smi did not tell ({type(error).__name__}); name them"
+        ) from None
+    names = told.split()
+    if not names:
+        raise ConfigError("--gpus all: nvidia-smi knows of no GPU")
+    return names
+
+
+def front_of(settings: Settings, seats: Sequence[Seat]) -> Settings:
+    """The configuration of the gateway in front: each backend on the engine becomes a pool of the workers.
+
+    Raises:
+        ConfigError: there is no engine to run, or no backend on it.
+    """
+    on_engine = [name for name, backend in settings.backends.items() if backend.kind == "engine"]
+    if settings.engine.kind == "none" or not on_engine:
+        raise ConfigError(
+            "--gpus: needs an engine (engine.kind: embedded or vllm) and a backend of kind engine"
+        )
+    data = settings.model_dump(mode="json")
+    data["engine"]["kind"] = "none"
+    for name in on_engine:
+        pool: dict[str, Any] = {
+            "kind": "openai",
+            "base_urls": [seat.url for seat in seats],
+            "model": settings.engine.model_id,
+            "dialect": "sluice",
+            "prompt": "token_ids",
+            "api_key_env": KEY_VARIABLE,
+            "max_running": settings.engine.max_num_seqs,
+            # Loading a model takes minutes; a worker that is not there yet is no failure to wait longer for.
+            "eject_max_seconds": 5.0,
+        }
+        if data["backends"][name].get("price") is not None:
+            pool["price"] = data["backends"][name]["price"]
+        data["backends"][name] = pool
+    return Settings.model_validate(data)
+
+
+def worker_of(settings: Settings, seat: Seat, routing: Path) -> dict[str, Any]:
+    """The configuration of one worker: the engine alone, on loopback, with nothing of its own to remember.
+
+    The front does the accounting, the limits and the fallbacks; the worker's usage rows stay in its memory.
+    """
+    whole = settings.model_dump(mode="json")
+    return {
+        "server": {
+            "host": "127.0.0.1",
+            "port": seat.port,
+            "drain_seconds": WORKER_DRAIN_S,
+            "max_body_bytes": WORKER_BODY_BYTES,
+            "log_json": whole["server"]["log_json"],
+        },
+        "engine": whole["engine"],
+        "weights": whole["weights"],
+        "prompts": whole["prompts"],
+        "adapters": whole["adapters"],
+        "tracing": whole["tracing"],
+        "backends": {BACKEND: {"kind": "engine"}},
+        "state": {"url": "memory://"},
+        "ledger": {"url": "sqlite+aiosqlite:///:memory:", "durability": "memory"},
+        "routing": {"file": str(routing)},
+    }
+
+
+def worker_routes() -> dict[str, Any]:
+    """A worker's routing: its own engine, and no apology in its place."""
+    return {"routes": {ROUTE: {"backends": [{"name": BACKEND, "weight": 100}], "fallback": []}}}

@@ -1,0 +1,259 @@
+"""How many sequences fit: a GPU's memory divided between weights, adapters, workspace and KV blocks.
+
+vLLM measures the workspace when it starts (it runs the largest step it may meet) and gives the rest of its
+share to the KV cache; here the workspace is estimated, so that the figures are there before a GPU is. The
+engine's log has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from ops.planning.gpus import GIB, Gpu
+from ops.planning.shape import LINEAR_BYTES, ModelShape, PlanError
+
+# CUDA context, cuBLAS and NCCL buffers, allocator slack; and the captured CUDA graphs. Round figures: with
+# the two below they come to the 2 GB that seed 002 §5.2 takes for an 8B model on a 24 GB card.
+RUNTIME_BYTES = GIB // 2
+CUDA_GRAPH_BYTES = GIB // 2
+# Logits of a sequence live as 16-bit output, 32-bit copy, probabilities and sorted copy while it is sampled.
+LOGIT_BYTES = 2 + 4 + 4 + 4
+# Seed 000 §6: at 0.95 the engine ran out of memory now and then with several adapters.
+RISKY_UTILIZATION = 0.95
+# Seed 003: for chat 64 to 256 sequences; beyond, each token of each answer comes later.
+MOST_CHAT_SEQS = 256
+SEQS_STEP = 8
+# Seeds 000 §6 and 003: 8,192 on an A10G, up to 16,384 for chat; larger steps make running answers wait.
+BATCHED_TOKENS = (16_384, 8_192, 4_096, 2_048)
+DEFAULT_BATCHED_TOKENS = 8_192
+# Largest part of the budget that a step's activations may take before shorter steps are better; our choice:
+# it gives the seed's 8,192 on an A10G.
+ACTIVATION_PART = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked.
+
+    Args:
+        utilization: share of the GPU's memory that the engine may have.
+        tensor_parallel: GPUs that share every layer.
+        pipeline_parallel: groups of GPUs that have some layers each.
+        prompt_tokens: of a typical request.
+        answer_tokens: of a typical request.
+        shared_prefix_tokens: of the prompt that all requests have in common; cached once.
+        max_num_seqs: as configured.
+        max_num_batched_tokens: as configured; None for 8,192, or a token a sequence.
+        max_loras: adapters on the GPU at once.
+        kv_item_bytes: bytes of a cached number; None for the activations' (2, or 1 with an FP8 cache).
+        cuda_graphs: False with ``enforce_eager``.
+    """
+
+    model: ModelShape
+    gpu: Gpu
+    utilization: float = 0.92
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    max_model_len: int = 4096
+    block_size: int = 16
+    prompt_tokens: int = 960
+    answer_tokens: int = 140
+    shared_prefix_tokens: int = 0
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 64
+    kv_item_bytes: int | None = None
+    cuda_graphs: bool = True
+
+    @property
+    def context_tokens(self) -> int:
+        """Of a typical request, when its answer is complete."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of the largest step."""
+        return self.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, self.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What fits, for each GPU of ``request``; bytes are of one GPU.
+
+    ``sequences`` counts each with its whole answer, which is more than it holds on average; ``warnings`` are
+    one line each.
+    """
+
+    request: PlanRequest
+    budget_bytes: int
+    weights_bytes: int
+    lora_bytes: int
+    activation_bytes: int
+    logits_bytes: int
+    runtime_bytes: int
+    kv_bytes: int
+    token_bytes: int
+    block_bytes: int
+    blocks: int
+    sequences: int
+    full_sequences: int
+    recommended_max_num_seqs: int
+    recommended_max_num_batched_tokens: int
+    warnings: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.blocks * self.request.block_size
+
+    @property
+    def workspace_bytes(self) -> int:
+        """All that is neither weights, adapters nor cache."""
+        return self.activation_bytes + self.logits_bytes + self.runtime_bytes
+
+
+def plan_engine(request: PlanRequest) -> EnginePlan:
+    """Divide the memory.
+
+    Raises:
+        PlanError: what is asked contradicts itself, or the engine would refuse it.
+    """
+    _check(request)
+    plan = _divide(request)
+    tokens = _recommended_tokens(request, plan.budget_bytes)
+    seqs = _recommended_seqs(replace(request, max_num_batched_tokens=tokens))
+    plan = replace(plan, recommended_max_num_seqs=seqs, recommended_max_num_batched_tokens=tokens)
+    return replace(plan, warnings=tuple(_warnings(plan)))
+
+
+def _divide(request: PlanRequest) -> EnginePlan:
+    model, gpus = request.model, request.tensor_parallel
+    layers = -(-model.num_layers // request.pipeline_parallel)
+    kv_heads = max(1, model.num_kv_heads // gpus)
+    budget = int(request.gpu.memory_bytes * request.utilization)
+    weights = _weights(request)
+    lora = (
+        request.max_loras * request.max_lora_rank * model.lora_parameters_per_rank * layers * model.item_bytes
+    ) // gpus
+    # The widest moment of a layer: gate and up, their product, and three copies of the hidden state.
+    widest = 3 * model.intermediate_size // gpus + 3 * model.hidden_size
+    activations = request.batched_tokens * widest * model.item_bytes
+    logits = request.max_num_seqs * model.vocab_size * LOGIT_BYTES
+    runtime = RUNTIME_BYTES + (CUDA_GRAPH_BYTES if request.cuda_graphs else 0)
+    kv = max(0, budget - weights - lora - activations - logits - runtime)
+    token = 2 * layers * kv_heads * model.head_dim * (request.kv_item_bytes or model.item_bytes)
+    block = token * request.block_size
+    blocks = kv // block
+    return EnginePlan(
+        request=request,
+        budget_bytes=budget,
+        weights_bytes=weights,
+        lora_bytes=lora,
+        activation_bytes=activations,
+        logits_bytes=logits,
+        runtime_bytes=runtime,
+        kv_bytes=kv,
+        token_bytes=token,
+        block_bytes=block,
+        blocks=blocks,
+        sequences=_sequences(blocks, request, request.context_tokens),
+        full_sequences=_sequences(blocks, request, request.max_model_len),
+        recommended_max_num_seqs=0,
+        recommended_max_num_batched_tokens=0,
+        warnings=(),
+    )
+
+
+def _weights(request: PlanRequest) -> int:
+    """Of the GPU that has most of them: with a pipeline the first and the last have a vocabulary each."""
+    model, stages = request.model, request.pipeline_parallel
+    if model.weights_bytes is not None:
+        return -(-model.weights_bytes // (stages * request.tensor_parallel))
+    layers = -(-model.num_layers // stages)
+    matrices = 1 if model.tie_embeddings or stages > 1 else 2
+    linear = int(layers * model.layer_parameters * LINEAR_BYTES[model.weights_format])
+    vocabulary = matrices * model.embedding_parameters * model.item_bytes
+    norms = (2 * layers + 1) * model.hidden_size * model.item_bytes
+    return (linear + vocabulary) // request.tensor_parallel + norms
+
+
+def _sequences(blocks: int, request: PlanRequest, context: int) -> int:
+    """Sequences of that many tokens; the blocks of a shared prefix are there once."""
+    shared = min(request.shared_prefix_tokens, context) // request.block_size
+    own = max(1, -(-context // request.block_size) - shared)
+    return max(0, blocks - shared) // own
+
+
+def _recommended_tokens(request: PlanRequest, budget: int) -> int:
+    for tokens in BATCHED_TOKENS:
+        step = _divide(replace(request, max_num_batched_tokens=tokens)).activation_bytes
+        if step * ACTIVATION_PART <= budget:
+            return tokens
+    return BATCHED_TOKENS[-1]
+
+
+def _recommended_seqs(request: PlanRequest) -> int:
+    """The most that run together without preemption, the room for their own logits counted."""
+    for seqs in chain(range(MOST_CHAT_SEQS, 0, -SEQS_STEP), range(SEQS_STEP - 1, 0, -1)):
+        if _divide(replace(request, max_num_seqs=seqs)).sequences >= seqs:
+            return seqs
+    return 0
+
+
+def _warnings(plan: EnginePlan) -> list[str]:
+    asked, told = plan.request, []
+    needed = -(-asked.max_model_len // asked.block_size)
+    seqs, context, tokens = asked.max_num_seqs, asked.context_tokens, asked.batched_tokens
+    if plan.blocks < needed:
+        told.append(
+            f"one sequence of max_model_len {asked.max_model_len:,} needs {needed:,} blocks, {plan.blocks:,} "
+            "fit: the engine refuses to start; shorten it, quantize the weights or share them between GPUs"
+        )
+    elif seqs > plan.sequences:
+        told.append(
+            f"max_num_seqs {seqs} is more than the {plan.sequences} sequences of {context:,} tokens that "
+            "fit: under full load the engine preempts some and computes them again"
+        )
+    elif seqs * 2 <= min(plan.recommended_max_num_seqs, plan.sequences):
+        told.append(f"max_num_seqs {seqs} is half of what fits or less: requests wait beside free memory")
+    if asked.utilization > RISKY_UTILIZATION:
+        told.append(
+            f"gpu_memory_utilization {asked.utilization:g} is above {RISKY_UTILIZATION}: peaks may not fit"
+        )
+    if tokens < asked.prompt_tokens:
+        told.append(
+            f"max_num_batched_tokens {tokens:,} is shorter than a typical prompt: it takes several steps"
+        )
+    return told
+
+
+def _check(request: PlanRequest) -> None:
+    model, context = request.model, request.context_tokens
+    if not 0 < request.utilization <= 1:
+        raise PlanError(f"gpu_memory_utilization {request.utilization:g} is not in (0, 1]")
+    if context > request.max_model_len:
+        raise PlanError(
+            f"prompt and answer are {context:,} tokens, engine.max_model_len is {request.max_model_len:,}"
+        )
+    if request.max_model_len > model.max_position:
+        raise PlanError(
+            f"engine.max_model_len {request.max_model_len:,} is more than the {model.max_position:,} "
+            f"positions of {model.name}"
+        )
+    if model.num_heads % request.tensor_parallel:
+        raise PlanError(
+            f"{model.num_heads} heads cannot be shared by {request.tensor_parallel} GPUs; "
+            "engine.tensor_parallel_size must divide them"
+        )
+    if request.pipeline_parallel > model.num_layers:
+        raise PlanError(
+            f"{model.num_layers} layers do not make {request.pipeline_parallel} stages "
+            "(engine.pipeline_parallel_size)"
+        )
+    if request.batched_tokens < request.max_num_seqs:
+        raise PlanError(
+            f"engine.max_num_batched_tokens {request.batched_tokens:,} is less than engine.max_num_seqs "
+            f"{request.max_num_seqs:,}: a step must have a token for each sequence"
+        )

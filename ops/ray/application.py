@@ -1,0 +1,186 @@
+"""The Serve application, as ``sluice ray deploy`` and a ``RayService`` start it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve import Application, Deployment
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from gateway.config.ray import RaySection
+from gateway.config.settings import Settings, load_settings
+from observability.logs import configure_logging
+from ops.ray.ingress import ingress_app
+from ops.ray.place import Place
+from ops.ray.placement import placement_of
+from ops.ray.replica import EngineReplica, MakeEngine, configured_engine
+from ops.ray.replicas import ServeReplicas
+
+ENGINES = "Engine"
+GATEWAYS = "Gateway"
+# Calls that a replica takes at once beyond its engine's batch: they wait inside the engine, where a place
+# that comes free is filled within a step. Admission hands on fewer; this is the bound behind it.
+ENGINE_MARGIN = 32
+# Requests inside one ingress replica. The gateway bounds and refuses by itself, with its own words; Serve's
+# bound is above all of its bounds together.
+GATEWAY_ONGOING = 4_096
+# Between two looks at a replica, seconds: what Serve's router knows of its KV memory is at most so old.
+ROUTING_STATS_S = 1.0
+# Serve kills a replica whose health check takes longer; a loaded host is slow before it is dead.
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
+# Between two looks whether a replica that is to go has ended its answers, seconds.
+DRAIN_LOOK_S = 0.5
+
+
+class Arguments(BaseModel):
+    """Arguments of the application in a Serve configuration file.
+
+    ``config`` is the path of the gateway's configuration on every node, ``folder`` the working folder there;
+    unset: the present one. Serve rolls the replicas when an argument changes, but does not look into the
+    file: ``version`` is any word that changes with its content.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str
+    folder: str | None = None
+    version: str = ""
+
+
+def application(args: Mapping[str, Any]) -> Application:
+    """The application builder: ``import_path: ops.ray.application:application``.
+
+    Args:
+        args: :class:`Arguments`, as the file has them.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        ValidationError: an argument is missing or not known.
+    """
+    given = Arguments.model_validate(args)
+    settings = load_settings(Path(given.config))
+    place = Place(
+        str(Path(given.config).resolve()), given.folder or str(Path.cwd()), settings.ray.application
+    )
+    return make_application(settings, place)
+
+
+def make_application(
+    settings: Settings, place: Place, *, make_engine: MakeEngine = configured_engine
+) -> Application:
+    """Ingress replicas in front of engine replicas; ``make_engine`` is named by its module to them."""
+    ray = settings.ray
+    engines = _deployment(
+        _engine_class(make_engine),
+        name=ENGINES,
+        max_ongoing_requests=settings.engine.max_num_seqs + ENGINE_MARGIN,
+        max_queued_requests=settings.admission.max_queue + ENGINE_MARGIN,
+        request_router_config=_router(ray),
+        **_careful(ray),
+        **_replicas(ray.engines_min, ray.engines_max, ray, _engine_scaling(settings)),
+        **placement_of(settings.engine, num_cpus=ray.engine_cpus, num_gpus=ray.engine_gpus).options(),
+    )
+    gateways = _deployment(
+        _gateway_class(place),
+        name=GATEWAYS,
+        max_ongoing_requests=GATEWAY_ONGOING,
+        ray_actor_options={"num_cpus": ray.gateway_cpus},
+        **_replicas(
+            ray.gateways_min,
+            ray.gateways_max,
+            ray,
+            {"target_ongoing_requests": ray.gateway_target_requests or float(settings.engine.max_num_seqs)},
+        ),
+        **_careful(ray),
+    )
+    return gateways.bind(engines.bind(place))
+
+
+def _deployment(cls: type, **options: Any) -> Deployment:
+    made: Deployment = serve.deployment(**options)(cls)
+    return made
+
+
+def _engine_class(make_engine: MakeEngine) -> type:
+    class Engine(EngineReplica):
+        async def __init__(self, place: Place) -> None:  # type: ignore[misc]
+            settings = load_settings(Path(place.config))
+            self._logs = configure_logging("info", settings.server.log_json)
+            super().__init__(place, make_engine, serve.get_replica_context().replica_tag)
+            await self.start()
+
+        async def __del__(self) -> None:
+            await self.stop()
+            self._logs.close()
+
+    return Engine
+
+
+def _gateway_class(place: Place) -> type:
+    def app() -> FastAPI:
+        handle = serve.get_deployment_handle(ENGINES, place.application)
+        return ingress_app(place, ServeReplicas(handle))
+
+    class Gateway:
+        def __init__(self, engines: object) -> None:
+            """``engines`` makes Serve start them first; the app takes its handle by name."""
+
+        def check_health(self) -> None:
+            """Serve replaces an ingress replica whose gateway has ended under it."""
+            if self.app.state.over:  # type: ignore[attr-defined]
+                raise RuntimeError("the gateway's own loops have ended")
+
+    wrapped: type = serve.ingress(app)(Gateway)
+    return wrapped
+
+
+def _careful(ray: RaySection) -> dict[str, Any]:
+    """How replicas are looked after, and how they go: after their answers, and after those that come."""
+    return {
+        "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
+        "graceful_shutdown_timeout_s": ray.drain_seconds,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "max_surge_percent": ray.surge_percent,
+    }
+
+
+def _replicas(least: int, most: int, ray: RaySection, scaling: dict[str, Any]) -> dict[str, Any]:
+    if least == most:
+        return {"num_replicas": least}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=least,
+            max_replicas=most,
+            upscale_delay_s=ray.scale_up_seconds,
+            downscale_delay_s=ray.scale_down_seconds,
+            metrics_interval_s=ray.metrics_seconds,
+            look_back_period_s=3 * ray.metrics_seconds,
+            **scaling,
+        )
+    }
+
+
+def _router(ray: RaySection) -> RequestRouterConfig:
+    values: dict[str, Any] = {
+        "request_router_class": "ops.ray.router.PrefixRouter",
+        "request_router_kwargs": {
+            "factor": ray.affinity_load_factor,
+            "index_blocks": ray.affinity_index_blocks,
+            "affinity": ray.affinity,
+        },
+        "request_routing_stats_period_s": ROUTING_STATS_S,
+    }
+    return RequestRouterConfig(**values)
+
+
+def _engine_scaling(settings: Settings) -> dict[str, Any]:
+    target = settings.ray.engine_target_sequences or float(settings.engine.max_num_seqs)
+    targets = {"target_sequences": target, "target_kv": settings.ray.engine_target_kv}
+    policy = {"policy_function": "ops.ray.scaling:QueueAndMemory", "policy_kwargs": targets}
+    return {"policy": AutoscalingPolicy.model_validate(policy)}

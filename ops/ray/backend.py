@@ -1,0 +1,291 @@
+"""The engine replicas of a Ray Serve application as one backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from admission.values import Load
+from gateway.backends.begun import check_begun
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.prefix_hash import chain_of, salt_number
+from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.scrape import WorkerFigures
+from gateway.contracts.features import Feature
+from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
+from ops.ray.wire import Piece, Route, Signals, encode
+from resilience.failures import BackendFailure, FailureKind
+
+# Signals in a row that may stay away before the replicas count as gone: Serve's controller may be restarted
+# meanwhile, which stops no replica.
+SILENT_ROUNDS = 10
+# Rounds for which a replica that no longer tells its figures is avoided: it hangs, or is gone and Serve has
+# not noticed, which takes it a health check, 35 seconds at the longest.
+MISSED_ROUNDS = 120
+# Shortest wait for the figures, seconds: a replica on a loaded machine is late before it hangs.
+LEAST_TIMEOUT_S = 1.0
+# How soon a request that no replica has room for may try again, seconds: Serve's own longest backoff.
+FULL_RETRY_S = 0.5
+
+# What says something about the replica rather than about the request.
+_REPLICAS_FAULT = frozenset(
+    {
+        FailureKind.BACKEND_UNAVAILABLE,
+        FailureKind.STREAM_BROKEN,
+        FailureKind.TIMEOUT,
+        FailureKind.INTERNAL,
+        FailureKind.ENGINE_DEAD,
+        FailureKind.CUDA_DRIVER_ERROR,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RayRules:
+    """How the replicas are asked.
+
+    Args:
+        signals_s: time between two rounds of signals, seconds.
+        first_token_s: longest wait for a first token, Serve's queue included, seconds.
+        idle_s: longest pause within an answer, seconds.
+        max_attempts: most replicas that one request is tried on.
+        block_tokens: tokens of a block of the fingerprint.
+        max_running: most sequences of one replica's batch.
+    """
+
+    signals_s: float
+    first_token_s: float
+    idle_s: float
+    max_attempts: int
+    block_tokens: int
+    max_running: int
+
+
+class RayBackend:
+    """Generates on one of the engine replicas, and on another one when that fails before its first token.
+
+    Which one is Serve's router's to say. A replica that goes away in the middle of an answer breaks it with
+    ``engine_dead``; the journey goes on with it, here, by its token ids, on another replica or once there is
+    one again (:class:`gateway.backends.port.Restarting`). Serve replaces dead replicas, so they do not count
+    against the circuit.
+
+    Args:
+        name: its name in the configuration.
+        kind: the engine's kind, as answers show it.
+        model: the base model's public id.
+        replicas: the way to them.
+        features: what the engine honours.
+        continues: how it goes on with a broken answer.
+        rules: how they are asked.
+        teller: this gateway's name to the replicas.
+        queued: how many requests wait here for this backend; autoscaling looks at it.
+        on_max_model_len: told what the replicas' engines really take, in tokens.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: str,
+        model: str,
+        replicas: EngineReplicas,
+        features: frozenset[Feature],
+        continues: frozenset[Continue],
+        rules: RayRules,
+        teller: str,
+        queued: Callable[[], int],
+        on_max_model_len: Callable[[int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.model = model
+        self.features = features
+        self.continues = continues
+        self._replicas = replicas
+        self._rules = rules
+        self._teller = teller
+        self._queued = queued
+        self._on_max_model_len = on_max_model_len
+        self._clock = clock
+        self._load = WorkerLoad(interval_s=rules.signals_s)
+        self._ready: tuple[Signals, ...] = ()
+        # Replicas that told their figures once and did not in the last rounds, with the number of these.
+        self._missing: Mapping[str, int] = {}
+        self._silent = 0
+        self._stopped = False
+        self._news = asyncio.Event()
+        self._log = structlog.get_logger("ops.ray").bind(backend=name)
+
+    @property
+    def state(self) -> BackendState:
+        """Ready while a replica is; else it waits for one."""
+        if self._stopped:
+            return BackendState.STOPPED
+        return BackendState.READY if self._ready else BackendState.STARTING
+
+    @property
+    def load(self) -> Load | None:
+        """The replicas together; ``None`` while none has told its figures."""
+        told = self._load.told(self._clock())
+        if told is None or not self._ready:
+            return None
+        room = self._rules.max_running * len(self._ready)
+        running = min(told.running + told.waiting, room)
+        waiting = told.running + told.waiting - running
+        return replace(told, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Serve brings replicas in a time that it does not tell."""
+        return None
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until a replica takes work, at most so long; whether one does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        return self.state is BackendState.READY
+
+    async def run(self) -> None:
+        """Ask for the signals until cancelled."""
+        try:
+            while True:
+                await self.ask()
+                await asyncio.sleep(self._rules.signals_s)
+        finally:
+            self._stopped = True
+            self._news.set()
+
+    async def ask(self) -> None:
+        """One round of signals."""
+        timeout_s = max(LEAST_TIMEOUT_S, 2 * self._rules.signals_s)
+        try:
+            told = await self._replicas.signals(self._teller, self._queued(), timeout_s)
+        except (ReplicaLost, ReplicasFull) as error:
+            self._silent += 1
+            if self._silent == SILENT_ROUNDS:
+                self._log.warning("engine replicas are silent", rounds=self._silent, reason=str(error))
+                self._heard(())
+            return
+        self._silent = 0
+        self._heard(told)
+
+    def _heard(self, told: Sequence[Signals]) -> None:
+        names = {one.replica for one in told}
+        missed = {**{one.replica: 0 for one in self._ready}, **self._missing}
+        self._missing = {
+            name: rounds + 1
+            for name, rounds in missed.items()
+            if name not in names and rounds < MISSED_ROUNDS
+        }
+        before, self._ready = self._ready, tuple(one for one in told if one.ready)
+        if len(before) != len(self._ready):
+            self._log.info("engine replicas", ready=len(self._ready), all=len(told))
+        if not self._ready:
+            self._news.clear()
+            return
+        self._news.set()
+        self._load.scraped(together(self._ready), self._clock())
+        lengths = [one.max_model_len for one in self._ready if one.max_model_len]
+        if lengths:
+            self._on_max_model_len(min(lengths))
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        """Generate; leaving early, in whatever way, ends the call on its replica."""
+        check_begun(work, self.continues, self.name)
+        adapter = work.adapter.adapter_id if work.adapter is not None else None
+        chain = chain_of(work.token_ids, self._rules.block_tokens, salt_number(work.cache_salt, adapter))
+        stable_blocks = work.prefix_tokens // self._rules.block_tokens
+        route = Route(tuple(chain), stable_blocks, adapter, tuple(self._missing))
+        data = encode(work if work.calls is None else replace(work, calls=None))
+        ticket = self._load.sent(len(work.token_ids))
+        try:
+            return await self._tried(route, data, out)
+        finally:
+            self._load.ended(ticket)
+
+    async def _tried(self, route: Route, data: bytes, out: DeltaSink) -> Completion:
+        for number in range(1, self._rules.max_attempts + 1):
+            attempt = _Attempt(out)
+            try:
+                return await self._attempt(route, data, attempt)
+            except BackendFailure as failure:
+                # Serve replaces a replica that fails; the circuit is for all of them.
+                failure.isolated = failure.kind in _REPLICAS_FAULT and len(self._ready) > 1
+                last = number == self._rules.max_attempts
+                if last or attempt.delivered or not failure.policy.other_backend:
+                    raise
+                self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
+            if attempt.replica:
+                route = Route(
+                    route.chain, route.stable_blocks, route.adapter, (*route.avoid, attempt.replica)
+                )
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, route: Route, data: bytes, attempt: _Attempt) -> Completion:
+        try:
+            async with self._replicas.call(route, data) as pieces:
+                while True:
+                    piece = await self._next(pieces, attempt)
+                    if piece.replica:
+                        attempt.replica = piece.replica
+                    for delta in piece.deltas:
+                        attempt.delivered = True
+                        await attempt.out(delta)
+                    if piece.failed is not None:
+                        raise piece.failed.failure()
+                    if piece.completion is not None:
+                        return piece.completion
+        except ReplicasFull as error:
+            raise BackendFailure(
+                FailureKind.THROTTLED, f"{self.name}: {error}", retry_after_s=FULL_RETRY_S
+            ) from error
+        except ReplicaLost as error:
+            raise BackendFailure(FailureKind.ENGINE_DEAD, f"an engine replica went away: {error}") from error
+
+    async def _next(self, pieces: AsyncIterator[Piece], attempt: _Attempt) -> Piece:
+        limit_s = self._rules.idle_s if attempt.delivered else self._rules.first_token_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await anext(pieces)
+        except StopAsyncIteration:
+            raise ReplicaLost("the answer ended before its end was told") from None
+        except TimeoutError:
+            raise BackendFailure(
+                FailureKind.TIMEOUT, f"an engine replica was silent for {limit_s:g} s"
+            ) from None
+
+
+class _Attempt:
+    """One call: where its pieces go, who serves it, and whether something has come."""
+
+    __slots__ = ("delivered", "out", "replica")
+
+    def __init__(self, out: DeltaSink) -> None:
+        self.out = out
+        self.delivered = False
+        self.replica = ""
+
+
+def together(told: Sequence[Signals]) -> WorkerFigures:
+    """Several replicas' figures as one worker's."""
+    blocks = sum(one.total_blocks for one in told)
+    if blocks:
+        kv_usage = sum(one.kv_usage * one.total_blocks for one in told) / blocks
+    else:
+        kv_usage = sum(one.kv_usage for one in told) / len(told)
+    sizes = {one.block_size for one in told}
+    same = len(sizes) == 1
+    return WorkerFigures(
+        running=sum(one.running for one in told),
+        waiting=sum(one.waiting for one in told),
+        kv_usage=min(1.0, kv_usage),
+        total_blocks=blocks if same else 0,
+        block_size=sizes.pop() if same else 0,
+    )

@@ -1,0 +1,58 @@
+"""Between a backend that pushes deltas and a stream that pulls pieces: what is ready goes out at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.backends.port import Completion, Delta
+from ops.ray.wire import Failed, Piece
+
+# Deltas that a piece of an answer which nobody watches holds, behind the first: a piece costs as much as
+# some ten tokens' other work between two processes, and a lost replica costs at most so many tokens again.
+UNWATCHED_DELTAS = 16
+
+
+class Flow:
+    """One answer on its way out. Bounded by the answer's own length, ``max_tokens``.
+
+    Args:
+        watched: whether somebody waits for each piece.
+    """
+
+    __slots__ = ("_deltas", "_end", "_least", "_waiter", "_watched", "over")
+
+    def __init__(self, *, watched: bool) -> None:
+        self._deltas: list[Delta] = []
+        self._end: Completion | Failed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._watched = watched
+        self._least = 1
+        self.over = False
+
+    async def push(self, delta: Delta) -> None:
+        """A delta, from the backend."""
+        self._deltas.append(delta)
+        if len(self._deltas) >= self._least:
+            self._wake()
+
+    def end(self, end: Completion | Failed) -> None:
+        """How it ended; nothing comes after."""
+        self._end = end
+        self._wake()
+
+    async def take(self) -> Piece:
+        """All that is ready, once something is; ``over`` tells whether it was the last. For one task."""
+        if self._end is None and len(self._deltas) < self._least:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas, self._deltas = tuple(self._deltas), []
+        if deltas and not self._watched:
+            self._least = UNWATCHED_DELTAS
+        self.over = self._end is not None
+        if isinstance(self._end, Failed):
+            return Piece(deltas=deltas, failed=self._end)
+        return Piece(deltas=deltas, completion=self._end)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,105 @@
+"""An ingress replica: the whole gateway, with the engine replicas in the place of an engine of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.backends import embedded
+from gateway.backends.port import Continue
+from gateway.backends.vllm import backend as vllm
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings, load_settings
+from gateway.contracts.features import Feature
+from gateway.http.surfaces import everything, for_callers
+from gateway.wiring.build import build
+from gateway.wiring.running import Gateway
+from observability.logs import configure_logging
+from ops.ray.backend import RayBackend, RayRules
+from ops.ray.place import Place
+from ops.ray.port import EngineReplicas
+
+
+def ingress_app(place: Place, replicas: EngineReplicas) -> FastAPI:
+    """The gateway's app for one ingress replica; its lifespan runs the gateway.
+
+    ``app.state.over`` tells that the gateway has ended, which before the app's own end is a fault.
+
+    Raises:
+        ConfigError and what else :func:`gateway.wiring.build.build` raises.
+    """
+    os.chdir(place.folder)
+    settings = load_settings(Path(place.config))
+    logs = configure_logging("info", settings.server.log_json)
+    gateway = build_ingress(settings, replicas)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.over = False
+        try:
+            async with gateway.running():
+                yield
+        finally:
+            app.state.over = True
+            logs.close()
+
+    # Serve has one port. Whoever wanted another one for operators gets none rather than an open one.
+    shown = everything if settings.server.admin_port is None else for_callers
+    return create_app(gateway.services, lifespan, shown=shown)
+
+
+def build_ingress(settings: Settings, replicas: EngineReplicas) -> Gateway:
+    """The gateway whose backends of kind ``engine`` are the engine replicas.
+
+    Raises:
+        ConfigError: there is no such backend, or the configuration cannot be used.
+    """
+    names = [name for name, section in settings.backends.items() if section.kind == "engine"]
+    if not names:
+        raise ConfigError(
+            "backends: none is of kind engine, so nothing would use engine replicas; allowed: one at least"
+        )
+    teller = f"{os.uname().nodename}-{secrets.token_hex(4)}"
+
+    def pool(name: str, queued: Callable[[], int]) -> RayBackend:
+        return RayBackend(
+            name,
+            kind=settings.engine.kind,
+            model=settings.engine.model_id,
+            replicas=replicas,
+            features=features_of(settings),
+            continues=continues_of(settings),
+            rules=RayRules(
+                signals_s=settings.ray.signals_seconds,
+                first_token_s=settings.ray.first_token_timeout_seconds,
+                idle_s=settings.ray.idle_timeout_seconds,
+                max_attempts=settings.ray.max_attempts,
+                block_tokens=settings.ray.affinity_block_tokens,
+                max_running=settings.engine.max_num_seqs,
+            ),
+            teller=f"{teller}/{name}",
+            queued=queued,
+            on_max_model_len=lambda longest: gateway.text.limit(min(gateway.text.max_model_len, longest)),
+            clock=time.monotonic,
+        )
+
+    gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None, engine_pool=pool)
+    return gateway
+
+
+def features_of(settings: Settings) -> frozenset[Feature]:
+    """What the configured engine honours."""
+    features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
+    return features if settings.engine.max_loras else features - {Feature.LORA}
+
+
+def continues_of(settings: Settings) -> frozenset[Continue]:
+    """How it goes on with a broken answer."""
+    return vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES

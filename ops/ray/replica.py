@@ -1,0 +1,223 @@
+"""An engine replica: one engine, in a process of Serve's, that answers calls of the ingress replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from budgeting.counting import ChatTokenizer
+from gateway.backends.host import MakeHost
+from gateway.backends.port import BackendState, Work
+from gateway.backends.supervised import SupervisedHost
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings, load_settings
+from gateway.weights.progress import LogProgress
+from gateway.weights.source import prepare
+from gateway.wiring.backends import engine_maker
+from ops.ray.flow import Flow
+from ops.ray.place import Place
+from ops.ray.wire import Failed, Piece, Signals, decode_work, encode
+from resilience.classify import classify
+from resilience.failures import BackendFailure, FailureKind, Health
+from resilience.supervisor import Supervisor
+from resilience.supervisor_events import SupervisorEvent
+
+# The name of the one backend on the engine; the gateways know it by their own.
+NAME = "engine"
+# Gateways whose queues are remembered, and how long what one told counts, seconds: some rounds of signals.
+MAX_GATEWAYS = 1_000
+QUEUE_STALE_S = 10.0
+# vLLM's core takes more than five seconds to leave by itself.
+STOP_TIMEOUT_S = 15.0
+
+MakeEngine = Callable[[Settings], MakeHost]
+
+
+def configured_engine(settings: Settings) -> MakeHost:
+    """The engine that ``engine`` in the configuration describes.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    make = engine_maker(settings, tokenizer.token_bytes)
+    if make is None:
+        raise ConfigError("engine.kind: none; allowed: embedded or vllm, for engine replicas to run")
+    return make
+
+
+class EngineReplica:
+    """Serve's class for the engine deployment; what Serve calls is named as Serve wants it.
+
+    Its constructor returns once the engine has loaded, so Serve sends nothing before. An engine that dies is
+    started again in place, up to ``engine.max_restarts_per_hour``; then the replica fails its health check
+    and Serve replaces it.
+
+    Args:
+        place: where its configuration lies.
+        make_engine: makes the engine's host from the settings.
+        replica: its id.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        make_engine: MakeEngine,
+        replica: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        os.chdir(place.folder)
+        settings, self._weights = prepare(load_settings(Path(place.config)))
+        section = settings.engine
+        self._settings = settings
+        self._replica = replica
+        self._clock = clock
+        self._log = structlog.get_logger("ops.ray").bind(replica=replica)
+        self._queues: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._host = SupervisedHost(
+            make_engine(settings),
+            supervisor=Supervisor(
+                max_restarts_per_hour=section.max_restarts_per_hour,
+                hang_s=section.hang_seconds,
+                stopped_s=section.stopped_seconds,
+            ),
+            start_timeout_s=section.start_timeout_seconds,
+            on_step=_unheard,
+            emit=self._saw,
+            clock=clock,
+        )
+        self._backend = self._host.backend(NAME)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+
+    async def start(self) -> None:
+        """Load the engine.
+
+        Raises:
+            EngineStartError, FetchError, TimeoutError: it cannot be; Serve tries again, and tells.
+        """
+        if self._weights.remote:
+            await self._weights.fetch(LogProgress(self._weights.source, self._clock))
+        async with asyncio.timeout(self._settings.engine.start_timeout_seconds):
+            facts = await self._host.start()
+        self._log.info("engine ready", max_model_len=facts.max_model_len, total_blocks=facts.total_blocks)
+        started = asyncio.Event()
+        # Serve gives a replica a constructor and a destructor, but no block around its life: this task is it,
+        # and holds the task group of all others.
+        self._life = asyncio.create_task(self._live(started), name="replica")  # noqa: TID251
+        await started.wait()
+
+    async def stop(self) -> None:
+        """End the engine; Serve has waited for the answers before it asks for this."""
+        self._end.set()
+        await self._host.stop(STOP_TIMEOUT_S)
+        if self._life is not None:
+            await self._life
+
+    async def _live(self, started: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            keeper = tasks.create_task(self._host.keep(), name="keeper")
+            started.set()
+            await self._end.wait()
+            keeper.cancel()
+
+    async def generate(self, route: bytes, work: bytes) -> AsyncIterator[bytes]:
+        """Pieces of the answer; ``route`` was the router's. Closing it early ends the sequences."""
+        yield encode(Piece(replica=self._replica))
+        tasks = self._tasks
+        try:
+            asked = decode_work(work)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            failure = BackendFailure(
+                FailureKind.INVALID_INPUT, "the gateway's work is not readable: replicas of two versions?"
+            )
+            yield encode(Piece(failed=Failed.of(failure)))
+            return
+        if tasks is None or self._backend.state is not BackendState.READY:
+            failure = BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "the replica's engine is not ready")
+            yield encode(Piece(failed=Failed.of(failure)))
+            return
+        flow = Flow(watched=asked.stream)
+        answering = tasks.create_task(self._answer(asked, flow), name=asked.generation_id)
+        try:
+            while not flow.over:
+                yield encode(await flow.take())
+        finally:
+            answering.cancel()
+
+    async def _answer(self, work: Work, flow: Flow) -> None:
+        try:
+            flow.end(await self._backend.generate(work, flow.push))
+        except Exception as error:
+            failure = classify(error)
+            if failure.kind is FailureKind.INTERNAL:
+                self._log.error("internal error", generation_id=work.generation_id, exc_info=error)
+            if failure.policy.health is Health.RESTART_ENGINE and failure.kind is not FailureKind.ENGINE_DEAD:
+                self._host.request_restart(failure.kind.value)
+            flow.end(Failed.of(failure))
+
+    async def signals(self, teller: str, queued: int) -> bytes:
+        """Hear how many wait at a gateway, tell the engine's figures."""
+        self._queues[teller] = (self._clock(), queued)
+        self._queues.move_to_end(teller)
+        while len(self._queues) > MAX_GATEWAYS:
+            self._queues.popitem(last=False)
+        return encode(self._signals())
+
+    def _signals(self) -> Signals:
+        ready, load, facts = self._backend.state is BackendState.READY, self._backend.load, self._host.facts
+        longest = facts.max_model_len if facts is not None else 0
+        if load is None:
+            return Signals(self._replica, ready, max_model_len=longest)
+        return Signals(
+            self._replica, ready, load.running, load.waiting, load.kv_usage, load.total_blocks,
+            load.block_size, longest,
+        )  # fmt: skip
+
+    def record_routing_stats(self) -> dict[str, float | bool]:
+        """For the router: Serve takes it to every ingress replica."""
+        now = self._signals()
+        return {"ready": now.ready, "requests": now.running + now.waiting, "kv_usage": now.kv_usage}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the autoscaling policy: the engine's figures and the gateways' queues."""
+        now, fresh = self._signals(), self._clock() - QUEUE_STALE_S
+        queued = sum(count for at, count in self._queues.values() if at >= fresh)
+        return {
+            "running": float(now.running),
+            "waiting": float(now.waiting),
+            "kv_usage": now.kv_usage,
+            "queued": float(queued),
+        }
+
+    def check_health(self) -> None:
+        """Serve replaces a replica whose check raises.
+
+        Raises:
+            RuntimeError: the engine is dead for good, or what watches it has ended.
+        """
+        if self._backend.state in (BackendState.DEAD, BackendState.STOPPED):
+            raise RuntimeError(f"the engine is {self._backend.state.value}")
+        if self._life is not None and self._life.done() and not self._end.is_set():
+            raise RuntimeError("the replica's own loop has ended")
+
+    def _saw(self, event: SupervisorEvent) -> None:
+        self._log.warning("engine", event_type=type(event).__name__, **_shown(event))
+
+
+def _shown(event: SupervisorEvent) -> dict[str, object]:
+    return {name: getattr(event, name) for name in type(event).__dataclass_fields__}
+
+
+def _unheard(preemptions: int) -> None:
+    """Nobody here counts them; the engine's figures hold them."""

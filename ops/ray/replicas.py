@@ -1,0 +1,107 @@
+"""The engine replicas over Serve's deployment handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import msgspec
+from ray.exceptions import RayError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from ops.ray.port import ReplicaLost, ReplicasFull
+from ops.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
+
+# What means that the replica, the way to it, or Serve's own bookkeeping is gone. An exception of our own
+# class never comes this way: a replica sends failures as pieces.
+_LOST = (
+    DeploymentUnavailableError,
+    RayError,
+    RayServeException,
+    RequestCancelledError,
+    grpc.aio.AioRpcError,
+    ConnectionError,
+    msgspec.DecodeError,
+)
+
+
+class ServeReplicas:
+    """Calls the engine deployment.
+
+    Calls go by gRPC straight to the replica's process, not through Ray's object store: measured on this path
+    a streamed piece costs 0.11 ms instead of 0.31 ms (docs/ray.md).
+
+    Args:
+        handle: of the engine deployment.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        direct: dict[str, Any] = {
+            "_by_reference": False,
+            "request_serialization": "pickle",
+            "response_serialization": "pickle",
+        }
+        self._streaming = handle.options(method_name="generate", stream=True, **direct)
+        self._plain = handle.options(**direct)
+
+    @asynccontextmanager
+    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+        """Ask one of them to generate."""
+        response: Any = self._streaming.remote(encode(route), work)
+        try:
+            yield _pieces(response)
+        finally:
+            # Of an answer that is whole this does nothing.
+            response.cancel()
+
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+        """Tell how many wait, hear every replica's figures."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Serve's own way to wait for the results waits for all of them: one replica that hangs would
+                # silence the others.
+                response: Any = self._plain.broadcast("signals", teller, queued)
+                answers = await response._fetch_replica_results_async()
+        except DeploymentUnavailableError:
+            return []  # no replica is there
+        except (*_LOST, TimeoutError) as error:
+            raise ReplicaLost(type(error).__name__) from error
+        heard: list[bytes] = []
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_hear(answer, timeout_s, heard)) for answer in answers]
+        if not heard and any(one.result() for one in asked):
+            raise ReplicaLost("no replica told its figures in time")
+        try:
+            return decode_signals(heard)
+        except msgspec.DecodeError as error:
+            raise ReplicaLost(type(error).__name__) from error
+
+
+async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> bool:
+    """One replica's figures; whether they were late. One that hangs is late, one that is gone is not."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            heard.append(await answer.get_async())
+            return False
+    except (TimeoutError, *_LOST) as error:
+        answer.cancel()
+        return isinstance(error, TimeoutError)
+
+
+async def _pieces(response: AsyncIterator[bytes]) -> AsyncIterator[Piece]:
+    try:
+        async for data in response:
+            yield decode_piece(data)
+    except BackPressureError as error:
+        raise ReplicasFull("every engine replica is full") from error
+    except _LOST as error:
+        raise ReplicaLost(type(error).__name__) from error

@@ -1,0 +1,84 @@
+"""Learning from the gateway what our words weigh, so that a prompt of 900 tokens has 900 tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from ops.replay.contract import Contract
+from ops.replay.errors import TargetError
+from ops.replay.shape import Planned
+from ops.replay.target import Target
+from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
+
+# Each word is counted this many times in a row, behind another word: rounding and the text's edges then do
+# not matter.
+REPEATS = 8
+# Calls under way at once; a gateway answers about 100 of them in well under a second.
+PARALLEL = 8
+ANCHOR = WORDS[0]
+# The probe's length in words.
+PROBE_WORDS = 16
+# Taken for a gateway that does not tell its own; also what the default engine is configured with.
+DEFAULT_MODEL_LEN = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was learned.
+
+    Args:
+        lexicon: words and their costs.
+        max_model_len: as the gateway told, or the default.
+    """
+
+    lexicon: Lexicon
+    max_model_len: int
+
+
+async def calibrate(target: Target, contract: Contract) -> Calibration:
+    """Weigh the words with ``/tokenize``, then send one short real request for the overhead of its prompt.
+
+    The probe also opens the first connection and proves that key, route and model are right before the load
+    begins. Raises TargetError.
+    """
+    anchor = await target.tokenize({"prompt": ANCHOR, "add_special_tokens": False})
+    costs = None if anchor is None else await _weigh(target, anchor.count)
+    lexicon = UNCALIBRATED if costs is None else Lexicon(costs, calibrated=True)
+    weight = dict(lexicon.costs)
+    words = [WORDS[step % len(WORDS)] for step in range(PROBE_WORDS)]
+    probe = await target.generate(
+        contract,
+        Planned(index=-1, due_s=0.0, prompt_tokens=PROBE_WORDS, max_tokens=1),
+        " ".join(words),
+        started_at=0.0,
+    )
+    if not probe.ok:
+        raise TargetError(f"the first request failed with {probe.code}; nothing was replayed")
+    overhead = max(0, probe.input_tokens - sum(weight[word] for word in words)) if lexicon.calibrated else 0
+    longest = anchor.max_model_len if anchor is not None else None
+    return Calibration(
+        Lexicon(lexicon.costs, overhead, lexicon.calibrated), longest if longest else DEFAULT_MODEL_LEN
+    )
+
+
+async def _weigh(target: Target, anchor_tokens: int) -> tuple[tuple[str, int], ...] | None:
+    weighed: dict[str, int] = {}
+    waiting = iter(WORDS)
+
+    async def worker() -> None:
+        for word in waiting:
+            text = " ".join([ANCHOR, *([word] * REPEATS)])
+            told = await target.tokenize({"prompt": text, "add_special_tokens": False})
+            if told is not None:
+                weighed[word] = max(1, round((told.count - anchor_tokens) / REPEATS))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PARALLEL):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    if len(weighed) < len(set(WORDS)):
+        return None
+    return tuple((word, weighed[word]) for word in WORDS)

@@ -1,0 +1,97 @@
+"""Open-loop load: each request is sent when the trace says, whether or not earlier ones were answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from ops.replay.outcome import Outcome
+from ops.replay.shape import Planned
+
+Send = Callable[[Planned, str, float], Awaitable[Outcome]]
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A replay under way, and then what it came to.
+
+    Args:
+        outcomes: requests that ended, in order of their end.
+        sent: requests that were sent.
+        in_flight: requests sent and not ended.
+        interrupted: whether it was stopped before the trace's end.
+        wall_s: from the start to the end of the last request.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    sent: int = 0
+    in_flight: int = 0
+    interrupted: bool = False
+    wall_s: float = 0.0
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were sent and given up by a stop."""
+        return self.sent - len(self.outcomes)
+
+
+async def run_load(
+    requests: Iterable[Planned],
+    *,
+    text: Callable[[Planned], str],
+    send: Send,
+    concurrency: int,
+    clock: Callable[[], float],
+    stop: asyncio.Event,
+    run: Run,
+) -> None:
+    """Send all of ``requests``; fills ``run`` as it goes.
+
+    Args:
+        requests: in order of ``due_s``.
+        text: makes a request's prompt; called before its time has come.
+        send: sends one request; it gets the clock's reading at the start, and never fails.
+        concurrency: most requests under way at once. What is due beyond it waits, in order, and the wait
+            shows as the outcome's ``client_delay_s``.
+        clock: seconds, monotonic, as ``asyncio.sleep`` counts them.
+        stop: when set, requests under way are given up and ``run.interrupted`` is true.
+        run: where the figures go.
+    """
+    started_at = clock()
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(planned: Planned, prompt: str) -> None:
+        try:
+            run.outcomes.append(await send(planned, prompt, started_at))
+        finally:
+            run.in_flight -= 1
+            slots.release()
+
+    async def arrivals() -> None:
+        async with asyncio.TaskGroup() as under_way:
+            for planned in requests:
+                prompt = text(planned)
+                await asyncio.sleep(max(0.0, started_at + planned.due_s - clock()))
+                await slots.acquire()
+                run.sent += 1
+                run.in_flight += 1
+                under_way.create_task(one(planned, prompt))
+
+    async def stopper() -> None:
+        await stop.wait()
+        raise _Stopped
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(stopper())
+            await arrivals()
+            watching.cancel()
+    except* _Stopped:
+        run.interrupted = True
+    finally:
+        run.wall_s = clock() - started_at

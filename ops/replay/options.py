@@ -1,0 +1,76 @@
+"""What a replay is asked to do, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.replay.contract import ContractName
+from ops.replay.errors import OptionError
+from ops.replay.report import Slo
+
+MAX_CONCURRENCY = 10_000
+# Seed 000: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
+DEFAULT_SLO = Slo(ttft_ms=200.0, total_ms=1400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A replay's options; building them raises OptionError for a value that is not allowed.
+
+    Args:
+        trace: the file.
+        url: the gateway.
+        key: bearer key, if any.
+        speed: times are divided by it.
+        limit: rows to replay; ``None`` for all.
+        skip: rows left out before.
+        scale_tokens: factor on both lengths.
+        concurrency: most requests under way at once.
+        contract: which API.
+        route: a route of the gateway, else its default.
+        model: for OpenAI's contract, else the gateway's first.
+        slo: limits for goodput.
+        timeout_s: longest one request may take.
+        seed: of the texts.
+        max_model_len: prompt and answer together; ``None`` to ask the gateway.
+        no_fallback: ask for errors instead of fallback answers.
+    """
+
+    trace: Path
+    url: str = "http://127.0.0.1:8000"
+    key: str | None = None
+    speed: float = 1.0
+    limit: int | None = None
+    skip: int = 0
+    scale_tokens: float = 1.0
+    concurrency: int = 256
+    contract: ContractName = ContractName.NATIVE
+    route: str | None = None
+    model: str | None = None
+    slo: Slo = DEFAULT_SLO
+    timeout_s: float = 120.0
+    seed: int = 0
+    max_model_len: int | None = None
+    no_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name, value in (
+            ("--speed", self.speed),
+            ("--scale-tokens", self.scale_tokens),
+            ("--timeout", self.timeout_s),
+            ("--slo-ttft-ms", self.slo.ttft_ms),
+            ("--slo-total-ms", self.slo.total_ms),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise OptionError(f"{name}: {value} is not allowed; a number above 0 is")
+        if self.limit is not None and self.limit < 1:
+            raise OptionError(f"--limit: {self.limit} is not allowed; 1 and more is")
+        if self.skip < 0:
+            raise OptionError(f"--skip: {self.skip} is not allowed; 0 and more is")
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise OptionError(f"--concurrency: {self.concurrency} is not allowed; 1 to {MAX_CONCURRENCY} is")
+        if not self.url.startswith(("http://", "https://")):
+            raise OptionError("--url: not an http(s) address; for example http://127.0.0.1:8000")

@@ -1,0 +1,152 @@
+"""The figures of a replay, ready for the terminal, for a file and for a plot.
+
+The JSON form is :func:`as_json`; its ``schema`` number changes when a field is renamed or changes its
+meaning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ops.replay.load import Run
+from ops.replay.outcome import Outcome
+from ops.replay.statistics import Spread, spread
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The limits that goodput counts against, milliseconds from sending."""
+
+    ttft_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token sums over whole answers; asked is what the trace wanted, scaled and clamped."""
+
+    asked_input: int
+    input: int
+    asked_output: int
+    output: int
+    cached: int
+
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompt tokens that a prefix cache gave."""
+        return self.cached / self.input if self.input else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replay came to.
+
+    Latencies are milliseconds over whole answers, from sending; ``client_delay_ms`` is over all requests that
+    ended: how much later than the trace wanted they were sent, which no latency includes.
+    """
+
+    sent: int
+    completed: int
+    unfinished: int
+    interrupted: bool
+    wall_s: float
+    ttft_ms: Spread
+    tpot_ms: Spread
+    total_ms: Spread
+    client_delay_ms: Spread
+    tokens: Tokens
+    slo: Slo
+    within_slo: int
+    clamped: int
+    errors: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    finish_reasons: Mapping[str, int]
+    backends: Mapping[str, int]
+
+    @property
+    def error_count(self) -> int:
+        """Requests that ended without a whole answer."""
+        return sum(self.errors.values())
+
+    def per_second(self, count: float) -> float | None:
+        """``count`` over the replay's length."""
+        return count / self.wall_s if self.wall_s > 0 else None
+
+
+def report(run: Run, slo: Slo, *, clamped: int = 0) -> Report:
+    """The figures of ``run``."""
+    ended: Sequence[Outcome] = run.outcomes
+    whole = [outcome for outcome in ended if outcome.ok]
+    return Report(
+        sent=run.sent,
+        completed=len(whole),
+        unfinished=run.unfinished,
+        interrupted=run.interrupted,
+        wall_s=run.wall_s,
+        ttft_ms=spread(o.ttft_s * 1000 for o in whole if o.ttft_s is not None),
+        tpot_ms=spread(tpot * 1000 for o in whole if (tpot := o.tpot_s) is not None),
+        total_ms=spread(o.total_s * 1000 for o in whole),
+        client_delay_ms=spread(o.client_delay_s * 1000 for o in ended),
+        tokens=Tokens(
+            asked_input=sum(o.asked_input for o in whole),
+            input=sum(o.input_tokens for o in whole),
+            asked_output=sum(o.asked_output for o in whole),
+            output=sum(o.output_tokens for o in whole),
+            cached=sum(o.cached_tokens for o in whole),
+        ),
+        slo=slo,
+        within_slo=sum(o.within(ttft_s=slo.ttft_ms / 1000, total_s=slo.total_ms / 1000) for o in ended),
+        clamped=clamped,
+        errors=_counted(o.code for o in ended),
+        fallbacks=_counted(o.fallback for o in ended),
+        finish_reasons=_counted(o.finish_reason for o in whole),
+        backends=_counted(o.backend for o in whole),
+    )
+
+
+def _counted(names: Iterable[str | None]) -> dict[str, int]:
+    return dict(Counter(name for name in names if name is not None).most_common())
+
+
+def as_json(result: Report, setup: Mapping[str, object]) -> dict[str, object]:
+    """The report for machines; ``setup`` is how the replay was made (trace, options, calibration)."""
+    tokens = result.tokens
+    return {
+        "schema": SCHEMA,
+        **setup,
+        "requests": {
+            "sent": result.sent,
+            "completed": result.completed,
+            "errors": result.error_count,
+            "unfinished": result.unfinished,
+            "clamped": result.clamped,
+            "interrupted": result.interrupted,
+        },
+        "wall_s": result.wall_s,
+        "latency_ms": {
+            "ttft": asdict(result.ttft_ms),
+            "tpot": asdict(result.tpot_ms),
+            "total": asdict(result.total_ms),
+            "client_delay": asdict(result.client_delay_ms),
+        },
+        "throughput_per_s": {
+            "requests": result.per_second(result.completed),
+            "input_tokens": result.per_second(tokens.input),
+            "output_tokens": result.per_second(tokens.output),
+        },
+        "tokens": {**asdict(tokens), "cached_share": tokens.cached_share},
+        "goodput": {
+            **asdict(result.slo),
+            "within_slo": result.within_slo,
+            "share": result.within_slo / result.sent if result.sent else None,
+            "requests_per_s": result.per_second(result.within_slo),
+        },
+        "errors": dict(result.errors),
+        "fallbacks": dict(result.fallbacks),
+        "finish_reasons": dict(result.finish_reasons),
+        "backends": dict(result.backends),
+    }

@@ -1,0 +1,140 @@
+"""One replay from its options to its figures; what the command wraps and what a benchmark calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from ops.replay.calibrate import Calibration, calibrate
+from ops.replay.contract import Contract, ContractName, Native, OpenAI
+from ops.replay.load import Run, run_load
+from ops.replay.options import Options
+from ops.replay.outcome import Outcome
+from ops.replay.report import Report, report
+from ops.replay.shape import Planned, plan
+from ops.replay.target import Target
+from ops.replay.text import TextMaker
+from ops.replay.trace import Trace, read_trace
+
+Watch = Callable[[Run, int], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A replay that is over.
+
+    Args:
+        trace: what was read.
+        calibration: what the gateway told beforehand.
+        max_model_len: the limit that lengths were clamped to.
+        outcomes: every request that ended.
+        report: the figures.
+        below_overhead: prompts that the trace wanted shorter than what every prompt of this contract has
+            beside its text; they are sent with one word.
+    """
+
+    trace: Trace
+    calibration: Calibration
+    max_model_len: int
+    outcomes: tuple[Outcome, ...]
+    report: Report
+    below_overhead: int = 0
+
+    def setup(self, options: Options) -> dict[str, object]:
+        """How the figures were made, for the JSON report; no key."""
+        lexicon = self.calibration.lexicon
+        return {
+            "trace": {
+                "path": self.trace.path,
+                "format": self.trace.format,
+                "rows": len(self.trace.arrivals),
+                "span_s": self.trace.span_s,
+            },
+            "options": {
+                "url": options.url,
+                "contract": options.contract.value,
+                "route": options.route,
+                "model": options.model,
+                "speed": options.speed,
+                "scale_tokens": options.scale_tokens,
+                "limit": options.limit,
+                "skip": options.skip,
+                "concurrency": options.concurrency,
+                "timeout_s": options.timeout_s,
+                "seed": options.seed,
+                "max_model_len": self.max_model_len,
+                "no_fallback": options.no_fallback,
+            },
+            "calibration": {
+                "calibrated": lexicon.calibrated,
+                "prompt_overhead_tokens": lexicon.overhead,
+                "prompts_below_overhead": self.below_overhead,
+            },
+        }
+
+
+def _unwatched(run: Run, total: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+async def replay_trace(
+    options: Options,
+    *,
+    stop: asyncio.Event | None = None,
+    watch: Watch = _unwatched,
+    clock: Callable[[], float] = time.monotonic,
+) -> Replayed:
+    """Read, calibrate, send, count.
+
+    Args:
+        options: what to do.
+        stop: set it to end early; what there is by then is returned.
+        watch: gets the run as it fills and the number of requests; entered while the load runs.
+        clock: seconds, monotonic.
+
+    Raises:
+        ReplayError: the trace, an option or the gateway does not allow a start.
+    """
+    trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
+    run = Run()
+    async with Target(
+        options.url,
+        key=options.key,
+        timeout_s=options.timeout_s,
+        no_fallback=options.no_fallback,
+        clock=clock,
+    ) as target:
+        contract = await _contract(options, target)
+        learned = await calibrate(target, contract)
+        longest = options.max_model_len or learned.max_model_len
+        requests = tuple(
+            plan(trace, speed=options.speed, scale_tokens=options.scale_tokens, max_model_len=longest)
+        )
+        maker = TextMaker(learned.lexicon, options.seed)
+
+        async def send(planned: Planned, text: str, started_at: float) -> Outcome:
+            return await target.generate(contract, planned, text, started_at=started_at)
+
+        with watch(run, len(requests)):
+            await run_load(
+                requests,
+                text=maker.prompt,
+                send=send,
+                concurrency=options.concurrency,
+                clock=clock,
+                stop=stop if stop is not None else asyncio.Event(),
+                run=run,
+            )
+    clamped = sum(planned.clamped for planned in requests)
+    below = sum(planned.prompt_tokens <= learned.lexicon.overhead for planned in requests)
+    found = report(run, options.slo, clamped=clamped)
+    return Replayed(trace, learned, longest, tuple(run.outcomes), found, below)
+
+
+async def _contract(options: Options, target: Target) -> Contract:
+    if options.contract is ContractName.NATIVE:
+        return Native(options.route)
+    return OpenAI(options.model or await target.first_model(), options.route)

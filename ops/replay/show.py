@@ -1,0 +1,144 @@
+"""A replay on the terminal: the bar while it runs, the tables when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ops.replay.load import Run
+from ops.replay.report import Report
+from ops.replay.statistics import Spread, percentile
+
+# The bar's own redraws a second; more would disturb the load it shows.
+REDRAWS_PER_S = 4.0
+# How many of the latest answers the bar's TTFT looks at.
+RECENT = 100
+
+
+class _Live(ProgressColumn):
+    """In flight, errors, and the recent answers' median TTFT, read from the run when the bar is redrawn."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def render(self, task: Task) -> RenderableType:
+        """One line of figures."""
+        recent = self._run.outcomes[-RECENT:]
+        errors = sum(not outcome.ok for outcome in recent)
+        times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)
+        ttft = f"{percentile(times, 0.5) * 1000:,.0f} ms" if times else "-"
+        line = Text(f"in flight {self._run.in_flight:>4}   TTFT p50 {ttft:>9}", style="cyan")
+        if errors:
+            line.append(f"   {errors} of the last {len(recent)} failed", style="bold red")
+        return line
+
+
+@contextmanager
+def progress(console: Console, run: Run, total: int) -> Iterator[None]:
+    """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _Live(run))
+
+    class Bar(Progress):
+        """Reads the count when drawn, so that the load loop does no drawing at all."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            for task in self.tasks:
+                task.completed = len(run.outcomes)
+            yield self.make_tasks_table(self.tasks)
+
+    bar = Bar(*columns, console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
+    bar.add_task("replay", total=total)
+    if not console.is_terminal:
+        yield
+        return
+    with bar:
+        yield
+
+
+def tables(result: Report, notes: Mapping[str, str]) -> RenderableType:
+    """The result for a person; ``notes`` say how it was made."""
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="dim")
+    head.add_column()
+    for name, text in notes.items():
+        head.add_row(name, text)
+
+    times = Table(title="Milliseconds", title_justify="left", header_style="bold")
+    times.add_column("")
+    for name in ("p50", "p90", "p99", "mean", "max"):
+        times.add_column(name, justify="right")
+    for name, values in (
+        ("TTFT", result.ttft_ms),
+        ("TPOT", result.tpot_ms),
+        ("total", result.total_ms),
+        ("client-side delay", result.client_delay_ms),
+    ):
+        times.add_row(name, *_cells(values))
+
+    tokens, slo = result.tokens, result.slo
+    share = tokens.cached_share
+    figures = Table(title="Figures", title_justify="left", show_header=False)
+    figures.add_column()
+    figures.add_column(justify="right")
+    figures.add_column(style="dim")
+    failed = Text(str(result.error_count), style="bold red" if result.error_count else "green")
+    figures.add_row(
+        "requests", f"{result.sent:,}", f"{result.completed:,} answered, {result.unfinished:,} given up"
+    )
+    figures.add_row("errors", failed, _listed(result.errors))
+    figures.add_row("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks))
+    figures.add_row(
+        "requests/s", _number(result.per_second(result.completed)), f"over {result.wall_s:,.1f} s"
+    )
+    figures.add_row(
+        "tokens/s in",
+        _number(result.per_second(tokens.input)),
+        f"{tokens.input:,} of {tokens.asked_input:,} asked",
+    )
+    figures.add_row(
+        "tokens/s out",
+        _number(result.per_second(tokens.output)),
+        f"{tokens.output:,} of {tokens.asked_output:,} allowed",
+    )
+    figures.add_row(
+        "cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the prompts'"
+    )
+    figures.add_row(
+        "goodput/s",
+        _number(result.per_second(result.within_slo)),
+        f"{result.within_slo:,} of {result.sent:,}: TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms",
+    )
+    parts: list[RenderableType] = [head, times, figures]
+    if result.interrupted:
+        parts.append(
+            Text("Stopped before the end of the trace; the figures cover what ended.", style="yellow")
+        )
+    return Group(*parts)
+
+
+def _cells(values: Spread) -> list[str]:
+    return [_number(value) for value in (values.p50, values.p90, values.p99, values.mean, values.max)]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

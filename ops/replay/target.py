@@ -1,0 +1,195 @@
+"""The gateway under load, as an HTTP client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from ops.replay.contract import Contract, Reading, error_code
+from ops.replay.errors import TargetError
+from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, Outcome
+from ops.replay.shape import Planned
+from ops.replay.sse import EventSplitter, EventTooLarge
+
+CONNECT_TIMEOUT_S = 10.0
+# Calls that are not generations: /tokenize, /v1/models.
+SHORT_CALL_TIMEOUT_S = 30.0
+# An error's body is read up to here; the rest is left.
+MAX_ERROR_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """What ``/tokenize`` told."""
+
+    count: int
+    max_model_len: int | None
+
+
+class Target:
+    """Calls one gateway; use as ``async with``.
+
+    Args:
+        url: its base address.
+        key: sent as a bearer key when given.
+        timeout_s: longest a generation may take, connecting included.
+        no_fallback: ask for errors instead of fallback answers.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, url: str, *, key: str | None, timeout_s: float, no_fallback: bool, clock: Callable[[], float]
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        if no_fallback:
+            self._headers["prefer"] = "sluice-no-fallback"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            # The replay's own cap bounds the connections; a second one here would hide waiting inside TTFT.
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
+        """Tokens of a prompt or of messages; ``None`` without such a path. Raises TargetError."""
+        answer = await self._call("POST", "/tokenize", body)
+        if answer is None:
+            return None
+        count, longest = answer.get("count"), answer.get("max_model_len")
+        if not isinstance(count, int):
+            raise TargetError(f"{self._url}/tokenize: the answer has no count")
+        return TokenCount(count, longest if isinstance(longest, int) else None)
+
+    async def first_model(self) -> str:
+        """The first id of ``/v1/models``. Raises TargetError."""
+        answer = await self._call("GET", "/v1/models", None)
+        models = answer.get("data") if answer else None
+        if not isinstance(models, list) or not models:
+            raise TargetError(f"{self._url}/v1/models: no model is listed; name one with --model")
+        return str(models[0]["id"])
+
+    async def generate(
+        self, contract: Contract, planned: Planned, text: str, *, started_at: float
+    ) -> Outcome:
+        """Send one request now, read its stream to the end; every failure but cancellation is an outcome."""
+        session = self._opened()
+        body = orjson.dumps(contract.body(text, planned.max_tokens))
+        reading = Reading()
+        ttft_s: float | None = None
+        last_s: float | None = None
+        status: int | None = None
+        sent_at = self._clock()
+        try:
+            async with session.post(self._url + contract.path, data=body) as response:
+                status = response.status
+                if status >= 400:
+                    reading.code = await _told_code(response) or f"http_{status}"
+                else:
+                    splitter = EventSplitter()
+                    async for chunk in response.content.iter_any():
+                        before = reading.texts
+                        for event in splitter.feed(chunk):
+                            if event == b"[DONE]":
+                                contract.done(reading)
+                            else:
+                                contract.read(_object(event), reading)
+                        if reading.texts > before:
+                            last_s = self._clock() - sent_at
+                            ttft_s = last_s if ttft_s is None else ttft_s
+                    if not reading.ended and reading.code is None:
+                        reading.code = CUT_OFF
+        except TimeoutError:
+            reading.code = TIMEOUT
+        except (EventTooLarge, orjson.JSONDecodeError):
+            reading.code = BAD_STREAM
+        except aiohttp.ClientConnectorError:
+            reading.code = CONNECT
+        except (aiohttp.ClientError, ConnectionError):
+            reading.code = CUT_OFF
+        return Outcome(
+            index=planned.index,
+            due_s=planned.due_s,
+            sent_s=sent_at - started_at,
+            asked_input=planned.prompt_tokens,
+            asked_output=planned.max_tokens,
+            total_s=self._clock() - sent_at,
+            ttft_s=ttft_s,
+            last_token_s=last_s,
+            status=status,
+            code=reading.code,
+            finish_reason=reading.finish_reason,
+            input_tokens=reading.input_tokens,
+            output_tokens=reading.output_tokens,
+            cached_tokens=reading.cached_tokens,
+            fallback=reading.fallback,
+            backend=reading.backend,
+        )
+
+    async def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any] | None:
+        session = self._opened()
+        data = None if body is None else orjson.dumps(body)
+        try:
+            async with (
+                asyncio.timeout(SHORT_CALL_TIMEOUT_S),
+                session.request(method, self._url + path, data=data) as response,
+            ):
+                if response.status in (404, 405, 501):
+                    return None
+                if response.status >= 400:
+                    code = await _told_code(response) or "no code"
+                    hint = (
+                        "; give a key with --key or SLUICE_ADMIN_KEY" if response.status in (401, 403) else ""
+                    )
+                    raise TargetError(f"{self._url}{path}: HTTP {response.status} ({code}){hint}")
+                answer: object = orjson.loads(await response.read())
+        except TimeoutError as error:
+            raise TargetError(f"{self._url}{path}: no answer within {SHORT_CALL_TIMEOUT_S:g} s") from error
+        except orjson.JSONDecodeError as error:
+            raise TargetError(f"{self._url}{path}: the answer is not JSON; is this a gateway?") from error
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise TargetError(
+                f"{self._url}: cannot be reached ({type(error).__name__}); is the gateway running? "
+                "Start it with `make run`, or name another with --url"
+            ) from error
+        if not isinstance(answer, dict):
+            raise TargetError(f"{self._url}{path}: the answer is not a JSON object; is this a gateway?")
+        return answer
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("a Target is used inside `async with`")
+        return self._session
+
+
+def _object(event: bytes) -> Mapping[str, Any]:
+    found = orjson.loads(event)
+    return found if isinstance(found, dict) else {}
+
+
+async def _told_code(response: aiohttp.ClientResponse) -> str | None:
+    raw = await response.content.read(MAX_ERROR_BYTES)
+    try:
+        return error_code(orjson.loads(raw))
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,94 @@
+"""Text of an asked token length, the same for the same seed: the words of a manga shop in random order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ops.replay.shape import Planned
+
+# Entries are single words with their punctuation, so that each keeps its token count wherever it stands.
+_SHOP_TALK = """
+manga volume series chapter author artist publisher edition shelf catalog order cart basket parcel shipping
+delivery return refund stock warehouse customer shop price discount gift wishlist preorder release reprint
+hardcover paperback omnibus boxset translation English Japanese samurai pirate ninja hunter wizard detective
+vampire robot mecha school tournament kitchen ocean desert island village castle dragon sword spirit demon
+hero rival friend brother sister captain teacher student king queen romance comedy drama horror mystery
+adventure sports history fantasy mature gentle dark slow quick short long new old first last next best rare
+signed used sealed damaged missing late early today tomorrow weekly monthly please recommend compare find
+send keep read like want need arrive explain describe what which where when how why and with about from
+after before story, ending. reader, cover. page, panel. colour, stories. number? copies, address. question?
+"""
+WORDS = tuple(_SHOP_TALK.split())
+# Tokens a word is taken to have when the gateway cannot be asked; English words of this kind have 1 to 2.
+GUESSED_COST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """Words with the tokens that each adds to a text.
+
+    Args:
+        costs: word to tokens, each at least 1.
+        overhead: tokens of a prompt that are not its text: system prompt, markup.
+        calibrated: whether the gateway's tokenizer told them.
+    """
+
+    costs: tuple[tuple[str, int], ...]
+    overhead: int = 0
+    calibrated: bool = False
+
+
+UNCALIBRATED = Lexicon(tuple((word, GUESSED_COST) for word in WORDS))
+
+
+class TextMaker:
+    """Makes the prompts of a replay.
+
+    Args:
+        lexicon: the words and their costs.
+        seed: the same seed gives the same texts.
+    """
+
+    def __init__(self, lexicon: Lexicon, seed: int) -> None:
+        self._lexicon = lexicon
+        self._seed = seed
+        self._longest = max(cost for _, cost in lexicon.costs)
+
+    def prompt(self, planned: Planned) -> str:
+        """A user turn that makes the whole prompt ``planned.prompt_tokens`` long, or a little less.
+
+        Requests with the same leading ``block_ids`` begin with the same text.
+        """
+        wanted = max(1, planned.prompt_tokens - self._lexicon.overhead)
+        if not planned.block_ids or planned.block_tokens <= 0:
+            return self.words(f"request:{planned.index}", wanted)
+        parts = []
+        for block in planned.block_ids:
+            if wanted <= 0:
+                break
+            parts.append(self.words(f"block:{block}", min(planned.block_tokens, wanted)))
+            wanted -= planned.block_tokens
+        if wanted > 0:  # the trace's ids cover less than its length
+            parts.append(self.words(f"request:{planned.index}", wanted))
+        return " ".join(part for part in parts if part)
+
+    def words(self, name: str, tokens: int) -> str:
+        """``tokens`` tokens of text or a little less, one word at least; longer ones begin alike."""
+        rng = random.Random(f"{self._seed}/{name}")
+        chosen: list[str] = []
+        left = tokens
+        pool: Sequence[tuple[str, int]] = self._lexicon.costs
+        while True:
+            # So many fit whatever they cost; drawn at once, since a draw each is several times slower.
+            drawn = rng.choices(pool, k=left // self._longest)
+            chosen.extend(word for word, _ in drawn)
+            left -= sum(cost for _, cost in drawn)
+            if left < self._longest:
+                break
+        while fitting := [entry for entry in pool if entry[1] <= left]:
+            word, cost = rng.choice(fitting)
+            chosen.append(word)
+            left -= cost
+        return " ".join(chosen) or pool[0][0]

@@ -1,0 +1,288 @@
+"""Each line of the checklist as a function of the facts; none of them asks anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gateway.lora.importer import AUTHOR as FROM_FILE
+from ops.rollout.facts import Facts
+
+# Of so few requests nothing can be said.
+LEAST_REQUESTS = 30
+LEAST_REPLAYED = 200
+# Shares that must meet their target: TTFT is a median's target, total a 99th percentile's (seed 000 §4).
+WITHIN = {"ttft": 0.5, "total": 0.99}
+LEAST_GOODPUT = 0.95
+# Of the prefix tokens that the backend had computed before, so many must have been found in its cache.
+LEAST_FOUND = 0.8
+SOAK_S = 1_800.0
+# Seed 000 §13: health checks pass within 90 seconds of the container's start.
+READY_WITHIN_S = 90.0
+MAX_LEDGER_LAG_S = 5.0
+# What comes after the drain: the engine's stop, the last rows (docs/operations.md).
+AFTER_DRAIN_S = 30.0
+
+
+class Verdict(StrEnum):
+    """What became of a line."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    BY_HAND = "by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. ``hint`` says what to do when it is not ok."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    hint: str = ""
+
+
+Check = Callable[[Facts], Finding]
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every line, in the order in which an operator would go through them."""
+    return [check(facts) for check in CHECKS]
+
+
+def _told(check: str, holds: bool, found: str, hint: str) -> Finding:
+    return Finding(check, Verdict.OK if holds else Verdict.WRONG, found, "" if holds else hint)
+
+
+def _by_hand(check: str, found: str, hint: str) -> Finding:
+    return Finding(check, Verdict.BY_HAND, found, hint)
+
+
+def ready(facts: Facts) -> Finding:
+    """The gateway takes traffic."""
+    failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
+    found = ", ".join(failing) or str(facts.ready.get("status"))
+    return _told("ready", bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
+
+
+def ready_in_time(facts: Facts) -> Finding:
+    """It was ready soon enough after its start (seed 000 §13)."""
+    check, hint = "ready soon after start", "local weights instead of a download; a longer startup probe"
+    found = list(facts.having("sluice_ready_after_seconds"))
+    if not found:
+        return _by_hand(check, "it was not ready yet", "ask again once it was")
+    took_s = found[0][1]
+    return _told(check, took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
+
+
+def generates(facts: Facts) -> Finding:
+    """Every backend, fallback legs included, has just generated."""
+    backends: Mapping[str, Any] = facts.deep.get("backends", {})
+    sick = [
+        f"{name}: {told.get('status')}" for name, told in backends.items() if told.get("status") != "healthy"
+    ]
+    found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
+    hint = "`sluice doctor`, and the backend's own log"
+    return _told("every backend generates", bool(backends) and not sick, found, hint)
+
+
+def has_another_leg(facts: Facts) -> Finding:
+    """Each route has something to fall back on that is not only an apology."""
+    bare = [
+        name
+        for name, route in _routes(facts).items()
+        if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
+    ]
+    hint = "a second backend in the route's `fallback`"
+    return _told("each route has a second leg", not bare, ", ".join(bare) or "all have", hint)
+
+
+def real_workload(facts: Facts) -> Finding:
+    """Measured on the real workload, not on one prompt (seed 000 §13)."""
+    check = "benchmarked on real traffic"
+    hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
+    if facts.replay is None:
+        return _by_hand(check, "no --replay file", hint)
+    requests = facts.replay["requests"]
+    share = _goodput(facts.replay)
+    found = f"{requests['sent']:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
+    whole = requests["sent"] >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
+    return _told(
+        check, whole and share >= LEAST_GOODPUT, found, f"{hint} (bar {LEAST_GOODPUT:.0%}, no errors)"
+    )
+
+
+def soaked(facts: Facts) -> Finding:
+    """Half an hour with long conversations and changing adapters (seed 000 §13)."""
+    check = "soak test"
+    if facts.soak is None:
+        return _by_hand(check, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
+    requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
+    found = f"{wall_s / 60:.0f} min, {requests['errors']} errors, {requests['unfinished']} unfinished"
+    held = wall_s >= SOAK_S and not requests["errors"] and not requests["unfinished"]
+    return _told(check, held, found, f"at least {SOAK_S / 60:.0f} min without an error")
+
+
+def latency(facts: Facts) -> Finding:
+    """First token and whole answer together meet what the routes promise (seed 000 §13)."""
+    check, late, seen = "latency within the routes' SLO", [], 0.0
+    for labels, asked in facts.having("sluice_slo_requests_total"):
+        objective = labels.get("objective", "")
+        if asked < LEAST_REQUESTS or objective not in WITHIN:
+            continue
+        seen = max(seen, asked)
+        share = facts.total("sluice_slo_good_total", **labels) / asked
+        if share < WITHIN[objective]:
+            bar = f"(bar {WITHIN[objective]:.0%})"
+            late.append(f"{labels.get('route')} {objective}: {share:.1%} of {asked:,.0f} {bar}")
+    if not seen:
+        return _by_hand(check, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
+    return _told(
+        check, not late, "; ".join(late) or f"held over {seen:,.0f} requests", "docs/runbooks/slo-total.md"
+    )
+
+
+def prefix_hits(facts: Facts) -> Finding:
+    """What was computed before is found in the cache again (seed 000 §13: after prompt changes)."""
+    check = "prefix cache hits as expected"
+    expected = facts.total("sluice_prompt_expected_cached_tokens_total")
+    if not expected:
+        return _by_hand(check, "nothing came twice yet", "send traffic, then ask again")
+    share = facts.total("sluice_prompt_cached_tokens_total") / expected
+    found = f"{share:.1%} of {expected:,.0f} expected tokens (bar {LEAST_FOUND:.0%})"
+    return _told(check, share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
+
+
+def gated_adapters(facts: Facts) -> Finding:
+    """No adapter serves without an evaluation that it passed (seed 000 §13).
+
+    What came with ``adapters.file`` is active from the start and was never asked for one: whoever wrote the
+    file answers for it. What was made active here past its evaluation, or failed one, is wrong.
+    """
+    check, hint = "adapters passed an evaluation", "python -m evaluation.adapter_regression --post"
+    serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
+    bare = [one for one in serving if not (one.get("evaluation") or {}).get("passed")]
+    filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
+    wrong = [one["id"] for one in bare if one["id"] not in filed]
+    if filed and not wrong:
+        return _by_hand(check, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
+    found = (
+        f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
+    )
+    return _told(check, not wrong, found, hint)
+
+
+def canary_first(facts: Facts) -> Finding:
+    """The last canary was not rolled back, or has been looked at since."""
+    last = facts.canary.get("canary")
+    check, hint = "last canary", "sluice canary status: why it ended, before the next one"
+    if last is None:
+        return _by_hand(check, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
+    return _told(check, last.get("phase") != "rolled_back", str(last.get("phase")), hint)
+
+
+def shadowed(facts: Facts) -> Finding:
+    """The other backend's answers have been compared before it gets traffic (seed 000 §12)."""
+    check = "shadow comparison"
+    if not any(route.get("shadow") for route in _routes(facts).values()):
+        return _by_hand(
+            check, "no route has a shadow", "route key `shadow: {backend, sample}`, docs/shadow.md"
+        )
+    pairs = int(facts.shadow.get("pairs", 0))
+    return _told(check, pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs")
+
+
+def can_go_back(facts: Facts) -> Finding:
+    """A rollback is possible at the routing layer (seed 000 §13)."""
+    if isinstance(facts.rollback, str):
+        hint = "the first change makes one: `sluice routes apply`"
+        return _by_hand("rollback possible", facts.rollback, hint)
+    changes = len(facts.rollback.get("changes", ()))
+    return _told("rollback possible", True, f"would change {changes} things", "")
+
+
+def in_force(facts: Facts) -> Finding:
+    """The last revision is what this gateway routes by."""
+    behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
+    found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
+    return _told("revision in force", not behind, found, "docs/runbooks, SluiceStateBehind")
+
+
+def ledger(facts: Facts) -> Finding:
+    """Usage reaches its database in time, and none was lost."""
+    lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
+    found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
+    return _told(
+        "ledger", lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?"
+    )
+
+
+def keys_on(facts: Facts) -> Finding:
+    """Operators' paths ask for a key."""
+    found = "/admin answers without one" if facts.open_admin else "asked for"
+    return _told("keys", not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
+
+
+def alerts(facts: Facts) -> Finding:
+    """Prometheus has loaded our rules and evaluates them (seed 000 §13; that they fire, the tests prove)."""
+    check, hint = "alert rules loaded", "rule_files of Prometheus: deploy/prometheus/*.yaml"
+    if facts.rules is None:
+        return _by_hand(check, "no --prometheus", "--prometheus http://HOST:9090")
+    if isinstance(facts.rules, str):
+        return _told(check, False, facts.rules, "is Prometheus there?")
+    groups: Sequence[Mapping[str, Any]] = facts.rules.get("data", {}).get("groups", ())
+    ours = [rule for group in groups if str(group["name"]).startswith("sluice") for rule in group["rules"]]
+    sick = [str(rule["name"]) for rule in ours if rule.get("health") == "err"]
+    firing = [str(rule["name"]) for rule in ours if rule.get("state") == "firing"]
+    count = sum(rule.get("type") == "alerting" for rule in ours)
+    found = f"{count} alerts"
+    if sick:
+        found += f"; cannot be evaluated: {', '.join(sick)}"
+    if firing:
+        found += f"; firing: {', '.join(firing)}"
+    return _told(
+        check, bool(count) and not sick and not firing, found, hint if not firing else "docs/runbooks"
+    )
+
+
+def time_to_drain(facts: Facts) -> Finding:
+    """Who stops the gateway waits for its drain."""
+    check, hint = "time to drain", "terminationGracePeriodSeconds, TimeoutStopSec above it"
+    if facts.drain_s is None or facts.grace_s is None:
+        return _by_hand(check, "no --config and --grace", "--config FILE --grace SECONDS")
+    needed_s = facts.drain_s + AFTER_DRAIN_S
+    found = f"{facts.grace_s:.0f} s for {facts.drain_s:.0f} s and {AFTER_DRAIN_S:.0f} s after it"
+    return _told(check, facts.grace_s >= needed_s, found, hint)
+
+
+CHECKS: tuple[Check, ...] = (
+    ready,
+    ready_in_time,
+    generates,
+    has_another_leg,
+    keys_on,
+    in_force,
+    can_go_back,
+    ledger,
+    alerts,
+    time_to_drain,
+    latency,
+    prefix_hits,
+    gated_adapters,
+    canary_first,
+    shadowed,
+    real_workload,
+    soaked,
+)
+
+
+def _routes(facts: Facts) -> Mapping[str, Any]:
+    routes: Mapping[str, Any] = facts.routing.get("config", {}).get("routes", {})
+    return routes
+
+
+def _goodput(figures: Mapping[str, Any]) -> float:
+    sent = figures["requests"]["sent"]
+    return float(figures["goodput"]["within_slo"]) / sent if sent else 0.0

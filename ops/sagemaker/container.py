@@ -1,0 +1,56 @@
+"""The container's contract: what SageMaker's environment means for the configuration.
+
+SageMaker runs ``IMAGE serve``, asks ``GET /ping`` and posts to ``/invocations`` on port 8080, and stops with
+SIGTERM, 30 seconds before SIGKILL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.config.errors import ConfigError
+
+PORT = 8080
+"""Where the platform calls, unless SAGEMAKER_BIND_TO_PORT says otherwise (containers in line)."""
+DRAIN_S = 20
+"""Of the 30 seconds between SIGTERM and SIGKILL; the rest is for the engine and the last usage rows."""
+MODEL_FOLDER = Path("/opt/ml/model")
+"""Where the platform puts what the model's ``ModelDataSource`` names."""
+ENDPOINT_ENV = "SLUICE_SAGEMAKER_ENDPOINT"
+VARIANT_ENV = "SLUICE_SAGEMAKER_VARIANT"
+VARIANT = "main"
+
+# Python's levels, as SageMaker's own containers take them.
+_LOG_LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error", "50": "error"}
+
+
+def container_environment(environ: Mapping[str, str], *, model_folder: Path = MODEL_FOLDER) -> dict[str, str]:
+    """The environment that the gateway starts with: what is set already wins.
+
+    Keys are off: SageMaker lets nobody reach the port but itself, after IAM, and passes no Authorization on.
+
+    Raises:
+        ConfigError: a multi-model endpoint, which loads models by calls that Sluice does not have.
+    """
+    if environ.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
+        raise ConfigError(
+            "SAGEMAKER_MULTI_MODEL is true: multi-model endpoints are not served; allowed: single-model "
+            "endpoints, with LoRA adapters from the registry for variants of the model"
+        )
+    ours = {
+        "SLUICE_SERVER__HOST": "0.0.0.0",
+        "SLUICE_SERVER__PORT": environ.get("SAGEMAKER_BIND_TO_PORT") or str(PORT),
+        "SLUICE_SERVER__PING": "once_ready",
+        "SLUICE_SERVER__DRAIN_SECONDS": str(DRAIN_S),
+        "SLUICE_SERVER__LOG_JSON": "true",
+        "SLUICE_AUTH__ENABLED": "false",
+    }
+    if (model_folder / "config.json").is_file():
+        ours["SLUICE_ENGINE__MODEL"] = str(model_folder)
+    return {**ours, **environ}
+
+
+def log_level(environ: Mapping[str, str]) -> str:
+    """The level that SAGEMAKER_CONTAINER_LOG_LEVEL names; ``info`` for none or an unknown one."""
+    return _LOG_LEVELS.get(environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", ""), "info")

@@ -1,0 +1,212 @@
+"""Carries a plan out with boto3's clients, and waits for the endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ops.sagemaker.container import VARIANT
+from ops.sagemaker.plan import (
+    Call,
+    Standing,
+    config_call,
+    endpoint_call,
+    model_call,
+    scaling_calls,
+    unregister_call,
+)
+from ops.sagemaker.spec import EndpointSpec
+
+POLL_S = 15.0
+MAX_PAGES = 100
+_NAMED_BY_US = "-[0-9a-f]{12}"
+
+
+class EndpointError(Exception):
+    """The endpoint could not be brought to what its file says; the message is one line, ready to print."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aws:
+    """boto3's clients by service, and time. ``sleep`` waits so many seconds, ``clock`` is monotonic."""
+
+    clients: Mapping[str, Any]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    @property
+    def sagemaker(self) -> Any:
+        """SageMaker's own client."""
+        return self.clients["sagemaker"]
+
+    def make(self, call: Call) -> Any:
+        """Make a call."""
+        return getattr(self.clients[call.service], call.method)(**call.arguments)
+
+
+def deploy(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) -> None:
+    """Create or update the endpoint, wait until it serves, then set its scaling.
+
+    Args:
+        spec: the file.
+        aws: the clients.
+        told: is told of each step, one line.
+
+    Raises:
+        EndpointError: it failed, with the platform's reason, or took longer than ``update.at_most_seconds``.
+        botocore's ClientError: a call was refused.
+    """
+    standing = look(spec.name, aws)
+    _create(model_call(spec), "ModelName", aws, told)
+    _create(config_call(spec), "EndpointConfigName", aws, told)
+    call = endpoint_call(spec, standing)
+    if call is None:
+        told(f"endpoint {spec.name}: in service with this configuration already")
+    else:
+        if standing is not None and standing.instance_type != spec.instance_type:
+            _unregister(spec.name, aws, told)
+        aws.make(call)
+        told(f"endpoint {spec.name}: {call.method}")
+        _wait_in_service(spec, aws, told)
+    for scaling in scaling_calls(spec):
+        aws.make(scaling)
+        told(f"scaling: {scaling.method}")
+
+
+def look(name: str, aws: Aws) -> Standing | None:
+    """The endpoint as it is; ``None`` when there is none."""
+    try:
+        endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
+        config = aws.sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
+    except Exception as error:
+        if _is_missing(error):
+            return None
+        raise
+    types = [v.get("InstanceType") for v in config["ProductionVariants"] if v["VariantName"] == VARIANT]
+    return Standing(endpoint["EndpointConfigName"], endpoint["EndpointStatus"], types[0] if types else None)
+
+
+def status(name: str, aws: Aws) -> dict[str, Any]:
+    """What an operator asks first: the state, the instances, the bounds.
+
+    Raises:
+        EndpointError: there is no such endpoint.
+    """
+    try:
+        endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
+    except Exception as error:
+        if _is_missing(error):
+            raise EndpointError(f"endpoint {name}: there is none in this region") from None
+        raise
+    scaling = aws.clients["application-autoscaling"]
+    resource = {"ServiceNamespace": "sagemaker", "ResourceIds": [f"endpoint/{name}/variant/{VARIANT}"]}
+    targets = scaling.describe_scalable_targets(**resource)["ScalableTargets"]
+    variants = endpoint.get("ProductionVariants", [])
+    return {
+        "endpoint": name,
+        "status": endpoint["EndpointStatus"],
+        "failure": endpoint.get("FailureReason"),
+        "config": endpoint["EndpointConfigName"],
+        "instances": sum(v.get("CurrentInstanceCount", 0) for v in variants),
+        "wanted": sum(v.get("DesiredInstanceCount", 0) for v in variants),
+        "min": targets[0]["MinCapacity"] if targets else None,
+        "max": targets[0]["MaxCapacity"] if targets else None,
+    }
+
+
+def delete(name: str, aws: Aws, told: Callable[[str], None], *, at_most_s: float = 1800.0) -> None:
+    """Delete the endpoint, and every configuration and model that was made for it.
+
+    Raises:
+        EndpointError: it is still there after ``at_most_s``.
+    """
+    _unregister(name, aws, told)
+    if look(name, aws) is not None:
+        aws.sagemaker.delete_endpoint(EndpointName=name)
+        told(f"endpoint {name}: delete_endpoint")
+        end = aws.clock() + at_most_s
+        while look(name, aws) is not None:
+            if aws.clock() >= end:
+                raise EndpointError(f"endpoint {name}: still there after {at_most_s:g} s")
+            aws.sleep(POLL_S)
+    for config in list(_made_for(name, "list_endpoint_configs", "EndpointConfig", aws)):
+        aws.sagemaker.delete_endpoint_config(EndpointConfigName=config)
+        told(f"configuration {config}: deleted")
+    for model in list(_made_for(name, "list_models", "Model", aws)):
+        aws.sagemaker.delete_model(ModelName=model)
+        told(f"model {model}: deleted")
+
+
+def _create(call: Call, key: str, aws: Aws, told: Callable[[str], None]) -> None:
+    try:
+        aws.make(call)
+    except Exception as error:
+        # Named by its content: what has this name is this.
+        if _code(error) != "ValidationException" or "already exist" not in str(error):
+            raise
+        told(f"{call.arguments[key]}: there already")
+        return
+    told(f"{call.arguments[key]}: {call.method}")
+
+
+def _unregister(name: str, aws: Aws, told: Callable[[str], None]) -> None:
+    try:
+        aws.make(unregister_call(name))
+    except Exception as error:
+        if _code(error) != "ObjectNotFoundException" and "No scalable target" not in str(error):
+            raise
+        return
+    told("scaling: deregister_scalable_target")
+
+
+def _wait_in_service(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) -> None:
+    end = aws.clock() + spec.update.at_most_seconds
+    wanted = config_call(spec).arguments["EndpointConfigName"]
+    last = ""
+    while True:
+        found = aws.sagemaker.describe_endpoint(EndpointName=spec.name)
+        status = found["EndpointStatus"]
+        if status != last:
+            told(f"endpoint {spec.name}: {status}")
+        last = status
+        if status == "InService":
+            if found["EndpointConfigName"] != wanted:
+                raise EndpointError(
+                    f"endpoint {spec.name}: rolled back to {found['EndpointConfigName']}: "
+                    f"{found.get('FailureReason', 'no reason was given')}"
+                )
+            return
+        if status in ("Failed", "OutOfService", "UpdateRollbackFailed"):
+            raise EndpointError(
+                f"endpoint {spec.name}: {status}: {found.get('FailureReason', 'no reason was given')}"
+            )
+        if aws.clock() >= end:
+            raise EndpointError(
+                f"endpoint {spec.name}: still {status} after update.at_most_seconds "
+                f"({spec.update.at_most_seconds}); see `sluice sagemaker status`"
+            )
+        aws.sleep(POLL_S)
+
+
+def _made_for(name: str, method: str, kind: str, aws: Aws) -> Iterator[str]:
+    arguments: dict[str, Any] = {"NameContains": f"{name}-", "MaxResults": 100}
+    for _ in range(MAX_PAGES):
+        page = getattr(aws.sagemaker, method)(**arguments)
+        for row in page[f"{kind}s"]:
+            # Another endpoint's name may hold this one's.
+            if re.fullmatch(re.escape(name) + _NAMED_BY_US, row[f"{kind}Name"]):
+                yield row[f"{kind}Name"]
+        if not page.get("NextToken"):
+            return
+        arguments["NextToken"] = page["NextToken"]
+
+
+def _code(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _is_missing(error: Exception) -> bool:
+    return _code(error) == "ValidationException" and "Could not find" in str(error)

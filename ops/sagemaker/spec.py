@@ -1,0 +1,109 @@
+"""What an operator writes down of an endpoint: one YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from gateway.config.errors import ConfigError
+from gateway.config.section import Section
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}$")]
+Arn = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$")]
+# A tag may come to mean another image between two instances of one endpoint; a digest may not.
+Image = Annotated[str, Field(pattern=r"^[^\s@]+(@sha256:[0-9a-f]{64}|:[\w.-]+)$")]
+
+
+class ScalingSpec(Section):
+    """Between how many instances, and what one of them is to have.
+
+    ``active_sequences``: seed 000's card holds 85 to 90 at once. ``waiting_requests``: the queue at which
+    llm-d's endpoint picker calls a worker saturated. Cooldowns: scaling in waits longer than a model loads.
+    """
+
+    min_instances: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_instances: Annotated[int, Field(ge=1, le=1000)] = 4
+    active_sequences: Annotated[float, Field(gt=0)] = 85.0
+    waiting_requests: Annotated[float, Field(gt=0)] = 5.0
+    scale_out_cooldown_seconds: Annotated[int, Field(ge=0, le=7200)] = 60
+    scale_in_cooldown_seconds: Annotated[int, Field(ge=0, le=7200)] = 600
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_instances > self.max_instances:
+            raise ValueError(
+                f"scaling.min_instances ({self.min_instances}) is above max_instances ({self.max_instances})"
+            )
+        return self
+
+
+class UpdateSpec(Section):
+    """How a new version replaces the old one; new instances serve before old ones go, in both kinds.
+
+    ``blue_green`` needs the whole fleet twice for a while; ``rolling`` goes on by ``batch_percent`` of it.
+    An alarm of ``rollback_alarms`` that goes off meanwhile brings the old version back.
+    """
+
+    kind: Literal["blue_green", "rolling"] = "blue_green"
+    canary_percent: Annotated[int, Field(ge=1, le=50)] | None = None
+    batch_percent: Annotated[int, Field(ge=5, le=50)] = 25
+    wait_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
+    at_most_seconds: Annotated[int, Field(ge=600, le=28_800)] = 3600
+    rollback_alarms: tuple[str, ...] = ()
+
+
+class EndpointSpec(Section):
+    """An endpoint of one variant."""
+
+    name: Name
+    region: str
+    image: Image
+    role_arn: Arn
+    instance_type: Annotated[str, Field(pattern=r"^ml\.")]
+    model_data: Annotated[str, Field(pattern=r"^s3://[^/]+/.+/$")] | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    startup_timeout_seconds: Annotated[int, Field(ge=60, le=3600)] = 900
+    download_timeout_seconds: Annotated[int, Field(ge=60, le=3600)] = 1800
+    kms_key_id: str | None = None
+    scaling: ScalingSpec = ScalingSpec()
+    update: UpdateSpec = UpdateSpec()
+    tags: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("image")
+    @classmethod
+    def _image_stays_the_same(cls, image: str) -> str:
+        if image.endswith(":latest"):
+            raise ValueError("latest is another image tomorrow; allowed: a version, or a digest")
+        return image
+
+    @model_validator(mode="after")
+    def _network_is_whole(self) -> Self:
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ValueError("subnets and security_groups are set together or not at all")
+        return self
+
+
+def load_spec(path: Path) -> EndpointSpec:
+    """Read and check it.
+
+    Raises:
+        ConfigError: it cannot be read, or a key or value is wrong; one line per fault.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return EndpointSpec.model_validate(data)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        lines = []
+        for fault in error.errors(include_url=False):
+            key = ".".join(map(str, fault["loc"])) or "the file"
+            given = fault.get("input")
+            shown = repr(given) if isinstance(given, (str, int, float, bool)) else type(given).__name__
+            lines.append(f"{path}: {key}: {fault['msg']}; given: {shown}")
+        raise ConfigError("\n".join(lines)) from None
