@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from accounting.errors import LedgerUnavailable
 from accounting.events import JournalEvent, JournalFailed, JournalRefusal, JournalRefused, JournalSynced
-from accounting.journal_files import Segment, create, orphans
+from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
 from accounting.values import UsageRow
 
@@ -40,7 +40,7 @@ CLOSE_S: Final = 2.0
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class PendingRow:
     """A row on its way to the database.
 
     Args:
@@ -54,7 +54,7 @@ class Entry:
     row: UsageRow
     at: float
     held: bool = True
-    segment: Segment | None = None
+    segment: JournalSegment | None = None
     written: bool = False
 
 
@@ -62,7 +62,7 @@ class Entry:
 class _Group:
     """Rows that share a sync."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[PendingRow] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     done: bool = False
@@ -110,7 +110,7 @@ class Journal:
         *,
         max_bytes: int,
         new_name: Callable[[], str],
-        not_kept: Callable[[Entry], None],
+        not_kept: Callable[[PendingRow], None],
         emit: Callable[[JournalEvent], None],
         clock: Callable[[], float],
         unix_time: Callable[[], float],
@@ -138,11 +138,11 @@ class Journal:
         self._stopped = asyncio.Event()
         self._retry_at: float | None = None
         self._full = False
-        self._segments: set[Segment] = set()
-        self._unread: deque[Segment] = deque()
+        self._segments: set[JournalSegment] = set()
+        self._unread: deque[JournalSegment] = deque()
         self._bytes = 0
         # The thread's own: the file that is written to.
-        self._active: Segment | None = None
+        self._active: JournalSegment | None = None
 
     # State
 
@@ -171,7 +171,7 @@ class Journal:
 
     # Rows
 
-    def append(self, entry: Entry) -> bool:
+    def append(self, entry: PendingRow) -> bool:
         """Take a row to be synced with the next group; never waits, never raises.
 
         ``False``: it is not kept here, because the journal is full, failing or closed, or the row is none
@@ -205,7 +205,7 @@ class Journal:
         await group.wait(self._loop)
         return group.kept and self.working
 
-    def written(self, entry: Entry) -> None:
+    def written(self, entry: PendingRow) -> None:
         """The database has this row."""
         entry.written = True
         segment = entry.segment
@@ -228,21 +228,21 @@ class Journal:
         """Whether some rows are in files alone."""
         return any(one.spilled for one in self._segments)
 
-    def unread(self) -> Segment | None:
+    def unread(self) -> JournalSegment | None:
         """A closed file of ours whose rows must be read back; each is told of once."""
         return self._unread.popleft() if self._unread else None
 
-    def done(self, segment: Segment, *, damaged: bool = False) -> None:
+    def done(self, segment: JournalSegment, *, damaged: bool = False) -> None:
         """The database has all rows of a file that was read back; it goes, or is set aside."""
         self._forget(segment)
         self._work.put(lambda: self._tried(segment.set_aside if damaged else segment.remove))
 
-    def abandon(self, segment: Segment) -> None:
+    def abandon(self, segment: JournalSegment) -> None:
         """Let a file go unread: who comes next adopts it."""
         self._forget(segment)
         segment.release()
 
-    def orphans(self) -> list[Segment]:
+    def orphans(self) -> list[JournalSegment]:
         """Files of processes that are gone, ours from now on. Blocks; raises OSError."""
         return list(orphans(self._folder))
 
@@ -291,7 +291,9 @@ class Journal:
         group.end()
         self._gathering.end()
 
-    def _stored(self, group: _Group, segment: Segment | None, error: OSError | None, took_s: float) -> None:
+    def _stored(
+        self, group: _Group, segment: JournalSegment | None, error: OSError | None, took_s: float
+    ) -> None:
         if self._late is not None:
             self._late.cancel()
         self._syncing = None
@@ -309,7 +311,7 @@ class Journal:
         if self._loop is not None and self._gathering.entries:
             self._hand_over_soon(self._loop)
 
-    def _keep(self, entries: Iterable[Entry], segment: Segment, size: int) -> None:
+    def _keep(self, entries: Iterable[PendingRow], segment: JournalSegment, size: int) -> None:
         if segment not in self._segments:
             self._segments.add(segment)
             self._bytes += segment.size
@@ -324,14 +326,14 @@ class Journal:
             else:
                 segment.spilled = True
 
-    def _closed(self, segment: Segment) -> None:
+    def _closed(self, segment: JournalSegment) -> None:
         segment.closed = True
         if segment in self._segments:
             self._reclaim(segment)
         elif segment.size <= len(HEADER):  # nothing in it was ever synced
             self._work.put(lambda: self._tried(segment.remove))
 
-    def _reclaim(self, segment: Segment) -> None:
+    def _reclaim(self, segment: JournalSegment) -> None:
         """Take a closed file away that nobody needs; have one read back that is needed."""
         if not segment.closed or segment.waiting or segment not in self._segments:
             return  # in use, or needed, or given back by close()
@@ -340,7 +342,7 @@ class Journal:
         else:
             self.done(segment)
 
-    def _forget(self, segment: Segment) -> None:
+    def _forget(self, segment: JournalSegment) -> None:
         if segment in self._segments:
             self._segments.discard(segment)
             self._bytes -= segment.size

@@ -26,7 +26,7 @@ UNBORN_S: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
-class Segment:
+class JournalSegment:
     """One file, open and locked.
 
     Args:
@@ -79,12 +79,12 @@ class Segment:
             os.close(fd)
 
 
-def create(folder: Path, new_name: Callable[[], str]) -> Segment:
+def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
     """A new file with its header, locked before anybody can see it. Raises OSError."""
     path = folder / f"{new_name()}{SUFFIX}"
     hidden = path.with_name(path.name + _NEW)
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    segment = Segment(path, fd, 0)
+    segment = JournalSegment(path, fd, 0)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         segment.write(HEADER)
@@ -98,7 +98,7 @@ def create(folder: Path, new_name: Callable[[], str]) -> Segment:
     return segment
 
 
-def orphans(folder: Path) -> Iterator[Segment]:
+def orphans(folder: Path) -> Iterator[JournalSegment]:
     """The files whose process is gone, locked for us, oldest first. Raises OSError."""
     for path in folder.glob(f"*{SUFFIX}{_NEW}"):
         unborn = _adopt(path)
@@ -112,7 +112,7 @@ def orphans(folder: Path) -> Iterator[Segment]:
             yield segment
 
 
-def _adopt(path: Path) -> Segment | None:
+def _adopt(path: Path) -> JournalSegment | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def _adopt(path: Path) -> Segment | None:
         # Somebody may have adopted and removed it between the two calls.
         here = os.fstat(fd)
         if here.st_nlink > 0 and os.path.samestat(here, path.stat()):
-            return Segment(path, fd, here.st_size, spilled=True, closed=True)
+            return JournalSegment(path, fd, here.st_size, spilled=True, closed=True)
     except (BlockingIOError, FileNotFoundError):
         os.close(fd)
         return None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from accounting.events import RowsReplayed
 from accounting.journal import Journal
-from accounting.journal_files import Segment
+from accounting.journal_files import JournalSegment
 from accounting.journal_records import read
 from accounting.values import UsageRow
 
@@ -78,7 +78,7 @@ class Replay:
         if not self._journal.spilled:
             self._since = None
 
-    async def _segment(self, segment: Segment, *, adopted: bool) -> bool:
+    async def _segment(self, segment: JournalSegment, *, adopted: bool) -> bool:
         """Whether to go on."""
         try:
             contents = read(await asyncio.to_thread(segment.content))

@@ -13,7 +13,7 @@ from sqlalchemy import Select
 
 from accounting.errors import LedgerUnavailable
 from accounting.events import LedgerEvent, LossReason
-from accounting.journal import Entry, Journal
+from accounting.journal import Journal, PendingRow
 from accounting.journal_replay import Replay
 from accounting.store import GenerationStore
 from accounting.values import EngineCount, UsageRow
@@ -205,7 +205,7 @@ class Ledger:
         if self._writer.closing:
             self._writer.lose((row,), LossReason.CLOSED)
             return False
-        entry = Entry(row, self._clock(), held=self._writer.has_room)
+        entry = PendingRow(row, self._clock(), held=self._writer.has_room)
         journaled = self._journal is not None and self._journal.append(entry)
         if entry.held:
             self._writer.hold(entry)
@@ -284,11 +284,11 @@ class Ledger:
 
     # What journal and writer tell each other
 
-    def _done(self, entry: Entry) -> None:
+    def _done(self, entry: PendingRow) -> None:
         if self._journal is not None:
             self._journal.written(entry)
 
-    def _not_kept(self, entry: Entry) -> None:
+    def _not_kept(self, entry: PendingRow) -> None:
         """The journal could not keep a row that is nowhere else."""
         if self._writer.has_room and not self._writer.closing:
             entry.held = True

@@ -60,7 +60,7 @@ class HoldId:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QuotaRequest:
     """What a request needs; nothing of both: only a look at how the limits stand.
 
     Args:
@@ -119,7 +119,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class QuotaVerdict:
     """Whether a request may pass, and how the limits stand behind it.
 
     Args:
@@ -139,7 +139,7 @@ class _Held:
     tokens: int
 
 
-class Window:
+class QuotaWindow:
     """What was used within the last period.
 
     Args:
@@ -221,7 +221,7 @@ class _Kept(msgspec.Struct, array_like=True):
     held: list[tuple[str, int, int, int]]
 
 
-class Tally:
+class KeyUsage:
     """What one key has used.
 
     Args:
@@ -235,7 +235,7 @@ class Tally:
         self.limits = limits
         stored = _Kept([[], [], []], []) if kept is None else msgspec.msgpack.decode(kept, type=_Kept)
         self._windows = tuple(
-            None if limit is None else Window(limit, kind, steps)
+            None if limit is None else QuotaWindow(limit, kind, steps)
             for kind, limit, steps in zip(LIMITS, amounts(limits), stored.windows, strict=True)
         )
         self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in stored.held}
@@ -246,7 +246,7 @@ class Tally:
         held = [(one.holder, one.number, hold.at, hold.tokens) for one, hold in self._held.items()]
         return msgspec.msgpack.encode(_Kept(windows, held))
 
-    def take(self, ask: Ask, now: float, *, alive: Callable[[str], bool] = bool) -> Verdict:
+    def take(self, ask: QuotaRequest, now: float, *, alive: Callable[[str], bool] = bool) -> QuotaVerdict:
         """Count the requests and hold the tokens, unless one of the limits forbids it: then count nothing.
 
         Args:
@@ -269,9 +269,9 @@ class Tally:
             )
             for kind, window in zip(LIMITS, self._windows, strict=True)
         )
-        return Verdict(excess, figures, int(now))
+        return QuotaVerdict(excess, figures, int(now))
 
-    def count(self, ask: Ask, now: float) -> None:
+    def count(self, ask: QuotaRequest, now: float) -> None:
         """Count the requests and hold the tokens whatever the limits are: it was decided elsewhere."""
         requests = self._windows[0]
         if ask.requests and requests is not None:
@@ -289,7 +289,7 @@ class Tally:
             if kind.of_tokens and window is not None and told.used:
                 window.add(told.used, at, now)
 
-    def _excess(self, ask: Ask, now: float, held: Sequence[_Held]) -> Excess | None:
+    def _excess(self, ask: QuotaRequest, now: float, held: Sequence[_Held]) -> Excess | None:
         """The limit that keeps the request away longest."""
         over: list[Excess] = []
         for kind, window in zip(LIMITS, self._windows, strict=True):
@@ -317,13 +317,13 @@ class Quotas:
     def __init__(self, *, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._clock = clock
         self._max_keys = max_keys
-        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._tallies: OrderedDict[str, KeyUsage] = OrderedDict()
 
-    def take(self, key_id: str, limits: KeyLimits, ask: Ask) -> Verdict:
+    def take(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> QuotaVerdict:
         """Decide on a request."""
         return self._tally(key_id, limits).take(ask, self._clock())
 
-    def count(self, key_id: str, limits: KeyLimits, ask: Ask) -> None:
+    def count(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
         """Count what was decided elsewhere."""
         self._tally(key_id, limits).count(ask, self._clock())
 
@@ -331,10 +331,10 @@ class Quotas:
         """Replace what is held by what was used."""
         self._tally(told.key_id, told.limits).settle(told, self._clock())
 
-    def _tally(self, key_id: str, limits: KeyLimits) -> Tally:
+    def _tally(self, key_id: str, limits: KeyLimits) -> KeyUsage:
         tally = self._tallies.get(key_id)
         if tally is None or tally.limits != limits:
-            tally = self._tallies[key_id] = Tally(limits)
+            tally = self._tallies[key_id] = KeyUsage(limits)
         self._tallies.move_to_end(key_id)
         while len(self._tallies) > self._max_keys:
             self._tallies.popitem(last=False)

@@ -67,7 +67,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UsageReport:
     """Sums by some of :data:`DIMENSIONS`, of one kind of rows."""
 
     by: tuple[str, ...]

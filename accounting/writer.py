@@ -11,7 +11,7 @@ from itertools import islice
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from accounting.events import LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
-from accounting.journal import Entry
+from accounting.journal import PendingRow
 from accounting.store import GenerationStore, UnwritableRows
 from accounting.values import UsageRow
 
@@ -49,7 +49,7 @@ class Writer:
         self,
         store: GenerationStore,
         *,
-        done: Callable[[Entry], None],
+        done: Callable[[PendingRow], None],
         emit: Callable[[LedgerEvent], None],
         clock: Callable[[], float],
         unix_time: Callable[[], float],
@@ -69,7 +69,7 @@ class Writer:
         self._batch_rows = batch_rows
         self._first_retry_s = first_retry_s
         self._gather_s = gather_s
-        self._outbox: deque[Entry] = deque()
+        self._outbox: deque[PendingRow] = deque()
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
         # One batch at a time: the writer's loop and a flush while closing must not take the same rows.
@@ -109,7 +109,7 @@ class Writer:
         """Whether :meth:`stop` was called."""
         return self._closing.is_set()
 
-    def hold(self, entry: Entry) -> None:
+    def hold(self, entry: PendingRow) -> None:
         """Take a row; for who has seen that there is room."""
         self._outbox.append(entry)
         self._wake.set()
@@ -139,7 +139,7 @@ class Writer:
         if self._outbox:
             await self._flush(rest=asyncio.sleep, ended=lambda: False)
 
-    def leave(self) -> tuple[Entry, ...]:
+    def leave(self) -> tuple[PendingRow, ...]:
         """The rows that wait; they are somebody else's now."""
         left = tuple(self._outbox)
         self._outbox.clear()

@@ -20,7 +20,7 @@ from adapters.errors import AdapterError
 MAX_HISTORY = 100
 
 
-class State(StrEnum):
+class AdapterState(StrEnum):
     """Where a version stands: ``staged → canary → active → retired``."""
 
     STAGED = "staged"
@@ -31,12 +31,12 @@ class State(StrEnum):
 
 # A retired version does not come back: what replaces it is registered under a name of its own, so that no
 # engine can answer from the old one's cache.
-TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+TRANSITIONS: Mapping[AdapterState, frozenset[AdapterState]] = MappingProxyType(
     {
-        State.STAGED: frozenset({State.CANARY, State.ACTIVE, State.RETIRED}),
-        State.CANARY: frozenset({State.STAGED, State.ACTIVE, State.RETIRED}),
-        State.ACTIVE: frozenset({State.ACTIVE, State.RETIRED}),
-        State.RETIRED: frozenset(),
+        AdapterState.STAGED: frozenset({AdapterState.CANARY, AdapterState.ACTIVE, AdapterState.RETIRED}),
+        AdapterState.CANARY: frozenset({AdapterState.STAGED, AdapterState.ACTIVE, AdapterState.RETIRED}),
+        AdapterState.ACTIVE: frozenset({AdapterState.ACTIVE, AdapterState.RETIRED}),
+        AdapterState.RETIRED: frozenset(),
     }
 )
 
@@ -76,7 +76,7 @@ class Version:
     at: float
     base_revision: str | None = None
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    state: State = State.STAGED
+    state: AdapterState = AdapterState.STAGED
     pinned: bool = False
     report: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -181,7 +181,7 @@ def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> 
     if event["alias"] is None:
         if percent != 100:
             raise CatalogueError("a canary is a share of an alias; name the alias")
-        return _with(catalogue, _moved(version, State.ACTIVE))
+        return _with(catalogue, _moved(version, AdapterState.ACTIVE))
     name = str(event["alias"])
     if name in catalogue.versions:
         raise CatalogueError(f"the alias {name!r} is a version's name; choose another one")
@@ -195,12 +195,12 @@ def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> 
         if alias.canary not in (None, version.adapter_id):
             after = _stand_down(after, str(alias.canary), but=name)
         moved = replace(alias, canary=version.adapter_id, percent=percent)
-        state = version.state if version.state is State.ACTIVE else State.CANARY
+        state = version.state if version.state is AdapterState.ACTIVE else AdapterState.CANARY
         return _with(_aliased(after, moved), _moved(version, state))
     after = _aliased(catalogue, _to(alias, version.adapter_id))
     if alias.canary not in (None, version.adapter_id):
         after = _stand_down(after, str(alias.canary), but=name)
-    return _with(after, _moved(version, State.ACTIVE))
+    return _with(after, _moved(version, AdapterState.ACTIVE))
 
 
 def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
@@ -208,9 +208,9 @@ def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) 
     if alias is None:
         raise CatalogueError(f"there is no alias {event['alias']!r}")
     target = catalogue.version(event["to"])
-    if target.state is State.RETIRED:
+    if target.state is AdapterState.RETIRED:
         raise CatalogueError(f"{target.adapter_id!r} is retired; choose another version")
-    after = _with(_aliased(catalogue, _to(alias, target.adapter_id)), _moved(target, State.ACTIVE))
+    after = _with(_aliased(catalogue, _to(alias, target.adapter_id)), _moved(target, AdapterState.ACTIVE))
     if alias.canary not in (None, target.adapter_id):
         after = _stand_down(after, str(alias.canary), but=alias.name)
     return after
@@ -231,7 +231,7 @@ def _retired(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> C
         raise CatalogueError(
             f"{version.adapter_id!r} is what {', '.join(names)} leads to; promote another version first"
         )
-    return _with(catalogue, replace(_moved(version, State.RETIRED), pinned=False))
+    return _with(catalogue, replace(_moved(version, AdapterState.RETIRED), pinned=False))
 
 
 def _evaluated(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
@@ -249,7 +249,7 @@ def _labelled(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> 
 
 def _pinned(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
     version = catalogue.version(event["id"])
-    if event["pinned"] and version.state is State.RETIRED:
+    if event["pinned"] and version.state is AdapterState.RETIRED:
         raise CatalogueError(f"{version.adapter_id!r} is retired; it is not loaded any more")
     return _with(catalogue, replace(version, pinned=bool(event["pinned"])))
 
@@ -268,7 +268,7 @@ _CHANGES = MappingProxyType(
 )
 
 
-def _moved(version: Version, state: State) -> Version:
+def _moved(version: Version, state: AdapterState) -> Version:
     if state is not version.state and state not in TRANSITIONS[version.state]:
         allowed = ", ".join(sorted(TRANSITIONS[version.state])) or "nothing"
         raise CatalogueError(
@@ -287,9 +287,9 @@ def _stand_down(catalogue: Catalogue, adapter_id: str, *, but: str) -> Catalogue
     """A canary that no alias leads to any more is staged again."""
     version = catalogue.version(adapter_id)
     elsewhere = set(catalogue.named_by(adapter_id)) - {but}
-    if version.state is not State.CANARY or elsewhere:
+    if version.state is not AdapterState.CANARY or elsewhere:
         return catalogue
-    return _with(catalogue, _moved(version, State.STAGED))
+    return _with(catalogue, _moved(version, AdapterState.STAGED))
 
 
 def _with(catalogue: Catalogue, version: Version) -> Catalogue:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from adapters.catalogue import Catalogue, CatalogueError, State, apply
+from adapters.catalogue import AdapterState, Catalogue, CatalogueError, apply
 from adapters.verify import Verified
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -40,9 +40,9 @@ def register(
         raise CatalogueError(f"id: {adapter_id!r} is an alias; choose another name")
     held = catalogue.versions.get(adapter_id)
     if held is not None:
-        if held.sha256 == verified.sha256 and held.state is not State.RETIRED:
+        if held.sha256 == verified.sha256 and held.state is not AdapterState.RETIRED:
             return None
-        what = "retired" if held.state is State.RETIRED else "registered with other content"
+        what = "retired" if held.state is AdapterState.RETIRED else "registered with other content"
         raise CatalogueError(
             f"id: {adapter_id!r} is {what}; versions never change, so register this one under another name"
         )
@@ -66,7 +66,7 @@ def check_new(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) 
     _check_name("id", adapter_id)
     _checked_labels(labels)
     held = catalogue.versions.get(adapter_id)
-    if adapter_id in catalogue.aliases or (held is not None and held.state is State.RETIRED):
+    if adapter_id in catalogue.aliases or (held is not None and held.state is AdapterState.RETIRED):
         what = "retired" if held is not None else "an alias"
         raise CatalogueError(f"id: {adapter_id!r} is {what}; choose another name")
 
@@ -124,7 +124,7 @@ def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, commen
         usable = [
             one
             for one in found.history
-            if one != found.target and catalogue.version(one).state is not State.RETIRED
+            if one != found.target and catalogue.version(one).state is not AdapterState.RETIRED
         ]
         if not usable:
             raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired; name one")

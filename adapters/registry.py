@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from adapters.catalogue import Alias, State
+from adapters.catalogue import AdapterState, Alias
 from adapters.errors import UnknownAdapter
 from adapters.registry_file import read_registry_file
-from adapters.selection import Offer, select
+from adapters.selection import AdapterOffer, select
 from adapters.values import Adapter, Selection
 
 
@@ -44,9 +44,9 @@ class AdapterRegistry:
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
         self.offer(
-            Offer(
+            AdapterOffer(
                 MappingProxyType(given),
-                MappingProxyType(dict.fromkeys(given, State.ACTIVE)),
+                MappingProxyType(dict.fromkeys(given, AdapterState.ACTIVE)),
                 MappingProxyType({name: Alias(name, target) for name, target in (aliases or {}).items()}),
             )
         )
@@ -62,7 +62,7 @@ class AdapterRegistry:
         content = read_registry_file(path, base_model=base_model)
         return cls(content.adapters, content.aliases)
 
-    def offer(self, offer: Offer) -> None:
+    def offer(self, offer: AdapterOffer) -> None:
         """Put other adapters in force, all at once; leases that are out keep theirs."""
         self._offer = offer
         served = set(offer.served)
@@ -76,13 +76,13 @@ class AdapterRegistry:
 
     def _name(self) -> None:
         offer = self._offer
-        usable = [name for name, state in offer.states.items() if state is not State.RETIRED]
+        usable = [name for name, state in offer.states.items() if state is not AdapterState.RETIRED]
         self._ids = frozenset((*usable, *offer.aliases, *self._expected))
         coming = self._expected - offer.states.keys() - offer.aliases.keys() - offer.refused.keys()
         self._servable = coming.union(offer.served)
 
     @property
-    def offered(self) -> Offer:
+    def offered(self) -> AdapterOffer:
         """What is in force."""
         return self._offer
 
@@ -116,7 +116,7 @@ class AdapterRegistry:
     def get(self, adapter_id: str) -> Adapter:
         """The adapter of that name or alias. Raises :class:`~adapters.errors.UnknownAdapter`."""
         adapter = self._offer.adapters.get(self.aliases.get(adapter_id, adapter_id))
-        if adapter is None or self._offer.states[adapter.adapter_id] is State.RETIRED:
+        if adapter is None or self._offer.states[adapter.adapter_id] is AdapterState.RETIRED:
             raise UnknownAdapter(adapter_id, self._offer.served)
         return adapter
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from adapters.heat import Heat
+from adapters.demand import AdapterDemand
 
 # A broken folder is tried again after one second, then two, at most a minute: an operator who mends it does
 # not wait long, and a caller who asks for it all the time costs an engine one read a minute.
@@ -25,7 +25,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadDecision:
     """Load it, once ``evict`` has been unloaded."""
 
     evict: str | None = None
@@ -46,7 +46,7 @@ class Broken:
     retry_after_s: float
 
 
-Decision = Ready | Load | Full | Broken
+Decision = Ready | LoadDecision | Full | Broken
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class Residency:
         heat: how much each is asked for; engines may share it.
     """
 
-    def __init__(self, places: int, heat: Heat | None = None) -> None:
+    def __init__(self, places: int, heat: AdapterDemand | None = None) -> None:
         self.places = places
-        self.heat = heat if heat is not None else Heat()
+        self.heat = heat if heat is not None else AdapterDemand()
         self._resident: dict[str, str] = {}  # name and folder
         self._users: dict[str, int] = {}
         self._used_at: dict[str, float] = {}
@@ -122,11 +122,11 @@ class Residency:
         if failure is not None and now < failure.until:
             return Broken(failure.reason, failure.until - now)
         if name in held or len(held) < self.places:
-            return Load()
+            return LoadDecision()
         victim = self.victim(held, now)
         if victim is None:
             return Full(len(self._pinned & set(held)))
-        return Load(victim)
+        return LoadDecision(victim)
 
     def victim(self, held: Collection[str], now: float) -> str | None:
         """What makes room: first what nobody counts on, then the least hot idle one that is not pinned."""

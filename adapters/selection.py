@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from adapters.catalogue import Alias, State
+from adapters.catalogue import AdapterState, Alias
 from adapters.errors import AdapterForbidden, UnknownAdapter
 from adapters.values import Adapter, Selection, SelectionRule
 
 EXPLICIT = "explicit"
 NONE = "none"
 
-_SERVED = frozenset({State.ACTIVE, State.CANARY})
+_SERVED = frozenset({AdapterState.ACTIVE, AdapterState.CANARY})
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AdapterOffer:
     """What can be selected: every registered version and how it stands, the aliases, and what was refused.
 
     Args:
@@ -29,7 +29,7 @@ class Offer:
     """
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
-    states: Mapping[str, State] = field(default_factory=lambda: MappingProxyType({}))
+    states: Mapping[str, AdapterState] = field(default_factory=lambda: MappingProxyType({}))
     aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -42,7 +42,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AdapterChoice:
     """The adapter, ``None`` for the base model, and what decided.
 
     ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session that an alias leads to
@@ -69,7 +69,7 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
     return None, NONE
 
 
-def select(selection: Selection, offer: Offer) -> Choice:
+def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
     """The adapter of a request.
 
     What a caller names must be served to him; where a rule leads to what is not, the base model may answer.
@@ -80,13 +80,13 @@ def select(selection: Selection, offer: Offer) -> Choice:
     """
     wish, rule = choose(selection)
     if wish is None:
-        return Choice(None, rule)
+        return AdapterChoice(None, rule)
     if isinstance(wish, SelectionRule):
         found = _by_labels(wish.labels, offer)
         if found is None:
-            return Choice(None, NONE)
+            return AdapterChoice(None, NONE)
         check_allowed(found, (found,), selection.allowed)
-        return Choice(offer.adapters[found], rule)
+        return AdapterChoice(offer.adapters[found], rule)
     alias, name = offer.aliases.get(wish), wish
     if alias is not None:
         version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
@@ -97,11 +97,11 @@ def select(selection: Selection, offer: Offer) -> Choice:
         name = version
     try:
         check_allowed(wish, (wish, name), selection.allowed)
-        return Choice(_served(name, offer, selection), rule)
+        return AdapterChoice(_served(name, offer, selection), rule)
     except (UnknownAdapter, AdapterForbidden):
         if not selection.or_base or selection.adapter_id is not None:
             raise
-        return Choice(None, rule, missing=name)
+        return AdapterChoice(None, rule, missing=name)
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
@@ -122,31 +122,32 @@ def session_fraction(alias: str, sticky_key: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _served(name: str, offer: Offer, selection: Selection) -> Adapter:
+def _served(name: str, offer: AdapterOffer, selection: Selection) -> Adapter:
     adapter, state = offer.adapters.get(name), offer.states.get(name)
-    if adapter is not None and (state in _SERVED or (selection.operator and state is State.STAGED)):
+    if adapter is not None and (state in _SERVED or (selection.operator and state is AdapterState.STAGED)):
         return adapter
     why = None
-    if state is State.RETIRED:
+    if state is AdapterState.RETIRED:
         why = "is retired"
-    elif state is State.STAGED:
+    elif state is AdapterState.STAGED:
         why = "is staged: promote it, or ask with an operator's key"
     elif name in offer.refused:
         why = f"was refused ({offer.refused[name]})"
     raise UnknownAdapter(name, _known(offer, selection), why=why)
 
 
-def _known(offer: Offer, selection: Selection) -> tuple[str, ...]:
+def _known(offer: AdapterOffer, selection: Selection) -> tuple[str, ...]:
     """What the caller may be told of."""
     allowed = selection.allowed
     return tuple(one for one in offer.served if allowed is None or one in allowed)
 
 
-def _by_labels(labels: Mapping[str, str], offer: Offer) -> str | None:
+def _by_labels(labels: Mapping[str, str], offer: AdapterOffer) -> str | None:
     fit = [
         adapter
         for adapter in offer.adapters.values()
-        if offer.states[adapter.adapter_id] is State.ACTIVE and labels.items() <= adapter.labels.items()
+        if offer.states[adapter.adapter_id] is AdapterState.ACTIVE
+        and labels.items() <= adapter.labels.items()
     ]
     return max(fit, key=lambda one: one.engine_id).adapter_id if fit else None
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType, TracebackType
 
-from admission.desk import Desk, Slot
-from admission.events import AdmissionEvent, Outcome
-from admission.gate import Gate
-from admission.values import Demand, Limits, Load
+from admission.events import AdmissionEvent, SlotOutcome
+from admission.gate import BackendGate
+from admission.queue import AdmissionQueue, Slot
+from admission.values import AdmissionLimits, BackendLoad, Demand
 
 __all__ = ["AdmissionController", "Slot"]
 
@@ -30,9 +30,9 @@ class AdmissionController:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: AdmissionLimits,
         *,
-        load: Callable[[str], Load | None],
+        load: Callable[[str], BackendLoad | None],
         clock: Callable[[], float],
         emit: Callable[[AdmissionEvent], None],
         random: random.Random,
@@ -44,7 +44,7 @@ class AdmissionController:
         self._clock = clock
         self._emit = emit
         self._random = random
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, AdmissionQueue] = {}
 
     def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
         """``async with admit(demand) as slot``: waits in line on entry, gives the slot back on exit.
@@ -84,22 +84,22 @@ class AdmissionController:
         desk = self._desks.get(self.gate_name(backend))
         return desk.gate.in_flight if desk else 0
 
-    def gate(self, backend: str) -> Gate:
+    def gate(self, backend: str) -> BackendGate:
         """The gate of one backend, for operators' eyes."""
         return self._desk(backend).gate
 
     @property
-    def gates(self) -> Mapping[str, Gate]:
+    def gates(self) -> Mapping[str, BackendGate]:
         """The gates that have been asked so far, by the engine's or else the backend's name."""
         return {name: desk.gate for name, desk in self._desks.items()}
 
-    def _desk(self, backend: str) -> Desk:
+    def _desk(self, backend: str) -> AdmissionQueue:
         # Backends are configured, so their number is bounded.
         engine = self.gate_name(backend)
         desk = self._desks.get(engine)
         if desk is None:
-            desk = self._desks[engine] = Desk(
-                Gate(self._limits, random=self._random),
+            desk = self._desks[engine] = AdmissionQueue(
+                BackendGate(self._limits, random=self._random),
                 load=lambda: self._load(backend),
                 clock=self._clock,
                 emit=self._emit,
@@ -112,7 +112,7 @@ class _Admission(AbstractAsyncContextManager[Slot]):
 
     __slots__ = ("_demand", "_desk", "_entered", "_slot")
 
-    def __init__(self, desk: Desk, demand: Demand) -> None:
+    def __init__(self, desk: AdmissionQueue, demand: Demand) -> None:
         self._desk = desk
         self._demand = demand
         self._entered = False
@@ -133,9 +133,9 @@ class _Admission(AbstractAsyncContextManager[Slot]):
             return
         # Exception: the work failed. Cancellation, and what else is no Exception, is nobody's failure.
         if error is None:
-            unsaid = Outcome.SUCCEEDED
+            unsaid = SlotOutcome.SUCCEEDED
         elif isinstance(error, Exception):
-            unsaid = Outcome.DROPPED
+            unsaid = SlotOutcome.DROPPED
         else:
-            unsaid = Outcome.IGNORED
+            unsaid = SlotOutcome.IGNORED
         self._desk.leave(slot, unsaid)

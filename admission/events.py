@@ -8,7 +8,7 @@ from enum import StrEnum
 from admission.values import Reason
 
 
-class Outcome(StrEnum):
+class SlotOutcome(StrEnum):
     """How a slot ended; only ``succeeded`` teaches the service time."""
 
     SUCCEEDED = "succeeded"
@@ -59,7 +59,7 @@ class Released:
 
     backend: str
     tenant: str
-    outcome: Outcome
+    outcome: SlotOutcome
     held_s: float
     estimated_wait_s: float
     in_flight: int

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 Growing = tuple[int, int, int]
 
 
-class Held:
+class ReservedTokens:
     """One request in flight, in tokens.
 
     Args:
@@ -63,7 +63,7 @@ class Moment:
     tokens: int
     alive: int
 
-    def count(self, held: Held, sign: int) -> None:
+    def count(self, held: ReservedTokens, sign: int) -> None:
         """Add or take away what one will hold then."""
         if held.left >= self.steps:
             self.tokens += sign * (held.now + self.steps * held.width)
@@ -78,7 +78,7 @@ def fullest(
     growing: Sequence[Growing],
     *,
     sequence_slack: int = 0,
-    extra: Held | None = None,
+    extra: ReservedTokens | None = None,
     enough: float = math.inf,
 ) -> Moment:
     """The later moment at which these sequences will hold the most KV tokens together.
@@ -109,7 +109,7 @@ def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class KvPoolTokens:
     """A KV pool's size; 0 tokens when the backend has not told."""
 
     total_blocks: int = 0
@@ -130,7 +130,7 @@ class KvForecast:
     """The sequences handed to one backend, and how full they will make its pool."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, ReservedTokens] = {}
         self._longest_first: list[Growing] = []
         self._stale = False  # whether that list is to be made again
         # The fullest moment at the last look, kept up to date: when one more is too much for it, no further
@@ -143,20 +143,20 @@ class KvForecast:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, ticket: int, held: Held) -> None:
+    def add(self, ticket: int, held: ReservedTokens) -> None:
         """A sequence was handed on."""
         self._held[ticket] = held
         self._list(held)
         self._count(held, 1)
 
-    def remove(self, ticket: int) -> Held:
+    def remove(self, ticket: int) -> ReservedTokens:
         """It has ended. Raises KeyError for one that is not there: it would be released twice."""
         held = self._held.pop(ticket)
         self._unlist(held)
         self._count(held, -1)
         return held
 
-    def get(self, ticket: int) -> Held:
+    def get(self, ticket: int) -> ReservedTokens:
         """One sequence; its counts are changed by :meth:`produced` and :meth:`cached` only."""
         return self._held[ticket]
 
@@ -188,7 +188,7 @@ class KvForecast:
         """Tokens held now, by these counts."""
         return self._now_tokens
 
-    def fits_surely(self, pool: Pool, share: float, *, used: float, extra: Held) -> bool:
+    def fits_surely(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
         """Whether even the sum of what all will hold in the end, never less than the peak, fits.
 
         Costs the same however many there are; a ``False`` says nothing.
@@ -196,7 +196,7 @@ class KvForecast:
         slack = pool.sequence_slack * (self._sequences + extra.width)
         return self._final_tokens + extra.final + slack <= share * pool.tokens - self._others(pool, used)
 
-    def fits(self, pool: Pool, share: float, *, used: float, extra: Held) -> bool:
+    def fits(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
         """Whether ``extra`` can be added without the fullest moment to come passing ``share`` of the pool."""
         room, slack, known = share * pool.tokens - self._others(pool, used), pool.sequence_slack, self._moment
         if known is not None:
@@ -212,7 +212,7 @@ class KvForecast:
         self._moment = found
         return fits
 
-    def usage(self, pool: Pool, *, used: float = 0.0) -> float:
+    def usage(self, pool: KvPoolTokens, *, used: float = 0.0) -> float:
         """Share of the pool in use at the fullest moment to come; may exceed 1.
 
         ``used`` is what the engine says of now. What it holds beyond our own counts (other callers, blocks
@@ -225,18 +225,18 @@ class KvForecast:
         peak = fullest(self._longest_first, sequence_slack=slack).with_slack(slack)
         return (self._others(pool, used) + peak) / pool.tokens
 
-    def _others(self, pool: Pool, used: float) -> float:
+    def _others(self, pool: KvPoolTokens, used: float) -> float:
         return max(0.0, used * pool.tokens - self._now_tokens - self._sequences * pool.sequence_slack)
 
-    def _list(self, held: Held) -> None:
+    def _list(self, held: ReservedTokens) -> None:
         if not self._stale:
             insort(self._longest_first, held.growing)
 
-    def _unlist(self, held: Held) -> None:
+    def _unlist(self, held: ReservedTokens) -> None:
         if not self._stale:
             del self._longest_first[bisect_left(self._longest_first, held.growing)]
 
-    def _count(self, held: Held, sign: int) -> None:
+    def _count(self, held: ReservedTokens, sign: int) -> None:
         self._now_tokens += sign * held.now
         self._final_tokens += sign * held.final
         self._sequences += sign * held.width

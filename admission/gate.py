@@ -1,8 +1,8 @@
 """All decisions about one backend: who is handed on, who waits, who is sent away. Sans I/O.
 
 ``controller`` drives it: it offers requests, reports what became of them and what the engine said, and after
-each of these calls :meth:`Gate.pump` and :meth:`Gate.expired`, and acts on what they return. The simulator
-drives the same class with its own clock.
+each of these calls :meth:`BackendGate.pump` and :meth:`BackendGate.expired`, and acts on what they return.
+The simulator drives the same class with its own clock.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import random
 
 from admission.circuit import CircuitState
-from admission.events import Outcome
-from admission.flight import NOBODY, Ahead
-from admission.line import Waiting
+from admission.events import SlotOutcome
+from admission.fair_queue import Waiting
+from admission.gate_state import GateState
+from admission.in_flight_work import NOBODY, Ahead
 from admission.rates import retry_after_s
-from admission.standing import Standing
-from admission.ticket import Hold, Refusal, Ticket, TicketState
-from admission.values import Demand, Limits, Load, Reason
+from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
+from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
-__all__ = ["Gate", "Hold", "Refusal", "Ticket", "TicketState"]
+__all__ = ["AdmissionTicket", "BackendGate", "Hold", "Refusal", "TicketState"]
 
 # Output counts twice in a tenant's share: a token of it holds the engine for a whole step (as VTC weighs it).
 OUTPUT_WEIGHT = 2
 
 
-class Gate(Standing):
+class BackendGate(GateState):
     """One backend's gate.
 
     Args:
@@ -32,15 +32,15 @@ class Gate(Standing):
         random: source of the jitter in ``retry_after_s``.
     """
 
-    def __init__(self, limits: Limits, *, random: random.Random) -> None:
+    def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
         super().__init__(limits)
         self._random = random
         self._numbers = 0
-        self._pushed: list[Ticket] = []
+        self._pushed: list[AdmissionTicket] = []
 
     # What the backend says
 
-    def told(self, load: Load | None, now: float) -> None:
+    def told(self, load: BackendLoad | None, now: float) -> None:
         """The engine's word after a step; ``None`` changes nothing but is no sign of life either."""
         if load is None:
             return
@@ -54,7 +54,7 @@ class Gate(Standing):
 
     # A request's way
 
-    def offer(self, demand: Demand, now: float) -> Ticket | Refusal:
+    def offer(self, demand: Demand, now: float) -> AdmissionTicket | Refusal:
         """Take a request into the line, or say why not.
 
         Refusals, in this order, so that the first reason that holds is the one told:
@@ -116,23 +116,23 @@ class Gate(Standing):
             leave_at=leave_at,
             deadline=due,
         )
-        ticket = Ticket(demand, item, demand.kind, uncached, max_tokens, expected, wait_s, first_s)
+        ticket = AdmissionTicket(demand, item, demand.kind, uncached, max_tokens, expected, wait_s, first_s)
         self._tickets[item.number] = ticket
         self._line.join(item)
         return ticket
 
-    def pushed_out(self) -> list[Ticket]:
+    def pushed_out(self) -> list[AdmissionTicket]:
         """Those who had to make room, or whose turn came too late, since this was last asked."""
         out, self._pushed = self._pushed, []
         return out
 
-    def pump(self, now: float) -> list[Ticket]:
+    def pump(self, now: float) -> list[AdmissionTicket]:
         """Hand on as many as the backend should have now, in the order of the line.
 
         One whose first token would come too late is not begun, and while the circuit is open none is:
         :meth:`pushed_out` tells them.
         """
-        handed_on: list[Ticket] = []
+        handed_on: list[AdmissionTicket] = []
         if not self._line:
             self._hold = None
             return handed_on
@@ -156,7 +156,7 @@ class Gate(Standing):
             handed_on.append(ticket)
         return handed_on
 
-    def expired(self, now: float) -> list[Ticket]:
+    def expired(self, now: float) -> list[AdmissionTicket]:
         """Those whose time has come: they leave at once, with the reason that held them."""
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         out = []
@@ -171,13 +171,15 @@ class Gate(Standing):
         """When the clock alone will change something."""
         return self._line.next_change()
 
-    def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
+    def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
         """The first piece of its answer is there."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
         self._flight.first_token(ticket, now, cached_tokens)
 
-    def release(self, ticket: Ticket, outcome: Outcome, now: float, *, output_tokens: int) -> None:
+    def release(
+        self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
+    ) -> None:
         """Its work has ended, or it left the line by itself; a second word about it changes nothing."""
         if ticket.state is TicketState.WAITING:
             del self._tickets[ticket.number]
@@ -187,8 +189,8 @@ class Gate(Standing):
         if ticket.state is not TicketState.HANDED_ON:
             return
         self._flight.remove(ticket, outcome, now, output_tokens=output_tokens)
-        if outcome is not Outcome.IGNORED:
-            self.circuit.saw(outcome is Outcome.DROPPED, now)
+        if outcome is not SlotOutcome.IGNORED:
+            self.circuit.saw(outcome is SlotOutcome.DROPPED, now)
 
     # Parts of the decisions
 
@@ -202,7 +204,7 @@ class Gate(Standing):
             by_memory = self._hold is Hold.MEMORY
         return self._flight.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
-    def _full(self, demand: Demand, limits: Limits, factor: float, waiting: int, now: float) -> bool:
+    def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
         workers = self._flight.signals.workers
         if not waiting:
             flight = self._flight
@@ -233,7 +235,7 @@ class Gate(Standing):
         self._tickets.clear()
         self._hold = None
 
-    def _gone(self, ticket: Ticket, reason: Reason, now: float) -> None:
+    def _gone(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
         ticket.state = TicketState.GONE
         # Whoever asks again joins the line as it is now.
         again_s, _ = self._estimates(ticket.demand, ticket.uncached, now)
@@ -247,6 +249,6 @@ class Gate(Standing):
             again_s = max(again_s, self.circuit.retry_after_s(now))
         return Refusal(reason, wait_s, again_s, queued)
 
-    def _wait_of(self, ticket: Ticket) -> float:
+    def _wait_of(self, ticket: AdmissionTicket) -> float:
         limits = ticket.demand.limits or self.limits
         return limits.max_wait_s * (limits.priority_factor if ticket.demand.priority > 0 else 1.0)

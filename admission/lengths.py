@@ -34,7 +34,7 @@ def bucket_of(tokens: int) -> int:
 UPPER_EDGES = tuple(math.floor(2 ** (bucket / STEPS_PER_OCTAVE)) for bucket in range(BUCKETS))
 
 
-class Histogram:
+class LengthHistogram:
     """Lengths with exponentially fading weights; learning and asking cost the same however many were seen."""
 
     __slots__ = ("_asked", "_counts", "_gain", "_used", "weight")
@@ -83,14 +83,14 @@ class OutputLengths:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._kinds: OrderedDict[Hashable, Histogram] = OrderedDict()
-        self._all = Histogram()
+        self._kinds: OrderedDict[Hashable, LengthHistogram] = OrderedDict()
+        self._all = LengthHistogram()
 
     def learn(self, kind: Hashable, tokens: int) -> None:
         """An answer of that kind had so many tokens."""
         histogram = self._kinds.get(kind)
         if histogram is None:
-            histogram = self._kinds[kind] = Histogram()
+            histogram = self._kinds[kind] = LengthHistogram()
             if len(self._kinds) > MAX_KINDS:
                 self._kinds.popitem(last=False)
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from admission.experience import Experience
-from admission.forecast import Held, KvForecast
-from admission.signals import Signals
-from admission.ticket import Ticket
-from admission.values import Limits
+from admission.estimator import Estimator
+from admission.forecast import KvForecast, ReservedTokens
+from admission.signals import LoadSignals
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits
 
 # How old the counts of produced tokens in a forecast may be: about one step of a decoding GPU.
 REFRESH_S = 0.02
@@ -14,7 +14,7 @@ REFRESH_S = 0.02
 CALM_S = 1.0
 
 
-class Memory:
+class KvMemory:
     """One backend's KV pool.
 
     Args:
@@ -24,19 +24,19 @@ class Memory:
 
     __slots__ = ("_experience", "_refreshed_at", "_signals", "_tickets", "forecast")
 
-    def __init__(self, signals: Signals, experience: Experience) -> None:
+    def __init__(self, signals: LoadSignals, experience: Estimator) -> None:
         self._signals = signals
         self._experience = experience
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, AdmissionTicket] = {}
         self._refreshed_at = float("-inf")
         self.forecast = KvForecast()
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: AdmissionTicket) -> None:
         """Reserve what it will need."""
         self._tickets[ticket.number] = ticket
         self.forecast.add(ticket.number, _held(ticket))
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: AdmissionTicket) -> None:
         """Give back what was reserved. Raises KeyError when that was done before."""
         del self._tickets[ticket.number]
         self.forecast.remove(ticket.number)
@@ -51,7 +51,9 @@ class Memory:
         used = self.used(now)
         return used, self.forecast.usage(self._signals.pool, used=used)
 
-    def holds(self, ticket: Ticket, limits: Limits, now: float, *, scale: float = 1.0) -> bool:
+    def holds(
+        self, ticket: AdmissionTicket, limits: AdmissionLimits, now: float, *, scale: float = 1.0
+    ) -> bool:
         """Whether it must wait for memory; never where the pool's size is unknown.
 
         Args:
@@ -90,5 +92,5 @@ class Memory:
         self.forecast.sort()
 
 
-def _held(ticket: Ticket) -> Held:
-    return Held(ticket.uncached, ticket.expected, width=ticket.demand.sequences)
+def _held(ticket: AdmissionTicket) -> ReservedTokens:
+    return ReservedTokens(ticket.uncached, ticket.expected, width=ticket.demand.sequences)

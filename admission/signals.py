@@ -6,11 +6,11 @@ The last good word stays in use: first as it is, then with a margin on the memor
 
 from __future__ import annotations
 
-from admission.forecast import Pool
-from admission.values import Limits, Load
+from admission.forecast import KvPoolTokens
+from admission.values import AdmissionLimits, BackendLoad
 
 
-class Signals:
+class LoadSignals:
     """One backend's last word.
 
     Args:
@@ -22,20 +22,20 @@ class Signals:
 
     __slots__ = ("_just_left", "_limits", "_told_at", "load", "pool", "workers")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
-        self.load: Load | None = None
-        self.pool = Pool()
+        self.load: BackendLoad | None = None
+        self.pool = KvPoolTokens()
         self.workers = 1
         self._told_at = float("-inf")
         self._just_left = 0  # sequences released since: the backend may still count them
 
-    def told(self, load: Load, now: float) -> None:
+    def told(self, load: BackendLoad, now: float) -> None:
         """It has told its load; the size of its pool stays known when this word does not name it."""
         self.load, self._told_at, self._just_left = load, now, 0
         self.workers = max(1, load.workers)
         if load.total_blocks and load.block_size:
-            self.pool = Pool(load.total_blocks, load.block_size)
+            self.pool = KvPoolTokens(load.total_blocks, load.block_size)
 
     def left(self, sequences: int, since: float) -> None:
         """So many of our sequences, handed on at ``since``, have ended: if it told of them, it still does."""

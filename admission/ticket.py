@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from admission.line import Waiting
+from admission.fair_queue import Waiting
 from admission.values import Demand, Reason
 
 
@@ -43,7 +43,7 @@ class TicketState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class AdmissionTicket:
     """One request at the gate.
 
     ``max_tokens`` is what it may produce after the ladder, all its sequences together; ``expected`` what it

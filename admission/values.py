@@ -21,7 +21,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BackendLoad:
     """A backend's load at one moment, as its engine told.
 
     Args:
@@ -48,7 +48,7 @@ def _nothing_produced() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Thresholds (seeds 000 §8 and 001, with their reasons there).
 
     Args:
@@ -137,11 +137,11 @@ class Demand:
     kind: Hashable = None
     cached_tokens: int | None = None
     size_bytes: int = 0
-    limits: Limits | None = None
+    limits: AdmissionLimits | None = None
     produced: Callable[[], int] = _nothing_produced
     sequences: int = 1
 
-    def due(self, limits: Limits) -> float | None:
+    def due(self, limits: AdmissionLimits) -> float | None:
         """When the first token must be there: by the deadline, and as soon as the limits want it."""
         if limits.first_token_within_s is None:
             return self.deadline

@@ -25,14 +25,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from adapters.catalogue import Alias, State
+from adapters.catalogue import AdapterState, Alias
 from adapters.registry import AdapterRegistry
-from adapters.selection import Offer
+from adapters.selection import AdapterOffer
 from adapters.values import Adapter, Selection
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.host import EngineHost
-from gateway.backends.lora_slots import AdapterHolder, AdapterShelf
+from gateway.backends.lora_slots import AdapterHolder, LoraSlots
 from gateway.backends.port import Backend, Delta, Work
 from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
@@ -88,7 +88,7 @@ class Stand:
     """A running engine and what is asked of it."""
 
     backend: Backend
-    shelf: AdapterShelf
+    shelf: LoraSlots
     tokenizer: ChatTokenizer
     adapters: Mapping[str, Adapter]
 
@@ -150,9 +150,9 @@ class Versions:
     def _offer(self, target: str) -> None:
         here = {**self._stand.adapters, **self._versions}
         self.registry.offer(
-            Offer(
+            AdapterOffer(
                 MappingProxyType(here),
-                MappingProxyType(dict.fromkeys(here, State.ACTIVE)),
+                MappingProxyType(dict.fromkeys(here, AdapterState.ACTIVE)),
                 MappingProxyType({ALIAS: Alias(ALIAS, target)}),
             )
         )
@@ -240,10 +240,10 @@ async def measure(
         "SLUICE_ENGINE__MAX_LORA_RANK": "16",
         "SLUICE_ENGINE__ENFORCE_EAGER": "true",
     }
-    shelves: list[AdapterShelf] = []
+    shelves: list[LoraSlots] = []
 
-    def make_shelf(engine: AdapterHolder, places: int) -> AdapterShelf:
-        shelves.append(AdapterShelf(engine, places))
+    def make_shelf(engine: AdapterHolder, places: int) -> LoraSlots:
+        shelves.append(LoraSlots(engine, places))
         return shelves[-1]
 
     tokenizer = ChatTokenizer.from_folder(model)

@@ -28,13 +28,13 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from adapters.heat import HALF_LIFE_S, Heat
-from adapters.residency import Full, Load, Residency
+from adapters.demand import HALF_LIFE_S, AdapterDemand
+from adapters.residency import Full, LoadDecision, Residency
 from adapters.values import Adapter
 from engine.client import EngineClient
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
 from gateway.backends.embedded_host import HeldAdapters
-from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.lora_slots import LoraSlots
 
 SHIPPED = tuple(sorted(Path("models/adapters").iterdir())) if Path("models/adapters").is_dir() else ()
 # Seed 000 §1: the longest that an answer should take.
@@ -43,7 +43,7 @@ START_S = 60.0
 STARTS = 40
 
 
-class NoHeat(Heat):
+class NoHeat(AdapterDemand):
     """Feels nothing, so that only the time of the last use decides."""
 
     def touch(self, name: str, now: float) -> None:
@@ -106,7 +106,7 @@ def jain(values: Iterable[float]) -> float:
 
 def simulate(
     requests: Sequence[tuple[float, str]],
-    heat: Heat,
+    heat: AdapterDemand,
     places: int,
     load_s: float,
     *,
@@ -130,7 +130,7 @@ def simulate(
             residency.leave(name, at)
             continue
         wait_s = 0.0
-        if isinstance(decision, Load):
+        if isinstance(decision, LoadDecision):
             if decision.evict is not None:
                 residency.unloaded(decision.evict)
                 held.discard(decision.evict)
@@ -138,9 +138,9 @@ def simulate(
             wait_s = loads_until - at
             residency.loaded(name, name, at)
             held.add(name)
-        tally.add(name, not isinstance(decision, Load), wait_s)
+        tally.add(name, not isinstance(decision, LoadDecision), wait_s)
         if at <= START_S:
-            tally.at_start.append(not isinstance(decision, Load))
+            tally.at_start.append(not isinstance(decision, LoadDecision))
         heappush(ends, (at + wait_s + ANSWER_S, name))
     return tally
 
@@ -172,7 +172,7 @@ def _both(
     trace: Sequence[tuple[float, str]], count: int, places: int, rate: float, load_s: float, *, seed: int
 ) -> Mapping[str, Tally]:
     past = arrivals(Zipf(count, 1.0, -seed), int(rate * HALF_LIFE_S * 3), rate, -seed, drift_s=0.0)
-    heat = Heat()
+    heat = AdapterDemand()
     for at, name in past:
         heat.touch(name, at - past[-1][0])
     hot = heat.hottest({name for _, name in past}, 0.0)
@@ -187,11 +187,11 @@ async def measure(
 ) -> Mapping[str, tuple[Tally, list[float]]]:
     """The same on the embedded engine: hits, waits for loads, and the seconds of each request."""
     found: dict[str, tuple[Tally, list[float]]] = {}
-    for policy, heat in (("LRU, begins empty", NoHeat()), ("heat, preloaded", Heat())):
+    for policy, heat in (("LRU, begins empty", NoHeat()), ("heat, preloaded", AdapterDemand())):
         client = EngineClient(EngineConfig(model="models/demo", num_threads=1, max_loras=places))
         await client.start()
         try:
-            shelf = AdapterShelf(HeldAdapters(client), places, heat=heat)
+            shelf = LoraSlots(HeldAdapters(client), places, heat=heat)
             adapters = {
                 name: Adapter(name, number + 1, "demo", str(SHIPPED[number % len(SHIPPED)].absolute()))
                 for number, name in enumerate(f"a{n:03d}" for n in range(count))
@@ -209,7 +209,7 @@ async def measure(
 
 
 async def drive(
-    client: EngineClient, shelf: AdapterShelf, adapters: Mapping[str, Adapter], requests: int, callers: int
+    client: EngineClient, shelf: LoraSlots, adapters: Mapping[str, Adapter], requests: int, callers: int
 ) -> tuple[Tally, list[float]]:
     """``callers`` ask one after the other, in the trace's order."""
     zipf, tally, seconds = Zipf(len(adapters), 1.0, 3), Tally(), list[float]()

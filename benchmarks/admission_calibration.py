@@ -26,18 +26,18 @@ from rich.table import Table
 from engine.build import build_engine
 from engine.engine import Engine
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
-from evaluation.simulator.calibration import Fit, Step, fit
+from evaluation.simulator.calibration import Fit, MeasuredStep, fit
 from evaluation.simulator.measures import percentile
 from evaluation.simulator.policies import Open
 from evaluation.simulator.run import simulate
-from evaluation.simulator.values import Arrival, Fate, Profile
-from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
+from evaluation.simulator.workload import WorkloadShape, paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 SCALE = 0.25
-SHAPE = Shape(prompt_scale=SCALE, max_prompt=800, max_output=160)
+SHAPE = WorkloadShape(prompt_scale=SCALE, max_prompt=800, max_output=160)
 # Token ids that text is made of: no special token is among them.
 TOKEN_IDS = range(300, 1000)
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 32, 256
@@ -88,14 +88,14 @@ def engine_of(model: Path, blocks: int, max_num_seqs: int = MAX_NUM_SEQS) -> Eng
     )
 
 
-def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[Fate], list[Step]]:
+def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[SimulatedRequest], list[MeasuredStep]]:
     """Run the requests at their times on the clock of the CPU time used; each step with what it did."""
     draw = random.Random(requests[0].number)
-    fates = [Fate(one) for one in requests]
+    fates = [SimulatedRequest(one) for one in requests]
     by_id = {f"r{fate.arrival.number}": fate for fate in fates}
     prompts = [tuple(draw.choices(TOKEN_IDS, k=one.prompt)) for one in requests]
-    answering: dict[str, Fate] = {}
-    steps: list[Step] = []
+    answering: dict[str, SimulatedRequest] = {}
+    steps: list[MeasuredStep] = []
     now, following = 0.0, 0
     while following < len(fates) or engine.has_work:
         if not engine.has_work:
@@ -114,7 +114,7 @@ def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[Fate], lis
         now += took_s
         signals = engine.signals
         if signals.preemptions == preempted and signals.tokens_scheduled >= sequences:
-            steps.append(Step(signals.tokens_scheduled - sequences, sequences, context, took_s))
+            steps.append(MeasuredStep(signals.tokens_scheduled - sequences, sequences, context, took_s))
         for output in outputs:
             fate = by_id[output.request_id]
             fate.produced = output.output_tokens
@@ -127,7 +127,7 @@ def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[Fate], lis
     return fates, steps
 
 
-def summary_of(fates: Sequence[Fate], preemptions: int) -> Replay:
+def summary_of(fates: Sequence[SimulatedRequest], preemptions: int) -> Replay:
     """The figures of a replay in which all were answered."""
     ttft = sorted(fate.ttft_s or 0.0 for fate in fates)
     tpot = sorted(fate.tpot_s or 0.0 for fate in fates)

@@ -20,9 +20,10 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from admission.events import Outcome
-from admission.gate import Gate, Ticket, TicketState
-from admission.values import Demand, Limits, Load
+from admission.events import SlotOutcome
+from admission.gate import BackendGate, TicketState
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits, BackendLoad, Demand
 
 TENANTS = 20
 BAR_US = 50.0
@@ -39,7 +40,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     With ``memory`` the KV pool is what holds the next one back, so that each look makes a forecast.
     """
     draw, now = random.Random(1), 0.0
-    limits = Limits(
+    limits = AdmissionLimits(
         max_queue=2 * queued,
         max_wait_s=1e9,
         rungs=(),
@@ -47,9 +48,11 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         max_prefill_tokens=1 << 40,
         tpot_slo_s=60.0,  # so that the pace is followed, and never too slow
     )
-    gate = Gate(limits, random=draw)
+    gate = BackendGate(limits, random=draw)
     pool = running * 40 if memory else running * 1000
-    load = Load(0, 0, 0.0, total_blocks=pool, block_size=16, max_running=2 * running if memory else running)
+    load = BackendLoad(
+        0, 0, 0.0, total_blocks=pool, block_size=16, max_running=2 * running if memory else running
+    )
     gate.told(load, now)
     demand = Demand("local", "", 0, 0, 300, 0.0, produced=lambda: 50)
 
@@ -70,17 +73,17 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         arrival = ask(number)
         begun = clocks()
         gate.first_token(ticket, now, 100)
-        gate.release(ticket, Outcome.SUCCEEDED, now, output_tokens=50 + number % 200)
+        gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=50 + number % 200)
         released = clocks()
         offered = gate.offer(arrival, now)
         taken = clocks()
         handed_on = gate.pump(now)
         done = clocks()
         going += handed_on
-        assert isinstance(offered, Ticket), offered
+        assert isinstance(offered, AdmissionTicket), offered
         if gate.queued > queued:  # memory admits fewer than one per turnover at times
             surplus = next(t for t in gate.waiting if t.state is TicketState.WAITING)
-            gate.release(surplus, Outcome.IGNORED, now, output_tokens=0)
+            gate.release(surplus, SlotOutcome.IGNORED, now, output_tokens=0)
         for part, start, end in (
             ("release", begun, released), ("offer", released, taken), ("look", taken, done),
         ):  # fmt: skip
@@ -96,13 +99,13 @@ def refused_kib(count: int) -> tuple[int, int]:
 
     Each is another tenant's, of another kind and another route's limits: whatever could be kept would be.
     """
-    gate = Gate(Limits(max_queue=0), random=random.Random(1))
-    gate.told(Load(running=1, max_running=1), 0.0)
+    gate = BackendGate(AdmissionLimits(max_queue=0), random=random.Random(1))
+    gate.told(BackendLoad(running=1, max_running=1), 0.0)
     early = 0
     for number in range(count):
-        limits = Limits(max_queue=0, max_wait_s=1.0 + number)
+        limits = AdmissionLimits(max_queue=0, max_wait_s=1.0 + number)
         demand = Demand("local", f"t{number}", 0, 100, 100, 0.0, kind=number, limits=limits)
-        assert not isinstance(gate.offer(demand, number * 0.001), Ticket)
+        assert not isinstance(gate.offer(demand, number * 0.001), AdmissionTicket)
         if number == count // 10:
             early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return early, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

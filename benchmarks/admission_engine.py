@@ -26,14 +26,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from admission.values import Limits, Load
+from admission.values import AdmissionLimits, BackendLoad
 from benchmarks.admission_calibration import MAX_NUM_BATCHED_TOKENS, engine_of
 from benchmarks.admission_live import SHAPE, TRACE
 from engine.engine import Engine
 from engine.values import GenerationRequest, SamplingParams
-from evaluation.simulator.measures import Slo, Summary, summarize
+from evaluation.simulator.measures import RunSummary, SimulatedSlo, summarize
 from evaluation.simulator.policies import GatePolicy, Moves, Open, Policy
-from evaluation.simulator.values import Arrival, Fate
+from evaluation.simulator.values import Arrival, SimulatedRequest
 from evaluation.simulator.workload import paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
@@ -53,7 +53,7 @@ class Row:
 
     load: float
     policy: str
-    summary: Summary
+    summary: RunSummary
     limit: int | None
 
 
@@ -66,18 +66,18 @@ class Bench:
         self._draw = random.Random(1)
         self._runs = 0
 
-    def load(self) -> Load:
+    def load(self) -> BackendLoad:
         """As the gateway reads it."""
         told = self._engine.signals
-        return Load(
+        return BackendLoad(
             told.running, told.waiting, told.kv_usage, told.total_blocks, told.block_size, MAX_NUM_SEQS
         )
 
-    def run(self, requests: Sequence[Arrival], policy: Policy, *, until_s: float) -> list[Fate]:
+    def run(self, requests: Sequence[Arrival], policy: Policy, *, until_s: float) -> list[SimulatedRequest]:
         """The fate of each at its time; what is not answered by ``until_s`` is given up."""
         self._runs += 1
-        fates = [Fate(one) for one in requests]
-        inside: dict[str, Fate] = {}
+        fates = [SimulatedRequest(one) for one in requests]
+        inside: dict[str, SimulatedRequest] = {}
         now, following = 0.0, 0
         while now < until_s and (following < len(fates) or self._engine.has_work or policy.watching):
             change = policy.next_change()
@@ -112,11 +112,11 @@ class Bench:
             self._engine.step()
         return fates
 
-    def closed(self, requests: Sequence[Arrival], callers: int) -> list[Fate]:
+    def closed(self, requests: Sequence[Arrival], callers: int) -> list[SimulatedRequest]:
         """So many callers, each asking again when answered."""
         return self.run([replace(one, at=0.0) for one in requests], Callers(callers), until_s=1e9)
 
-    def _act(self, moves: Moves, inside: dict[str, Fate], now: float) -> None:
+    def _act(self, moves: Moves, inside: dict[str, SimulatedRequest], now: float) -> None:
         for fate, reason in moves.refuse:
             fate.refused_at, fate.reason = now, reason
         for fate in moves.hand_on:
@@ -133,27 +133,27 @@ class Callers(Open):
 
     def __init__(self, callers: int) -> None:
         self._free = callers
-        self._waiting: list[Fate] = []
+        self._waiting: list[SimulatedRequest] = []
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """It waits for its caller."""
         self._waiting.append(fate)
         return Moves()
 
-    def look(self, load: Load, now: float) -> Moves:
+    def look(self, load: BackendLoad, now: float) -> Moves:
         """Callers who have their answer ask again."""
         begun, self._waiting = self._waiting[: self._free], self._waiting[self._free :]
         self._free -= len(begun)
         return Moves(hand_on=tuple(begun))
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """Its caller is free."""
         self._free += 1
 
 
 def examine(
     model: Path, seconds: float, slower: float, policies: Sequence[str]
-) -> tuple[Slo, float, list[Row]]:
+) -> tuple[SimulatedSlo, float, list[Row]]:
     """Targets, capacity in requests a second, and every policy at every load."""
     whole = [replace(one, max_tokens=one.output) for one in requests_of(read_trace(TRACE), SHAPE)]
     engine = engine_of(model, NUM_BLOCKS, MAX_NUM_SEQS)
@@ -162,8 +162,8 @@ def examine(
     told = unhurried.closed(whole[:CLOSED_ROWS], MAX_NUM_SEQS)
     capacity = len(told) / max(fate.finished_at or 0.0 for fate in told)
     pace = statistics.median(fate.tpot_s or 0.0 for fate in told if fate.produced > 1)
-    slo = Slo(TTFT_S, TPOT_TIMES * pace)
-    limits = Limits(
+    slo = SimulatedSlo(TTFT_S, TPOT_TIMES * pace)
+    limits = AdmissionLimits(
         max_wait_s=slo.ttft_s,
         tpot_slo_s=slo.tpot_s,
         ttft_slo_s=slo.ttft_s,

@@ -16,13 +16,13 @@ from typing import Any
 
 from accounting.keys import HIGHEST_PRIORITY, KeyRecord, KeyRing, KeyRole
 from admission.controller import AdmissionController, Slot
-from admission.values import Demand, Limits, Load
+from admission.values import AdmissionLimits, BackendLoad, Demand
 from gateway.wiring.build import build as wiring
 from ops.cli.main import app
 
 TENANT_KEY = "tenant-"
 # No bound that a benchmark reaches.
-UNBOUNDED = Limits(
+UNBOUNDED = AdmissionLimits(
     max_queue=1_000_000,
     max_queue_tokens=1 << 50,
     max_queue_bytes=1 << 50,
@@ -47,7 +47,9 @@ class Tenants(KeyRing):
 class Open(AdmissionController):
     """Admission that holds nobody back."""
 
-    def __init__(self, limits: Limits, *, load: Callable[[str], Load | None], **others: Any) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, *, load: Callable[[str], BackendLoad | None], **others: Any
+    ) -> None:
         super().__init__(UNBOUNDED, load=lambda backend: None, **others)
 
     def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:

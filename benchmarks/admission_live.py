@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from benchmarks.admission_live_load import (
     MACHINES,
     REPOSITORY,
@@ -44,17 +44,17 @@ from benchmarks.admission_live_load import (
     open_loop,
     total,
 )  # fmt: skip
-from evaluation.simulator.calibration import Fit, Step, fit
+from evaluation.simulator.calibration import Fit, MeasuredStep, fit
 from evaluation.simulator.experiment import Kind, Setting
-from evaluation.simulator.measures import Slo, Summary, summarize
+from evaluation.simulator.measures import RunSummary, SimulatedSlo, summarize
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Profile
-from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
-from ops.replay.outcome import Outcome
+from evaluation.simulator.workload import WorkloadShape, paced, rate_of, requests_of
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.trace import read_trace
 
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
-SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=TENANTS)
+SHAPE = WorkloadShape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=TENANTS)
 LOADS = (2.0, 4.0)
 CALLERS = (1, 2, 4, 8, 16)
 # A level of callers counts for capacity while so many of its answers meet the SLO, as in the simulator.
@@ -86,7 +86,7 @@ class Row:
     load: float
     policy: str
     where: str
-    summary: Summary
+    summary: RunSummary
     wait_error_s: tuple[float, float] | None = None
 
 
@@ -96,7 +96,7 @@ class Report:
 
     engine: str
     cores: int
-    slo: Slo
+    slo: SimulatedSlo
     seconds: float
     levels: tuple[Level, ...]
     capacity: float
@@ -107,7 +107,7 @@ class Report:
 # What the figures say
 
 
-def level_of(callers: int, outcomes: Sequence[Outcome], seconds: float) -> Level:
+def level_of(callers: int, outcomes: Sequence[ReplayedRequest], seconds: float) -> Level:
     """A closed loop's figures; what ended after ``seconds``, while fewer and fewer asked, is not counted."""
     return Level(
         callers,
@@ -117,7 +117,7 @@ def level_of(callers: int, outcomes: Sequence[Outcome], seconds: float) -> Level
     )
 
 
-def steps_of(outcomes: Sequence[Outcome], seconds: float) -> list[Step]:
+def steps_of(outcomes: Sequence[ReplayedRequest], seconds: float) -> list[MeasuredStep]:
     """A closed loop's answers as steps of the composition that they met on average.
 
     A second holds as many steps as one answer grows by tokens; what was prefilled and decoded in it is shared
@@ -128,12 +128,14 @@ def steps_of(outcomes: Sequence[Outcome], seconds: float) -> list[Step]:
     prefill = sum(one.input_tokens - one.cached_tokens for one in whole) / seconds * step_s
     sequences = sum(one.output_tokens for one in whole) / seconds * step_s
     context = sequences * statistics.mean(one.input_tokens + one.output_tokens / 2 for one in outcomes)
-    return [Step(prefill, sequences, context, one.tpot_s or 0.0) for one in whole]
+    return [MeasuredStep(prefill, sequences, context, one.tpot_s or 0.0) for one in whole]
 
 
-def firsts_of(outcomes: Sequence[Outcome]) -> list[Step]:
+def firsts_of(outcomes: Sequence[ReplayedRequest]) -> list[MeasuredStep]:
     """A lone caller's first tokens, as steps that prefill a prompt."""
-    return [Step(one.input_tokens - one.cached_tokens, 0, 0, one.ttft_s) for one in outcomes if one.ttft_s]
+    return [
+        MeasuredStep(one.input_tokens - one.cached_tokens, 0, 0, one.ttft_s) for one in outcomes if one.ttft_s
+    ]
 
 
 def profile_of(found: Fit, machine: Machine) -> Profile:
@@ -153,9 +155,11 @@ def profile_of(found: Fit, machine: Machine) -> Profile:
     )
 
 
-def foretold(requests: Sequence[Arrival], profile: Profile, slo: Slo, policy: str, grace_s: float) -> Summary:
+def foretold(
+    requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo, policy: str, grace_s: float
+) -> RunSummary:
     """The simulator's figures of the same requests, given up at the same time."""
-    limits = Limits(
+    limits = AdmissionLimits(
         max_wait_s=slo.ttft_s,
         tpot_slo_s=slo.tpot_s,
         ttft_slo_s=slo.ttft_s,
@@ -204,7 +208,7 @@ def errors_told(url: str) -> dict[float, float]:
 
 async def measure(
     one: Caller, pool: Sequence[Arrival], seconds: float
-) -> tuple[list[Level], list[list[Outcome]]]:
+) -> tuple[list[Level], list[list[ReplayedRequest]]]:
     """Closed loops with more and more callers."""
     requests = _endless(pool)
     await closed_loop(one, requests, 4, 3.0)  # what is compiled at first use
@@ -224,13 +228,15 @@ def _endless(pool: Sequence[Arrival]) -> Iterator[Arrival]:
             yield replace(arrival, number=number)
 
 
-def slo_of(levels: Sequence[Level]) -> Slo:
+def slo_of(levels: Sequence[Level]) -> SimulatedSlo:
     """Targets by what an idle engine and a full batch take."""
     ttft_s = max(LEAST_TTFT_S, TTFT_TIMES * levels[0].ttft_p50_s)
-    return Slo(round(ttft_s, 2), round(TPOT_TIMES * levels[-1].tpot_p50_s, 4))
+    return SimulatedSlo(round(ttft_s, 2), round(TPOT_TIMES * levels[-1].tpot_p50_s, 4))
 
 
-def capacity_of(levels: Sequence[Level], outcomes: Sequence[Sequence[Outcome]], slo: Slo) -> float:
+def capacity_of(
+    levels: Sequence[Level], outcomes: Sequence[Sequence[ReplayedRequest]], slo: SimulatedSlo
+) -> float:
     """The highest rate of a level whose answers met the SLO."""
     kept = []
     for level, answers in zip(levels, outcomes, strict=True):
@@ -241,8 +247,8 @@ def capacity_of(levels: Sequence[Level], outcomes: Sequence[Sequence[Outcome]], 
 
 
 async def loads(
-    url: str, one: Caller, pool: Sequence[Arrival], capacity: float, profile: Profile, slo: Slo, policy: str,
-    seconds: float,
+    url: str, one: Caller, pool: Sequence[Arrival], capacity: float, profile: Profile, slo: SimulatedSlo,
+    policy: str, seconds: float,
 ) -> list[Row]:  # fmt: skip
     """Open loops at all loads, and what the simulator foretold of them."""
     rows, start = [], 0

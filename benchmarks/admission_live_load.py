@@ -18,13 +18,13 @@ import httpx
 import yaml
 
 from benchmarks.admission_gateway import TENANT_KEY
-from evaluation.simulator.values import Arrival, Fate
+from evaluation.simulator.values import Arrival, SimulatedRequest
 from ops.replay.calibrate import calibrate
 from ops.replay.contract import OpenAI
-from ops.replay.load import Run, run_load
-from ops.replay.outcome import Outcome
+from ops.replay.load import ReplayRun, run_load
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.replay.target import Target
+from ops.replay.target import ReplayTarget
 from ops.replay.text import TextMaker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -150,11 +150,11 @@ def total(url: str, name: str) -> float:
 class Caller:
     """Sends requests as their tenants."""
 
-    targets: Mapping[str, Target]
+    targets: Mapping[str, ReplayTarget]
     contracts: Mapping[int, Asking]
     text: TextMaker
 
-    async def send(self, arrival: Arrival, prompt: str, started_at: float) -> Outcome:
+    async def send(self, arrival: Arrival, prompt: str, started_at: float) -> ReplayedRequest:
         """One request, now."""
         planned = planned_of(arrival)
         target, contract = self.targets[arrival.tenant], self.contracts[arrival.priority]
@@ -170,7 +170,7 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
     """A caller whose prompts have the lengths that the model counts."""
     targets = {}
     for number in range(1, TENANTS + 1):
-        target = Target(
+        target = ReplayTarget(
             url, key=f"{TENANT_KEY}{number}", timeout_s=600.0, no_fallback=True, clock=time.monotonic
         )
         targets[f"t{number}"] = await stack.enter_async_context(target)
@@ -183,10 +183,10 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
 
 async def closed_loop(
     one: Caller, requests: Iterator[Arrival], callers: int, seconds: float
-) -> list[Outcome]:
+) -> list[ReplayedRequest]:
     """So many callers, each with one request at a time; those that began in time are finished."""
     begun = time.monotonic()
-    done: list[Outcome] = []
+    done: list[ReplayedRequest] = []
 
     async def ask() -> None:
         while time.monotonic() < begun + seconds:
@@ -200,9 +200,9 @@ async def closed_loop(
     return [outcome for outcome in done if outcome.ok]
 
 
-async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) -> list[Fate]:
+async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) -> list[SimulatedRequest]:
     """Each request at its time; ``grace_s`` after the last one those without an answer are given up."""
-    stop, run = asyncio.Event(), Run()
+    stop, run = asyncio.Event(), ReplayRun()
     by_number = {arrival.number: arrival for arrival in requests}
 
     async def end() -> None:
@@ -225,9 +225,9 @@ async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) ->
     return [fate_of(arrival, told.get(arrival.number)) for arrival in requests]
 
 
-def fate_of(arrival: Arrival, outcome: Outcome | None) -> Fate:
+def fate_of(arrival: Arrival, outcome: ReplayedRequest | None) -> SimulatedRequest:
     """What became of a request, in the simulator's words; times count from when it was due."""
-    fate = Fate(arrival)
+    fate = SimulatedRequest(arrival)
     if outcome is None:
         return fate
     if not outcome.ok:

@@ -23,16 +23,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from admission.values import Limits
-from evaluation.simulator.measures import Slo, summarize
+from admission.values import AdmissionLimits
+from evaluation.simulator.measures import SimulatedSlo, summarize
 from evaluation.simulator.policies import GatePolicy
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Profile
-from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from evaluation.simulator.workload import WorkloadShape, paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
 TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv"
-SHAPE = Shape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)
+SHAPE = WorkloadShape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)
 # The embedded engine and vLLM as benchmarks.admission_live found them, with its SLO and capacity.
 ENGINES = {
     "embedded": Profile(
@@ -40,7 +40,7 @@ ENGINES = {
     ),
     "vllm": Profile("vllm", 0.0022, 128e-6, 267e-6, 0.0, 200, 32, 16, 256, unit_tokens=32),
 }
-SLO, CAPACITY = Slo(0.5, 0.0129), 10.8
+SLO, CAPACITY = SimulatedSlo(0.5, 0.0129), 10.8
 LOADS = (2.0, 4.0)
 WARM_S, WARM_LOAD, LOADED_S = 10.0, 0.6, 40.0
 STRETCHES, STRETCH_ROWS = 3, 150
@@ -125,7 +125,7 @@ def stretch(whole: Sequence[Arrival], start: int, load: float) -> tuple[list[Arr
 def row_of(engine: str, way: Way, load: float, whole: Sequence[Arrival]) -> Row:
     """Simulate it."""
     base = ENGINES[engine]
-    limits = Limits(
+    limits = AdmissionLimits(
         max_wait_s=SLO.ttft_s,
         tpot_slo_s=SLO.tpot_s,
         ttft_slo_s=SLO.ttft_s,

@@ -16,22 +16,22 @@ from typing import Annotated, Any
 
 import typer
 
+from admission.fair_queue import FairQueue, Waiting
 from admission.ladder import RUNGS, Ladder
-from admission.line import Line, Waiting
-from admission.values import Limits, Load
+from admission.values import AdmissionLimits, BackendLoad
 from evaluation.simulator.measures import percentile
 from evaluation.simulator.policies import GatePolicy, Moves
 from evaluation.simulator.profiles import A10G_8B_FP16
 from evaluation.simulator.run import simulate
-from evaluation.simulator.values import Fate
-from evaluation.simulator.worker import Worker
-from evaluation.simulator.workload import Shape, paced, rate_of, requests_of
+from evaluation.simulator.values import SimulatedRequest
+from evaluation.simulator.worker import SimulatedWorker
+from evaluation.simulator.workload import WorkloadShape, paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
 TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv"
 # Twice the capacity of that worker (docs/admission-simulator.md), requests a second.
 RATE = 1.36
-LIMITS = Limits(max_wait_s=5.0, first_token_within_s=5.0, max_prefill_tokens=512)
+LIMITS = AdmissionLimits(max_wait_s=5.0, first_token_within_s=5.0, max_prefill_tokens=512)
 # How far ahead the truth is looked for: about as long as an answer takes.
 HORIZON_S = 20.0
 # The part of the run that is drawn.
@@ -51,12 +51,12 @@ class Seen:
 class Watched(GatePolicy):
     """The gate, with somebody who takes notes."""
 
-    def __init__(self, worker: Worker, seen: Seen) -> None:
+    def __init__(self, worker: SimulatedWorker, seen: Seen) -> None:
         super().__init__(LIMITS, produced=worker.produced)
         self._worker = worker
         self._seen = seen
 
-    def look(self, load: Load, now: float) -> Moves:
+    def look(self, load: BackendLoad, now: float) -> Moves:
         """As the gate, noting how full the pool is and will be."""
         moves = super().look(load, now)
         used, peak = self.gate.usage(now)
@@ -65,7 +65,7 @@ class Watched(GatePolicy):
         self._seen.foreseen.append(peak)
         return moves
 
-    def first_token(self, fate: Fate, now: float) -> None:
+    def first_token(self, fate: SimulatedRequest, now: float) -> None:
         """As the gate, noting what was foreseen."""
         ticket = self._tickets[fate.arrival.number]
         self._seen.first_tokens.append((ticket.estimated_first_token_s, now - fate.arrival.at))
@@ -75,7 +75,7 @@ class Watched(GatePolicy):
 def watched_run() -> Seen:
     """A simulated worker that memory bounds, at twice its capacity."""
     seen = Seen()
-    requests = requests_of(read_trace(TRACE), Shape())
+    requests = requests_of(read_trace(TRACE), WorkloadShape())
     arrivals = paced(requests, RATE / rate_of(requests))
     simulate(arrivals, A10G_8B_FP16, lambda worker: Watched(worker, seen))
     return seen
@@ -102,7 +102,7 @@ def draw_ladder(axis: Any) -> None:
 
 def draw_order(axis: Any) -> None:
     """Who is served when of a line that all joined at once: classes, and fair shares inside one."""
-    draw, line = random.Random(1), Line(aging_s=0)
+    draw, line = random.Random(1), FairQueue(aging_s=0)
     number = 0
     # One tenant asks ten times as often as the others, with prompts of the same lengths.
     for tenant, count in (("large", 100), ("small", 10), ("other", 10)):

@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from evaluation.simulator.experiment import Job, Kind, Setting, best, candidates, capacity, run
-from evaluation.simulator.measures import Slo, Summary
+from evaluation.simulator.experiment import Kind, Setting, SimulationJob, best, candidates, capacity, run
+from evaluation.simulator.measures import RunSummary, SimulatedSlo
 from evaluation.simulator.profiles import PROFILES
 from evaluation.simulator.values import Arrival, Profile
-from evaluation.simulator.workload import Shape, halves, paced, rate_of, requests_of
+from evaluation.simulator.workload import WorkloadShape, halves, paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -52,7 +52,7 @@ class Row:
     load: float
     policy: str
     setting: str
-    summary: Summary
+    summary: RunSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ def shaped(name: str, path: Path, profile: Profile, quick: bool) -> tuple[Profil
     trace = read_trace(path, limit=2 * QUICK_ROWS if quick else None)
     unit = round(trace.block_tokens * SCALES[name])
     fitting = replace(profile, unit_tokens=unit) if unit else profile
-    return fitting, requests_of(trace, Shape(prompt_scale=SCALES[name]))
+    return fitting, requests_of(trace, WorkloadShape(prompt_scale=SCALES[name]))
 
 
 def compare(
     name: str,
     path: Path,
     profile: Profile,
-    slo: Slo,
+    slo: SimulatedSlo,
     *,
     quick: bool,
     pool: ProcessPoolExecutor,
@@ -107,7 +107,7 @@ def compare(
     tuning = [one for one in tuning if len(tried[one[0]]) > 1]
     task = bar.add_task(name, total=2 + len(tuning) + len(Kind) * len(loads))
 
-    def all_of(jobs: Sequence[Job]) -> list[Summary]:
+    def all_of(jobs: Sequence[SimulationJob]) -> list[RunSummary]:
         results = []
         for result in pool.map(run, jobs):
             bar.advance(task)
@@ -116,7 +116,9 @@ def compare(
 
     first_rate, second_rate = pool.map(capacity, (first, second), (profile,) * 2, (slo,) * 2)
     bar.advance(task, 2)
-    tuned = all_of([Job(first, load * first_rate, profile, slo, setting) for _, setting, load in tuning])
+    tuned = all_of(
+        [SimulationJob(first, load * first_rate, profile, slo, setting) for _, setting, load in tuning]
+    )
     goodput: dict[Setting, list[float]] = {}
     for (_, setting, _), summary in zip(tuning, tuned, strict=True):
         goodput.setdefault(setting, []).append(summary.goodput)
@@ -125,7 +127,9 @@ def compare(
         for kind, settings in tried.items()
     }
     cells = [(load, chosen[kind]) for load in loads for kind in Kind]
-    told = all_of([Job(second, load * second_rate, profile, slo, setting) for load, setting in cells])
+    told = all_of(
+        [SimulationJob(second, load * second_rate, profile, slo, setting) for load, setting in cells]
+    )
     rows = tuple(
         Row(load, setting.kind.value, setting.told, summary)
         for (load, setting), summary in zip(cells, told, strict=True)
@@ -197,14 +201,14 @@ def table_of(comparison: Comparison) -> Table:
     return table
 
 
-def plot(comparisons: Sequence[Comparison], slo: Slo, path: Path) -> None:
+def plot(comparisons: Sequence[Comparison], slo: SimulatedSlo, path: Path) -> None:
     """Goodput, the high priority's share in SLO, TTFT and waste over the load, one column a trace."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels: tuple[tuple[str, Callable[[Summary], float]], ...] = (
+    panels: tuple[tuple[str, Callable[[RunSummary], float]], ...] = (
         ("goodput, requests/s", lambda one: one.goodput),
         ("high priority in SLO, %", lambda one: 100 * one.by_priority.get(1, 0.0)),
         ("p99 TTFT of the answered, s", lambda one: one.ttft_p99_s),
@@ -247,7 +251,7 @@ def main(
     """Compare admission policies on both traces."""
     if profile not in PROFILES:
         raise typer.BadParameter(f"no profile {profile!r}; one of {', '.join(PROFILES)}")
-    console, slo = Console(width=TABLE_WIDTH), Slo(slo_ttft, slo_tpot)
+    console, slo = Console(width=TABLE_WIDTH), SimulatedSlo(slo_ttft, slo_tpot)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         ProcessPoolExecutor(PARALLEL) as pool,

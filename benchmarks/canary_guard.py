@@ -29,14 +29,14 @@ from gateway.routing.canary import (
     CHECKS,
     LIFE_S,
     TOLERANCE,
+    CanaryPlan,
+    CanaryState,
     Phase,
-    Plan,
-    Standing,
     in_force,
     judge,
     start,
 )
-from gateway.routing.evidence import Window
+from gateway.routing.evidence import EvidenceWindow
 
 # The baseline's shares of bad requests, by check: a usual service, with a target that is missed now and then.
 BASELINE = {"error": 0.01, "ttft": 0.05, "total": 0.03, "fallback": 0.02, "guardrail": 0.01}
@@ -98,9 +98,9 @@ CASES = (
 )
 
 
-def run(case: Case, rate: float, draw: random.Random) -> tuple[Standing, int, float]:
+def run(case: Case, rate: float, draw: random.Random) -> tuple[CanaryState, int, float]:
     """One canary to its end: its standing, the canary's requests since the fault, its seconds."""
-    plan = Plan("c1", "chat", "new", {"old": 100.0}, "benchmark")
+    plan = CanaryPlan("c1", "chat", "new", {"old": 100.0}, "benchmark")
     now, faulty = 0.0, 0
     standing = in_force(start(plan, read_to=0, now=now), now)
     phase = draw.random() * SWING_S
@@ -113,11 +113,11 @@ def run(case: Case, rate: float, draw: random.Random) -> tuple[Standing, int, fl
             sides[draw.random() * 100 < percent] += 1
         baseline, canary = sides
         faulty += canary if bad_now else 0
-        window: dict[str, Window] = {}
+        window: dict[str, EvidenceWindow] = {}
         for check in CHECKS:
             base = min(0.5, BASELINE[check] * swing)
             share = case.share(check, base) if bad_now else base
-            window[check] = Window(
+            window[check] = EvidenceWindow(
                 _binomial(canary, share, draw), canary, _binomial(baseline, base, draw), baseline
             )
         now += plan.window_s

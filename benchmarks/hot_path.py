@@ -34,7 +34,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from admission.values import Load
+from admission.values import BackendLoad
 from benchmarks.stages import WORDS
 from gateway import server
 from gateway.backends.fleet import Fleet
@@ -68,7 +68,7 @@ class NullBackend:
     features = frozenset(Feature)
     continues: frozenset[Continue] = frozenset({Continue.TOKENS})
     state = BackendState.READY
-    load: Load | None = None
+    load: BackendLoad | None = None
 
     def __init__(self, pieces: int) -> None:
         self._pieces = [" word" * (OUTPUT_TOKENS // pieces)] * pieces

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from admission.values import Load
+from admission.values import BackendLoad
 from budgeting.counting import ChatTokenizer
 from engine.errors import EngineDead
-from gateway.backends.begun import check_begun
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
+from gateway.backends.partial_answer import check_begun
 from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Work
 from gateway.config.settings import Settings
 from gateway.contracts.features import Feature
@@ -67,11 +67,11 @@ class PacedHost:
         self.exit_code: int | None = None
 
     @property
-    def load(self) -> Load:
+    def load(self) -> BackendLoad:
         """The engine's load now."""
         running = len(self._lengths)
         kv_usage = sum(self._lengths.values()) / (BLOCKS * BLOCK_SIZE)
-        return Load(
+        return BackendLoad(
             running, self.unfinished - running, min(1.0, kv_usage), BLOCKS, BLOCK_SIZE, self._max_running
         )
 
@@ -148,7 +148,7 @@ class PacedBackend:
         return self._host.state
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The engine's load."""
         return self._host.load
 

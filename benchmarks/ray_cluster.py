@@ -22,7 +22,7 @@ import yaml
 
 from benchmarks.paced_engine import paced_engine
 from gateway.config.settings import load_settings
-from ops.ray.place import Place
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.replica import configured_engine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,7 +145,7 @@ def deploy(url: str, config: Path, *, paced: bool) -> Application:
 
     from ops.ray.application import make_application
 
-    place = Place(str(config), str(ROOT), "sluice")
+    place = ClusterPlace(str(config), str(ROOT), "sluice")
     made = make_application(
         load_settings(config, {}), place, make_engine=paced_engine if paced else configured_engine
     )

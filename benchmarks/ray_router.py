@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops.ray.router import GENERATE, PrefixRouter
-from ops.ray.wire import Route, encode
+from ops.ray.wire import RouterHint, encode
 
 STABLE_BLOCKS = 8
 TURN_BLOCKS = 2
@@ -100,7 +100,7 @@ async def cost_us(count: int, calls: int, seed: int) -> list[float]:
         if len(chain) > STABLE_BLOCKS + TURN_BLOCKS * MOST_TURNS:
             del chain[STABLE_BLOCKS:]
         chain.extend(draw.getrandbits(62) for _ in range(TURN_BLOCKS))
-        call: Any = Call([encode(Route(tuple(chain), STABLE_BLOCKS))])
+        call: Any = Call([encode(RouterHint(tuple(chain), STABLE_BLOCKS))])
         began = time.thread_time_ns()
         ranks = await router.choose_replicas(candidates, call)
         chosen = ranks[0][0].replica_id

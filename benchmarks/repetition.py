@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from budgeting.counting import ChatTokenizer
-from resilience.degenerate import Detector, Limits
+from resilience.degenerate import DegenerateLimits, Detector
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = frozenset({".py", ".md", ".txt"})
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "demo")
     asked = parser.parse_args()
     folders = asked.folders or [Path(sysconfig.get_path("stdlib")), ROOT / "docs"]
-    tokenizer, limits = ChatTokenizer.from_folder(asked.tokenizer), Limits()
+    tokenizer, limits = ChatTokenizer.from_folder(asked.tokenizer), DegenerateLimits()
     files = tokens = chars = cut = 0
     one: tuple[int, str] = (0, "")
     cycle: tuple[int, str] = (0, "")
@@ -73,7 +73,7 @@ def longest(ids: tuple[int, ...], periods: Iterable[int]) -> int:
     return best
 
 
-def is_cut(ids: tuple[int, ...], limits: Limits) -> bool:
+def is_cut(ids: tuple[int, ...], limits: DegenerateLimits) -> bool:
     """Whether an answer of this text would have been cut, in pieces of sixteen tokens."""
     detector = Detector(limits)
     pieces = (ids[at : at + 16] for at in range(0, len(ids), 16))

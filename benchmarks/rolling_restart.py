@@ -33,9 +33,9 @@ from rich.table import Table
 
 from benchmarks.forwarding.workload import answer_text
 from benchmarks.rolling_site import DEFAULT, DRAIN_S, KEY, SLOTS, Broken, Plan, Site, site
-from ops.chaos.caller import Caller
+from ops.chaos.caller import ChaosCaller
 from ops.chaos.heard import Heard
-from ops.chaos.workload import Question
+from ops.chaos.workload import ChaosRequest
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0
@@ -124,7 +124,7 @@ async def restart(here: Site, place: int) -> Restart:
 class Load:
     """Requests at a steady rate, each with its own right answer."""
 
-    def __init__(self, plan: Plan, caller: Caller, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: Plan, caller: ChaosCaller, clock: Callable[[], float]) -> None:
         self.heard: list[Heard] = []
         self._plan = plan
         self._caller = caller
@@ -151,7 +151,7 @@ class Load:
 
     async def _ask(self, number: int) -> None:
         ticket = TICKET.format(number)
-        question = Question(f"roll-{number}", f"Recommend something; ticket {ticket}", number % 2 == 0)
+        question = ChaosRequest(f"roll-{number}", f"Recommend something; ticket {ticket}", number % 2 == 0)
         self._under_way += 1
         heard = await self._caller.ask(question, MAX_TOKENS, None)
         self._under_way -= 1
@@ -180,7 +180,7 @@ async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
 
     restarts: list[Restart] = []
     async with (
-        Caller(here.url, key=KEY, timeout_s=DRAIN_S, clock=clock, on_piece=_nobody) as caller,
+        ChaosCaller(here.url, key=KEY, timeout_s=DRAIN_S, clock=clock, on_piece=_nobody) as caller,
         asyncio.TaskGroup() as tasks,
     ):
         load = Load(plan, caller, clock)

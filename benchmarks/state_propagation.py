@@ -30,9 +30,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.state.follower import Follower
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
+from gateway.state.stream_follower import StreamFollower
 from gateway.state.url import parse_state_url
 from gateway.wiring.state_store import make_state_store
 
@@ -70,7 +70,7 @@ async def follow(url: str, folder: Path) -> None:
         print(json.dumps([record.number, time.monotonic()]), flush=True)
 
     store = _store(url)
-    follower = Follower(store, STREAM, apply, copy=LocalCopy(folder, STREAM), clock=time.monotonic)
+    follower = StreamFollower(store, STREAM, apply, copy=LocalCopy(folder, STREAM), clock=time.monotonic)
     await store.open()
     await follower.start()
     print("ready", flush=True)

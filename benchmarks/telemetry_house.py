@@ -27,10 +27,10 @@ from gateway.wiring.backends import Engines
 from gateway.wiring.build import build as wiring
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 
 
-class SilentHub(Hub):
+class SilentHub(EventDispatcher):
     """Forgets every event."""
 
     def emit(self, event: object) -> None:
@@ -64,7 +64,7 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
     if collector is not None:
         environment["SLUICE_TRACING__OTLP_ENDPOINT"] = collector
     else:
-        vars(wiring)["Hub"] = SilentHub
+        vars(wiring)["EventDispatcher"] = SilentHub
     whole = wiring.build(load_settings(Path("sluice.yaml"), environment), admin_key=KEY)
     journey = whole.services.journey
     assert isinstance(journey, Journey)

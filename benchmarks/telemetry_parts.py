@@ -19,7 +19,7 @@ from observability.events import RequestRecord
 from observability.logs import configure_logging
 from observability.logwriter import GATHER_S
 from observability.metrics import Metrics
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 from observability.trace_export import DELAY_S, TraceSender
 from observability.tracing import Tracing
 
@@ -68,9 +68,9 @@ def microseconds(work: Callable[[], object], requests: int) -> float:
 def print_parts(requests: int = 1_500) -> None:
     """Measure and print; ``requests`` calls a round, fewer than any queue holds."""
     metrics = Metrics(version="benchmark")
-    quiet = Hub(metrics, log_request=_dropped)
+    quiet = EventDispatcher(metrics, log_request=_dropped)
     logs = configure_logging("info", json=True, stream=io.StringIO())
-    loud = Hub(Metrics(version="benchmark"))
+    loud = EventDispatcher(Metrics(version="benchmark"))
     sender = TraceSender(_Nowhere(), resource=Resource.create(), version="benchmark", scrub=str)
     ids_only, exporting = Tracing(), Tracing(sender)
     sampling = Tracing(sender, sample_ratio=0.0)

@@ -40,7 +40,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, Arrival, read_trace
+from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "mooncake_synthetic_500.jsonl"
@@ -196,7 +196,7 @@ def front(kind: Kind, folder: Path, urls: Sequence[str], block_tokens: int, affi
         yield url
 
 
-def prompt_of(row: Arrival, block_tokens: int, run: str) -> list[int]:
+def prompt_of(row: TraceRequest, block_tokens: int, run: str) -> list[int]:
     """Tokens in which equal ids are equal blocks within a run, and nothing is equal between runs."""
     tokens: list[int] = []
     for block_id in row.block_ids:
@@ -205,7 +205,7 @@ def prompt_of(row: Arrival, block_tokens: int, run: str) -> list[int]:
     return tokens[: min(length, MAX_MODEL_LEN - 2 * ANSWER_TOKENS)]
 
 
-def ideal_rate(rows: Sequence[Arrival], block_tokens: int) -> tuple[float, int]:
+def ideal_rate(rows: Sequence[TraceRequest], block_tokens: int) -> tuple[float, int]:
     """What one endless cache finds of all prompt tokens, and how many blocks it then has."""
     seen: set[int] = set()
     found = total = 0
@@ -248,7 +248,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], model: str) -> Outco
 
 async def replay(
     url: str,
-    rows: Sequence[Arrival],
+    rows: Sequence[TraceRequest],
     block_tokens: int,
     name: str,
     policy: Policy,

@@ -27,9 +27,9 @@ from rich.table import Table
 
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
-from gateway.backends.workers.answer import AnswerReader
+from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import Timeouts, WorkerClient
-from gateway.backends.workers.dialect import RequestWriter
+from gateway.backends.workers.dialect import CompletionWriter
 from gateway.contracts.values import Sampling
 
 TOKENS = 140
@@ -106,7 +106,7 @@ async def ours(base: str, stack: AsyncExitStack) -> Ask:
     stack.callback(client.close)
 
     async def ask(work: Work, body: bytes) -> str:
-        reader, text = AnswerReader(work, lambda token: b""), []
+        reader, text = CompletionReader(work, lambda token: b""), []
         async with client.post("/chat/completions", body) as connection:
             while data := await connection.read():
                 text += [delta.text for delta in reader.feed(data)]
@@ -128,7 +128,7 @@ async def with_aiohttp(base: str, stack: AsyncExitStack) -> Ask:
     )
 
     async def ask(work: Work, body: bytes) -> str:
-        reader, text = AnswerReader(work, lambda token: b""), []
+        reader, text = CompletionReader(work, lambda token: b""), []
         async with session.post(f"{base}/chat/completions", data=body) as response:
             async for data in response.content.iter_any():
                 text += [delta.text for delta in reader.feed(data)]
@@ -147,7 +147,7 @@ async def with_httpx(base: str, stack: AsyncExitStack) -> Ask:
     )
 
     async def ask(work: Work, body: bytes) -> str:
-        reader, text = AnswerReader(work, lambda token: b""), []
+        reader, text = CompletionReader(work, lambda token: b""), []
         async with client.stream("POST", f"{base}/chat/completions", content=body) as response:
             async for data in response.aiter_raw():
                 text += [delta.text for delta in reader.feed(data)]
@@ -163,7 +163,7 @@ async def measure(client: str, base: str, requests: int) -> float:
     """CPU seconds of one answer."""
     work = Work("gen", (1, 2, 3), (Message(Role.USER, PROMPT),), Sampling(max_tokens=TOKENS))
     expected = "".join(f" word{number}" for number in range(TOKENS))
-    writer = RequestWriter("base")
+    writer = CompletionWriter("base")
     left = requests
 
     async with AsyncExitStack() as stack:

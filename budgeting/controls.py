@@ -30,7 +30,7 @@ _ESCAPED_MARK = _MARK + "\ufdd2"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TextSegment:
     """A piece of rendered text: a control token (``token_id`` set), or text to be tokenized as text."""
 
     text: str
@@ -75,17 +75,17 @@ class ControlTokens:
         """The parts of a guarded text between its marks, for vocabularies that could spell a token anew."""
         return [part.replace(_ESCAPED_MARK, _MARK) for part in text.split(_BREAK)]
 
-    def segments(self, guarded: str) -> list[Segment]:
+    def segments(self, guarded: str) -> list[TextSegment]:
         """A rendered, guarded text, cut at the control tokens that the template wrote; marks still in."""
-        found: list[Segment] = []
+        found: list[TextSegment] = []
         at = 0
         for match in self._pattern.finditer(guarded):
             if match.start() > at:
-                found.append(Segment(guarded[at : match.start()]))
-            found.append(Segment(match[0], self.ids[match[0]]))
+                found.append(TextSegment(guarded[at : match.start()]))
+            found.append(TextSegment(match[0], self.ids[match[0]]))
             at = match.end()
         if at < len(guarded):
-            found.append(Segment(guarded[at:]))
+            found.append(TextSegment(guarded[at:]))
         return found
 
     def opens(self, text: str) -> bool:

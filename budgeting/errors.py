@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from budgeting.values import Section
+from budgeting.values import PromptSection
 
 
 class BudgetError(Exception):
@@ -30,7 +30,7 @@ class ContextTooLong(BudgetError):
         reserve: tokens kept for the answer.
     """
 
-    def __init__(self, *, section: Section, needed: int, allowed: int, reserve: int) -> None:
+    def __init__(self, *, section: PromptSection, needed: int, allowed: int, reserve: int) -> None:
         self.section = section
         self.needed = needed
         self.allowed = allowed

@@ -21,15 +21,15 @@ from budgeting.sections import (
 )
 from budgeting.sentences import sentence_ends
 from budgeting.summary import Summarizer
-from budgeting.trimming import Offer, largest_that_fits, offers
+from budgeting.trimming import TrimCandidate, largest_that_fits, offers
 from budgeting.values import (
     BudgetRequest,
     CanonicalPrompt,
     EvidenceChunk,
     Message,
     Plan,
+    PromptSection,
     Role,
-    Section,
     SectionCounts,
 )
 
@@ -153,7 +153,7 @@ class Fitting:
         sent, summarized = self._with_summary(tried[number], kept)
         return self._plan(sent, kept, summarized)
 
-    def _affordable(self, least: SectionCounts, room: int) -> tuple[list[Offer], int]:
+    def _affordable(self, least: SectionCounts, room: int) -> tuple[list[TrimCandidate], int]:
         """The offers that might fit, a little more than expected to, and how many are expected to fit."""
         prompt, budgets, merged, tokenizer = (
             self._prompt,
@@ -187,7 +187,7 @@ class Fitting:
         # Estimates may be a little high, and room for a summary comes back when no turn is left to summarize:
         # look somewhat further than they say, and one item more.
         margin = room // 8 + summary_room
-        taken: list[Offer] = []
+        taken: list[TrimCandidate] = []
         guess = 0
         for offer in in_order:
             if offer.chunk is not None and title:
@@ -220,7 +220,7 @@ class Fitting:
             return None
         return text, tokens(number)
 
-    def _kept(self, taken: Sequence[Offer]) -> _Kept:
+    def _kept(self, taken: Sequence[TrimCandidate]) -> _Kept:
         starts = (offer.first_turn for offer in taken if offer.first_turn is not None)
         return _Kept(
             chunks={offer.chunk: offer.text for offer in taken if offer.chunk is not None},
@@ -303,11 +303,11 @@ class Fitting:
         )
 
 
-def _largest(counts: SectionCounts) -> Section:
+def _largest(counts: SectionCounts) -> PromptSection:
     sizes = {
-        Section.SYSTEM: counts.system,
-        Section.RETRIEVAL: counts.retrieval,
-        Section.RECENT_TURNS: counts.recent_turns,
+        PromptSection.SYSTEM: counts.system,
+        PromptSection.RETRIEVAL: counts.retrieval,
+        PromptSection.RECENT_TURNS: counts.recent_turns,
     }
     return max(sizes, key=lambda section: sizes[section])
 

@@ -16,8 +16,8 @@ from budgeting.values import (
     CanonicalPrompt,
     Message,
     Plan,
+    PromptSection,
     Role,
-    Section,
     SectionCounts,
     SummaryKind,
 )
@@ -124,7 +124,7 @@ class BudgetPlanner:
             raise UnknownTokenId(unknown, self._tokenizer.vocabulary)
         if len(token_ids) > allowed:
             raise ContextTooLong(
-                section=Section.RECENT_TURNS, needed=len(token_ids), allowed=allowed, reserve=reserve
+                section=PromptSection.RECENT_TURNS, needed=len(token_ids), allowed=allowed, reserve=reserve
             )
         counts = SectionCounts(recent_turns=len(token_ids))
         return Plan(

@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from budgeting.values import SPARE_ORDER, Section
+from budgeting.values import SPARE_ORDER, PromptSection
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class TrimCandidate:
     """The next thing to send: a chunk (its position), an exchange (where its turns start), or the summary.
 
     ``tokens`` is what it is expected to add. ``text`` is what a chunk is cut to (``None``: all of it).
@@ -63,8 +63,8 @@ def offers(
     turns_room: int,
     summary_room: int = 0,
     cut: Cut = _never,
-    spare: Sequence[Section] = SPARE_ORDER,
-) -> Iterator[Offer]:
+    spare: Sequence[PromptSection] = SPARE_ORDER,
+) -> Iterator[TrimCandidate]:
     """The order above, made as it is asked for: what is never reached is never counted.
 
     Args:
@@ -82,15 +82,15 @@ def offers(
     yield from chunks.within()
     turns = _Queue(range(len(exchange_starts) - 1, -1, -1), exchange_tokens)
     for place, tokens in turns.within(turns_room):
-        yield Offer(tokens, first_turn=exchange_starts[place])
+        yield TrimCandidate(tokens, first_turn=exchange_starts[place])
     if summary_room > 0:
-        yield Offer(summary_room)
+        yield TrimCandidate(summary_room)
     for section in spare:
-        if section is Section.RETRIEVAL:
+        if section is PromptSection.RETRIEVAL:
             yield from chunks.rest()
-        elif section is Section.RECENT_TURNS:
+        elif section is PromptSection.RECENT_TURNS:
             for place, tokens in turns.rest():
-                yield Offer(tokens, first_turn=exchange_starts[place])
+                yield TrimCandidate(tokens, first_turn=exchange_starts[place])
 
 
 class _Queue:
@@ -132,10 +132,10 @@ class _Evidence:
         self._count = count
         self._room = room
         self._cut = cut
-        self._held: list[Offer] = []
-        self._last: list[Offer] = []
+        self._held: list[TrimCandidate] = []
+        self._last: list[TrimCandidate] = []
 
-    def within(self) -> Iterator[Offer]:
+    def within(self) -> Iterator[TrimCandidate]:
         """Chunks until one does not fit in the section any more."""
         room = self._room
         for item in self._items:
@@ -143,28 +143,28 @@ class _Evidence:
             if tokens > self._room:
                 shorter = self._cut(item, room) if room > 0 else None
                 if shorter is None:
-                    self._last.append(Offer(tokens, chunk=item))
+                    self._last.append(TrimCandidate(tokens, chunk=item))
                     continue
                 text, part = shorter
-                self._last.append(Offer(tokens - part, chunk=item))
+                self._last.append(TrimCandidate(tokens - part, chunk=item))
                 room -= part
-                yield Offer(part, chunk=item, text=text)
+                yield TrimCandidate(part, chunk=item, text=text)
             elif tokens > room:
-                self._held.append(Offer(tokens, chunk=item))
+                self._held.append(TrimCandidate(tokens, chunk=item))
                 return
             else:
                 room -= tokens
-                yield Offer(tokens, chunk=item)
+                yield TrimCandidate(tokens, chunk=item)
 
-    def rest(self) -> Iterator[Offer]:
+    def rest(self) -> Iterator[TrimCandidate]:
         """All that :meth:`within` left, those too large by themselves last."""
         yield from self._held
         for item in self._items:
             tokens = self._count(item)
             if tokens > self._room:
-                self._last.append(Offer(tokens, chunk=item))
+                self._last.append(TrimCandidate(tokens, chunk=item))
             else:
-                yield Offer(tokens, chunk=item)
+                yield TrimCandidate(tokens, chunk=item)
         yield from self._last
 
 

@@ -14,7 +14,7 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
 
 
-class Section(StrEnum):
+class PromptSection(StrEnum):
     """The parts of a prompt that have a token budget of their own (seed 000 §11)."""
 
     SYSTEM = "system"
@@ -89,7 +89,7 @@ class SummaryKind(StrEnum):
 
 
 # Evidence before chit-chat (seed 000 §11).
-SPARE_ORDER = (Section.RETRIEVAL, Section.RECENT_TURNS)
+SPARE_ORDER = (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class BudgetRequest:
     max_tokens: int | None = None
     budgets: SectionBudgets = field(default_factory=SectionBudgets)
     reserve: int | None = None
-    spare: tuple[Section, ...] = SPARE_ORDER
+    spare: tuple[PromptSection, ...] = SPARE_ORDER
     summary: SummaryKind = SummaryKind.EXTRACTIVE
     max_input_tokens: int | None = None
 

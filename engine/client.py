@@ -17,12 +17,12 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from engine.errors import (
-    DuplicateRequest,
+    DuplicateSequence,
     EngineBusy,
     EngineDead,
     EngineError,
     EngineStartError,
-    UnknownAdapter,
+    NoSuchAdapter,
     error_from_code,
 )
 from engine.limits import check_request
@@ -36,9 +36,9 @@ from engine.wire import (
     Event,
     FrameReader,
     LoadAdapter,
-    Start,
     Started,
-    Step,
+    StartEngine,
+    StepOutputs,
     UnloadAdapter,
     encode,
 )
@@ -59,7 +59,7 @@ class EngineState(StrEnum):
     STOPPED = "stopped"
 
 
-class Ticket:
+class EngineTicket:
     """One request in flight, a context manager: leaving it before the end aborts the request at once."""
 
     def __init__(self, request_id: str, wire_id: str, client: "EngineClient") -> None:
@@ -115,14 +115,14 @@ class Ticket:
             self._waiter.set_result(None)
 
 
-async def receive_any(tickets: Collection[Ticket]) -> list[tuple[Ticket, SequenceOutput]]:
-    """Waits until one of ``tickets`` has output and returns what each has, as ``Ticket.receive`` does."""
+async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTicket, SequenceOutput]]:
+    """Waits until one of ``tickets`` has output; returns what each has, as ``EngineTicket.receive`` does."""
     if not any(ticket._has_news for ticket in tickets):
         await _news_of(tickets)
     return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
 
 
-async def _news_of(tickets: Collection[Ticket]) -> None:
+async def _news_of(tickets: Collection[EngineTicket]) -> None:
     news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for ticket in tickets:
         ticket._waiter = news
@@ -159,7 +159,7 @@ class EngineClient:
         self._transport: asyncio.WriteTransport | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
         self._death = ""
-        self._by_wire_id: dict[str, Ticket] = {}
+        self._by_wire_id: dict[str, EngineTicket] = {}
         self._request_ids: set[str] = set()
         self._adapters: dict[str, str] = {}
         self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
@@ -212,7 +212,7 @@ class EngineClient:
         try:
             self._started = asyncio.get_running_loop().create_future()
             await self._spawn()
-            self._send(Start(self.config))
+            self._send(StartEngine(self.config))
             self._info = await self._started
         except BaseException:
             self._state = EngineState.STOPPED
@@ -221,12 +221,12 @@ class EngineClient:
         self._state = EngineState.READY
         return self._info
 
-    def submit(self, request: GenerationRequest) -> Ticket:
+    def submit(self, request: GenerationRequest) -> EngineTicket:
         """Sends a request. Raises EngineDead, or the RequestRefused that tells why it cannot run."""
         if self._state is not EngineState.READY or self._info is None or self._transport is None:
             raise self._not_ready()
         if request.request_id in self._request_ids:
-            raise DuplicateRequest(f"request {request.request_id!r} is in flight")
+            raise DuplicateSequence(f"request {request.request_id!r} is in flight")
         if (
             len(self._by_wire_id) >= self._info.max_requests
             or self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES
@@ -234,10 +234,10 @@ class EngineClient:
             raise EngineBusy(f"{len(self._by_wire_id)} requests are in flight")
         check_request(request, self._info)
         if request.adapter_id is not None and request.adapter_id not in self._adapters:
-            raise UnknownAdapter(f"adapter {request.adapter_id!r} is not loaded")
+            raise NoSuchAdapter(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
         self._submitted += 1
-        ticket = Ticket(request.request_id, f"{self._submitted}:{request.request_id}", self)
+        ticket = EngineTicket(request.request_id, f"{self._submitted}:{request.request_id}", self)
         self._by_wire_id[ticket.wire_id] = ticket
         self._request_ids.add(request.request_id)
         self._send(Add(replace(request, request_id=ticket.wire_id)))
@@ -313,7 +313,7 @@ class EngineClient:
         if self._transport is not None:
             self._transport.write(encode(command))
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, ticket: EngineTicket) -> None:
         if self._by_wire_id.pop(ticket.wire_id, None) is None:
             return
         self._request_ids.discard(ticket.request_id)
@@ -321,7 +321,7 @@ class EngineClient:
         ticket._close(EngineError("the ticket was left"))
 
     def _receive(self, event: Event) -> None:
-        if isinstance(event, Step):
+        if isinstance(event, StepOutputs):
             for output in event.outputs:
                 self._deliver(output)
             self._signals = event.signals

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.block_pool import BlockPool
-from engine.errors import DuplicateRequest, EngineBusy, InvalidGrammar
+from engine.errors import DuplicateSequence, EngineBusy, InvalidGrammar
 from engine.limits import check_request
 from engine.lora import AdapterBank, LoraWeights
 from engine.penalties import adjustments_of
@@ -23,10 +23,10 @@ from engine.text import Detokenizer, StopStrings, text_of
 from engine.values import (
     EngineInfo,
     EngineSignals,
-    FinishReason,
     GenerationRequest,
+    SequenceEnd,
     SequenceOutput,
-    TokenLogprob,
+    TokenIdLogprob,
 )
 
 NAN_OUTPUT = "nan_output"
@@ -134,7 +134,7 @@ class Engine:
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. Raises a RequestRefused, and then nothing has changed."""
         if request.request_id in self._entries:
-            raise DuplicateRequest(f"request {request.request_id!r} is in flight")
+            raise DuplicateSequence(f"request {request.request_id!r} is in flight")
         if len(self._entries) >= self.info.max_requests:
             raise EngineBusy(f"{len(self._entries)} requests are in flight")
         check_request(request, self.info)
@@ -198,7 +198,7 @@ class Engine:
                 continue
             if complete:
                 self._drop(sequence)
-                ended.append(self._output(sequence, "", (), FinishReason.STOP))
+                ended.append(self._output(sequence, "", (), SequenceEnd.STOP))
             else:
                 del self._building[sequence]
                 self._scheduler.add(sequence)
@@ -231,7 +231,7 @@ class Engine:
         return outputs
 
     def _append(
-        self, entry: _Entry, token: int, now: float, logprob: TokenLogprob | None = None
+        self, entry: _Entry, token: int, now: float, logprob: TokenIdLogprob | None = None
     ) -> SequenceOutput:
         """Adds a sampled token to its sequence: its text, and whether it is the last one."""
         sequence, stops = entry.sequence, entry.stops
@@ -247,21 +247,21 @@ class Engine:
         if sequence.first_token_at is None:
             sequence.first_token_at = now
 
-        text, reason, stop_reason = "", None, None  # type: str, FinishReason | None, str | int | None
+        text, reason, stop_reason = "", None, None  # type: str, SequenceEnd | None, str | int | None
         if token in self._eos and not sampling.ignore_eos:
-            reason = FinishReason.STOP
+            reason = SequenceEnd.STOP
         elif token in sampling.stop_token_ids:
-            reason, stop_reason = FinishReason.STOP, token
+            reason, stop_reason = SequenceEnd.STOP, token
         else:
             text = stops.push(entry.detokenizer.push(token))
             if stops.matched is not None:
-                reason, stop_reason = FinishReason.STOP, stops.matched
+                reason, stop_reason = SequenceEnd.STOP, stops.matched
             elif complete:
-                reason = FinishReason.STOP
+                reason = SequenceEnd.STOP
             elif (
                 sequence.num_sampled >= sampling.max_tokens or sequence.num_tokens >= self.info.max_model_len
             ):
-                reason = FinishReason.LENGTH
+                reason = SequenceEnd.LENGTH
         if reason is not None:
             text += stops.flush()
             self._drop(sequence)
@@ -270,7 +270,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: str, detail: str | None = None) -> SequenceOutput:
         self._drop(sequence)
-        return self._output(sequence, "", (), FinishReason.ERROR, error=error, detail=detail)
+        return self._output(sequence, "", (), SequenceEnd.ERROR, error=error, detail=detail)
 
     def _drop(self, sequence: Sequence) -> None:
         if self._building.pop(sequence, None) is None:
@@ -297,12 +297,12 @@ class Engine:
         sequence: Sequence,
         text: str,
         token_ids: tuple[int, ...],
-        reason: FinishReason | None,
+        reason: SequenceEnd | None,
         *,
         stop_reason: str | int | None = None,
         error: str | None = None,
         detail: str | None = None,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: tuple[TokenIdLogprob, ...] = (),
     ) -> SequenceOutput:
         timed = reason is not None or sequence.num_sampled == 1
         return SequenceOutput(

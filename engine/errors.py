@@ -20,7 +20,7 @@ EngineError
     ├── UnknownToken            a token id outside the vocabulary
     ├── InvalidSampling         a sampling parameter is out of range
     ├── InvalidGrammar          the shape asked for is not one that text can be held to
-    ├── UnknownAdapter          the adapter it names is not loaded
+    ├── NoSuchAdapter           the adapter it names is not loaded
     ├── DuplicateRequest        the request id is in flight already
     └── EngineBusy              the queue is full; may be tried again
 
@@ -72,43 +72,43 @@ class EngineDead(EngineError):
     code = "engine_dead"
 
 
-class AdapterError(EngineError):
+class EngineAdapterError(EngineError):
     """A LoRA adapter was not loaded or unloaded; nothing has changed."""
 
     code = "adapter_error"
 
 
-class AdapterNotFound(AdapterError):
+class AdapterNotFound(EngineAdapterError):
     """The adapter's folder, or a file that must be in it, does not exist."""
 
     code = "adapter_not_found"
 
 
-class AdapterUnreadable(AdapterError):
+class AdapterUnreadable(EngineAdapterError):
     """A file of the adapter is cut short, or is not JSON or safetensors."""
 
     code = "adapter_unreadable"
 
 
-class AdapterUnsupported(AdapterError):
+class AdapterUnsupported(EngineAdapterError):
     """The adapter is of a kind, or asks for something, that this engine does not run."""
 
     code = "adapter_unsupported"
 
 
-class AdapterMismatch(AdapterError):
+class AdapterMismatch(EngineAdapterError):
     """The adapter's tensors are not those that its configuration and the model call for."""
 
     code = "adapter_mismatch"
 
 
-class NoAdapterRoom(AdapterError):
+class NoAdapterRoom(EngineAdapterError):
     """As many adapters are loaded or in use as may be, or memory is short; later there may be room."""
 
     code = "no_adapter_room"
 
 
-class AdapterNotLoaded(AdapterError):
+class AdapterNotLoaded(EngineAdapterError):
     """There is no adapter of that id to unload."""
 
     code = "adapter_not_loaded"
@@ -126,7 +126,7 @@ class PromptTooLong(RequestRefused):
     code = "prompt_too_long"
 
 
-class EmptyPrompt(RequestRefused):
+class NoPromptTokens(RequestRefused):
     """The prompt has no tokens."""
 
     code = "empty_prompt"
@@ -150,13 +150,13 @@ class InvalidGrammar(RequestRefused):
     code = "invalid_grammar"
 
 
-class UnknownAdapter(RequestRefused):
+class NoSuchAdapter(RequestRefused):
     """The adapter that the request names is not loaded."""
 
     code = "unknown_adapter"
 
 
-class DuplicateRequest(RequestRefused):
+class DuplicateSequence(RequestRefused):
     """A request with this id is in flight."""
 
     code = "duplicate_request"

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.errors import EmptyPrompt, InvalidGrammar, InvalidSampling, PromptTooLong, UnknownToken
+from engine.errors import InvalidGrammar, InvalidSampling, NoPromptTokens, PromptTooLong, UnknownToken
 from engine.values import EngineInfo, GenerationRequest, SamplingParams
 
 # Most log-probabilities a token; OpenAI's and vLLM's limit too.
@@ -16,7 +16,7 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Raises the ``RequestRefused`` that tells why ``request`` can never run on this engine."""
     prompt, begun = request.prompt_token_ids, request.begun_token_ids
     if not prompt:
-        raise EmptyPrompt("the prompt has no tokens")
+        raise NoPromptTokens("the prompt has no tokens")
     if len(prompt) + len(begun) >= info.max_model_len:
         rest = f" and {len(begun)} of its answer" if begun else ""
         raise PromptTooLong(

@@ -1,8 +1,8 @@
 """Reads a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
 Everything is checked against the model before the engine sees it: what the configuration asks for, which
-tensors there are, their shapes, that they are finite. Whatever is wrong ends in one ``AdapterError`` whose
-text names the file or tensor.
+tensors there are, their shapes, that they are finite. Whatever is wrong ends in one
+``EngineAdapterError`` whose text names the file or tensor.
 """
 
 import math

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.adapter_desk import AdapterDesk
+from engine.adapter_commands import AdapterCommands
 from engine.errors import EngineStartError, RequestRefused
 from engine.log_lines import log_to
-from engine.values import FinishReason, GenerationRequest, SamplingParams, SequenceOutput
+from engine.values import GenerationRequest, SamplingParams, SequenceEnd, SequenceOutput
 from engine.wire import (
     Abort,
     Add,
@@ -25,10 +25,10 @@ from engine.wire import (
     Event,
     FrameReader,
     LoadAdapter,
-    Start,
     Started,
+    StartEngine,
     StartFailed,
-    Step,
+    StepOutputs,
     UnloadAdapter,
     encode,
 )
@@ -71,24 +71,24 @@ class Channel:
 
 def serve(engine: "Engine", channel: Channel) -> None:
     """Runs until the parent closes its end."""
-    desk = AdapterDesk(engine)
+    desk = AdapterCommands(engine)
     while (commands := channel.receive(_patience_s(engine, desk))) is not None:
         outputs = [output for command in commands if (output := _apply(engine, desk, command)) is not None]
         for settled in desk.settle():
             channel.send(settled)
         if engine.has_work:
             outputs += engine.step()
-        channel.send(Step(tuple(outputs), engine.signals))
+        channel.send(StepOutputs(tuple(outputs), engine.signals))
 
 
-def _patience_s(engine: "Engine", desk: AdapterDesk) -> float | None:
+def _patience_s(engine: "Engine", desk: AdapterCommands) -> float | None:
     """How long to wait for a command: not at all when there is work, for ever when there is nothing."""
     if engine.has_work:
         return 0.0
     return ADAPTER_POLL_S if desk.is_busy else None
 
 
-def _apply(engine: "Engine", desk: AdapterDesk, command: Command) -> SequenceOutput | None:
+def _apply(engine: "Engine", desk: AdapterCommands, command: Command) -> SequenceOutput | None:
     """Carries out one command; a refused request gets an output that says so."""
     if isinstance(command, LoadAdapter | UnloadAdapter):
         desk.take(command)
@@ -103,7 +103,7 @@ def _apply(engine: "Engine", desk: AdapterDesk, command: Command) -> SequenceOut
                 command.request.request_id,
                 "",
                 (),
-                FinishReason.ERROR,
+                SequenceEnd.ERROR,
                 error=error.code,
                 detail=str(error),
             )
@@ -111,8 +111,8 @@ def _apply(engine: "Engine", desk: AdapterDesk, command: Command) -> SequenceOut
 
 
 def _load(command: Command) -> "Engine":
-    if not isinstance(command, Start):
-        raise EngineStartError(f"the first command was {type(command).__name__}, not Start")
+    if not isinstance(command, StartEngine):
+        raise EngineStartError(f"the first command was {type(command).__name__}, not StartEngine")
     try:
         from engine.build import build_engine
     except ImportError as error:

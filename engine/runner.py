@@ -18,7 +18,7 @@ from engine.lora import AdapterBank, LoraBatch
 from engine.model import Decoder, Ends, new_cache
 from engine.sampler import Draw, choose
 from engine.scheduler import Chunk
-from engine.values import TokenLogprob
+from engine.values import TokenIdLogprob
 
 # What PyTorch's CPU allocator and oneDNN say: neither has an exception class of its own. oneDNN names no
 # cause, but it has run the same products with another number of rows when the engine warmed up.
@@ -40,7 +40,7 @@ class StepResult:
 
     tokens: list[int | None]
     failed: frozenset[int]
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    logprobs: dict[int, TokenIdLogprob] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -115,7 +115,7 @@ class ModelRunner:
             logits = logits.nan_to_num(0.0, 0.0, 0.0)
         sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last]
         results: list[int | None] = [None] * len(chunks)
-        logprobs: dict[int, TokenLogprob] = {}
+        logprobs: dict[int, TokenIdLogprob] = {}
         if sampling:
             if len(sampling) < len(ordered):
                 logits = logits[sampling]

@@ -13,7 +13,7 @@ import torch
 from engine.chance import exponentials
 from engine.penalties import Adjustments, adjust
 from engine.structured import Matcher, forbid
-from engine.values import SamplingParams, TokenLogprob
+from engine.values import SamplingParams, TokenIdLogprob
 
 # What a probability of zero is told as: JSON has no infinity. vLLM's figure.
 LEAST_LOGPROB = -9999.0
@@ -34,7 +34,7 @@ class Draw:
     matcher: Matcher | None = None
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, TokenLogprob]]:
+def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, TokenIdLogprob]]:
     """One token for each row of ``logits`` [rows, vocabulary], float32 and finite, which it changes; and, by
     row, the log-probabilities that were asked for.
     """
@@ -54,7 +54,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict
     return tokens, dict(zip(asked, entries, strict=True))
 
 
-def _tell(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[TokenLogprob]:
+def _tell(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[TokenIdLogprob]:
     """For each row the log-probability of its token, and the ``wanted`` highest ones."""
     chosen = logprobs.gather(-1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1))
     best = logprobs.topk(max(wanted), dim=-1)
@@ -67,7 +67,7 @@ def _tell(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[
         strict=True,
     )
     return [
-        TokenLogprob(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        TokenIdLogprob(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
         for token, logprob, ids, values, count in rows
     ]
 

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidGrammar
-from engine.values import Shape, StructuredOutput
+from engine.values import GrammarKind, StructuredOutput
 
 # Grammars kept; the least recently used is forgotten first.
 MAX_GRAMMARS = 64
@@ -119,13 +119,13 @@ def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher
 
 def _source(shape: StructuredOutput) -> str:
     """The shape in llguidance's own language. Raises ValueError or RecursionError."""
-    if shape.kind is Shape.JSON_OBJECT:
+    if shape.kind is GrammarKind.JSON_OBJECT:
         return _json_source({"type": "object"})
-    if shape.kind is Shape.JSON_SCHEMA:
+    if shape.kind is GrammarKind.JSON_SCHEMA:
         return _json_source(json.loads(shape.spec))
-    if shape.kind is Shape.CHOICE:
+    if shape.kind is GrammarKind.CHOICE:
         return grammar_from("choice", shape.spec)
-    if shape.kind is Shape.REGEX:
+    if shape.kind is GrammarKind.REGEX:
         return grammar_from("regex", shape.spec)
     return grammar_from("gbnf" if "::=" in shape.spec else "lark", shape.spec)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 GIB = 1024**3
 
 
-class FinishReason(StrEnum):
+class SequenceEnd(StrEnum):
     """Why a sequence ended."""
 
     STOP = "stop"
@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Shape(StrEnum):
+class GrammarKind(StrEnum):
     """The languages in which the shape of a text can be given."""
 
     JSON_OBJECT = "json_object"
@@ -35,7 +35,7 @@ class StructuredOutput:
     it has ``::=``).
     """
 
-    kind: Shape
+    kind: GrammarKind
     spec: str = ""
 
 
@@ -94,7 +94,7 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenIdLogprob:
     """How likely a token was to the model, and the most likely ones there, best first, as (id, logprob)."""
 
     token_id: int
@@ -117,7 +117,7 @@ class SequenceOutput:
     request_id: str
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
+    finish_reason: SequenceEnd | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -125,7 +125,7 @@ class SequenceOutput:
     prefill_s: float | None = None
     error: str | None = None
     stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[TokenIdLogprob, ...] = ()
     detail: str | None = None
 
 

@@ -1,7 +1,7 @@
 """What goes over the socket between the gateway's process and the engine's: length-prefixed msgpack frames.
 
-Commands go down (one ``Start``, then ``Add``, ``Abort``, ``LoadAdapter`` and ``UnloadAdapter``), events come
-up (``Started`` or ``StartFailed``, then one ``Step`` for each step with all of its outputs, an
+Commands go down (one ``StartEngine``, then ``Add``, ``Abort``, ``LoadAdapter`` and ``UnloadAdapter``), events
+come up (``Started`` or ``StartFailed``, then one ``StepOutputs`` for each step with all of its outputs, an
 ``AdapterSettled`` for each command about an adapter, ``Died`` if the engine fails). Each side ends by closing
 the socket.
 """
@@ -19,7 +19,7 @@ _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartEngine(msgspec.Struct, frozen=True, tag=True):
     """Load this."""
 
     config: EngineConfig
@@ -65,7 +65,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Everything one step brought."""
 
     outputs: tuple[SequenceOutput, ...]
@@ -86,8 +86,8 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Command = Start | Add | Abort | LoadAdapter | UnloadAdapter
-Event = Started | StartFailed | Step | AdapterSettled | Died
+Command = StartEngine | Add | Abort | LoadAdapter | UnloadAdapter
+Event = Started | StartFailed | StepOutputs | AdapterSettled | Died
 
 
 class ProtocolError(EngineError):

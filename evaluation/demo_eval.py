@@ -26,7 +26,7 @@ _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
-class Question:
+class DemoQuestion:
     """One held-out conversation, ending with the user, and the pattern its answer must match."""
 
     id: str
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoAnswer:
     """The model's answer to one question; ``ended`` is true where it stopped by itself."""
 
     id: str
@@ -54,15 +54,19 @@ class Outcome:
     ended: bool
 
 
-def load_questions(path: Path = QUESTIONS) -> list[Question]:
+def load_questions(path: Path = QUESTIONS) -> list[DemoQuestion]:
     """The held-out questions, in file order."""
     with path.open(encoding="utf-8") as handle:
-        return [Question(**json.loads(line)) for line in handle if line.strip()]
+        return [DemoQuestion(**json.loads(line)) for line in handle if line.strip()]
 
 
 def answer_all(
-    model: Any, tokenizer: Any, questions: Sequence[Question], max_new_tokens: int = 96, batch_size: int = 20
-) -> list[Outcome]:
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[DemoQuestion],
+    max_new_tokens: int = 96,
+    batch_size: int = 20,
+) -> list[DemoAnswer]:
     """Greedy answers, in batches of similar prompt length, returned in the order of the questions."""
     prompts = {
         question.id: tokenizer.apply_chat_template(
@@ -71,7 +75,7 @@ def answer_all(
         for question in questions
     }
     ordered = sorted(questions, key=lambda question: len(prompts[question.id]))
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, DemoAnswer] = {}
     for batch in _chunks(ordered, batch_size):
         inputs = tokenizer(
             [prompts[question.id] for question in batch],
@@ -86,7 +90,7 @@ def answer_all(
             )
         for question, row in zip(batch, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             answer = tokenizer.decode(row, skip_special_tokens=True).strip()
-            outcomes[question.id] = Outcome(
+            outcomes[question.id] = DemoAnswer(
                 id=question.id,
                 topic=question.topic,
                 question=question.messages[-1]["content"],
@@ -97,12 +101,12 @@ def answer_all(
     return [outcomes[question.id] for question in questions]
 
 
-def _chunks(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
+def _chunks(questions: Sequence[DemoQuestion], size: int) -> Iterator[Sequence[DemoQuestion]]:
     for start in range(0, len(questions), size):
         yield questions[start : start + size]
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(outcomes: Sequence[DemoAnswer]) -> dict[str, Any]:
     """Counts per topic and overall: passed, ended by the model itself, distinct answers."""
     topics: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for outcome in outcomes:
@@ -128,7 +132,7 @@ def load_model(folder: Path, dtype: str = "float32", adapter: Path | None = None
     return model, tokenizer
 
 
-def _print_report(outcomes: Sequence[Outcome], seconds: float, failures: bool) -> None:
+def _print_report(outcomes: Sequence[DemoAnswer], seconds: float, failures: bool) -> None:
     console = Console()
     report = summary(outcomes)
     table = Table("topic", "passed", "asked", title="Held-out questions")

@@ -35,8 +35,8 @@ from gateway.http import (
 from gateway.http.exchange import Exchange
 from gateway.http.generate import native
 from gateway.http.idempotency import Idempotency
-from gateway.http.middleware import Edge
-from gateway.http.places import Places
+from gateway.http.middleware import EdgeMiddleware
+from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, shape_of
 from gateway.http.sagemaker import sagemaker
 from gateway.http.surfaces import Shown, everything, of_surface
@@ -93,10 +93,10 @@ def create_app(
         **sagemaker(services, idempotency),
     }
     routes = of_surface(_routes(services, generating, idempotency), shown)
-    places = Places([route.path for route in routes])
+    places = PathLabels([route.path for route in routes])
     app = GatewayApp(
         {
-            path: Edge(endpoint, services=services, places=places)
+            path: EdgeMiddleware(endpoint, services=services, places=places)
             for path, endpoint in generating.items()
             if shown(path)
         },
@@ -110,7 +110,7 @@ def create_app(
         app.add_exception_handler(error, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_middleware(Edge, services=services, places=places)
+    app.add_middleware(EdgeMiddleware, services=services, places=places)
     return app
 
 

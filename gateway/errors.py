@@ -26,7 +26,7 @@
     ├── DeadlineExceeded        504     deadline_exceeded
     └── Internal                500     internal
 
-The leaves' errors (``Refused``, ``ContextTooLong``, ``UnknownAdapter``, ``BackendFailure``…) are not of
+The leaves' errors (``Refused``, ``ContextTooLong``, ``AdapterNotLoaded``, ``BackendFailure``…) are not of
 this tree; :func:`public_error` knows them.
 """
 

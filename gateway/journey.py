@@ -24,7 +24,7 @@ from budgeting.plan import BudgetPlanner
 from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Internal, public_error
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.job import Job, must_honour
@@ -34,8 +34,8 @@ from gateway.keys.rate_limits import KeyLimiter, settling
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.answer import opening_row, respond
-from gateway.requests.in_flight import Laps, Reception
-from gateway.requests.request_record import Reporter, Trip, closing_row
+from gateway.requests.in_flight import InFlightRequests, StageTimer
+from gateway.requests.request_record import Reporter, RequestRecorder, closing_row
 from gateway.requests.time_limit import in_time
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
@@ -49,7 +49,7 @@ from resilience.failures import BackendFailure
 class Journey:
     """Every stage, in the order in which a request meets them; ``timeout_s`` is for all of them together."""
 
-    reception: Reception
+    reception: InFlightRequests
     revision: Callable[[], Revision]
     versions: PromptVersions
     canonicalizer: Canonicalizer
@@ -69,8 +69,8 @@ class Journey:
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
-        meter = Meter(sink, self.clock, streamed=request.stream)
-        trip = self.reporter.begin(request, meter, Laps(self.clock, request.arrived_at))
+        meter = AnswerStream(sink, self.clock, streamed=request.stream)
+        trip = self.reporter.begin(request, meter, StageTimer(self.clock, request.arrived_at))
         try:
             with self.reception.receive(request):
                 async with in_time(self.timeout_s, trip):
@@ -90,7 +90,9 @@ class Journey:
         finally:
             self.reporter.end(trip)
 
-    async def _travel(self, request: GenerateRequest, sink: Sink, meter: Meter, trip: Trip) -> None:
+    async def _travel(
+        self, request: GenerateRequest, sink: Sink, meter: AnswerStream, trip: RequestRecorder
+    ) -> None:
         revision = self.revision()
         target = resolve(request, revision, self.fleet, self.adapters.ids)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None

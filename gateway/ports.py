@@ -54,7 +54,7 @@ class RequestLimiter(Protocol):
         """What is used or held of a key's limits now, by their names."""
 
 
-class Health(Protocol):
+class HealthService(Protocol):
     """The three tiers of health (seed 000 §14); each returns the body to send."""
 
     def ping(self) -> Mapping[str, object]:
@@ -87,7 +87,7 @@ class Services:
     journey: JourneyRunner
     keys: KeyAuthority
     limiter: RequestLimiter
-    health: Health
+    health: HealthService
     idempotency: IdempotencyStore
     text: Callable[[], TextService]
     prompts: PromptService

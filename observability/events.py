@@ -16,7 +16,7 @@ NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class SeamFact:
+class ResumeFact:
     """Another call went on with the answer: from which backend to which, how, ``tokens`` into the answer."""
 
     after_ms: float
@@ -107,7 +107,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     cut_chunks: int = 0
     merged_chunks: int = 0
     summarized_turns: int = 0
-    seams: tuple[SeamFact, ...] | None = None
+    seams: tuple[ResumeFact, ...] | None = None
     prefix_fingerprint: str | None = None
     prefix_tokens: int | None = None
     prefix_expected_tokens: int | None = None

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from observability.events import RequestRecord
 from observability.labels import Bounded
-from observability.tally import Tally
+from observability.tally import LabelCounter
 
 OBJECTIVES = ("ttft", "total")
 # What `RequestRecord.status` is when the caller left before the end.
@@ -71,11 +71,11 @@ class SloMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, routes: Bounded) -> None:
         self._read: Callable[[], Mapping[str, SloTargets]] = lambda: NO_TARGETS
         registry.register(self)
-        self._asked = Tally(
+        self._asked = LabelCounter(
             "sluice_slo_requests", "Requests that a service level speaks of.",
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip
-        self._good = Tally(
+        self._good = LabelCounter(
             "sluice_slo_good", "Those of them that met their route's target.",
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip

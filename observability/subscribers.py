@@ -45,7 +45,7 @@ from resilience.events import (
     Retried,
     RetryRefused,
 )
-from resilience.failures import POLICIES, FailureKind, Health
+from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import AnswersLost, LookedUp, StoreBroke, StoreIsBack
 from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
@@ -64,7 +64,7 @@ class Log(Protocol):
         """Something to look at."""
 
 
-class Hub:
+class EventDispatcher:
     """Takes every event; its :meth:`emit` is what leaves and journey are given.
 
     Args:
@@ -197,7 +197,7 @@ class Hub:
         if event.kind is FailureKind.CANCELLED_BY_CLIENT:
             return  # the request's own line tells it
         # What an operator must mend is an error each time; the rest is one when there is much of it.
-        misconfigured = POLICIES[event.kind].health is Health.MISCONFIGURED
+        misconfigured = POLICIES[event.kind].health is HealthEffect.MISCONFIGURED
         (self._log.error if misconfigured else self._log.warning)(
             "attempt failed",
             backend=event.backend,

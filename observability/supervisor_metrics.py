@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from observability.histogram import Histogram
 from observability.labels import Bounded, Series
-from resilience.supervisor import Loss, Standing
+from resilience.supervisor import Loss, SupervisorState
 from resilience.supervisor_events import EngineRestarted, EngineRestarting
 
 # Seconds from the loss to the next answer: the embedded engine's seconds, vLLM's half minute, a large model's
@@ -42,10 +42,10 @@ class SupervisorMetrics(Collector):
             RESTART_BUCKETS,
             registry,
         )
-        self._read: Callable[[], Standing] | None = None
+        self._read: Callable[[], SupervisorState] | None = None
         registry.register(self)
 
-    def read(self, read: Callable[[], Standing]) -> None:
+    def read(self, read: Callable[[], SupervisorState]) -> None:
         """Where a scrape finds the engine's standing; must neither block nor raise."""
         self._read = read
         for reason in Loss:
@@ -67,6 +67,6 @@ class SupervisorMetrics(Collector):
         gauge = GaugeMetricFamily(
             "sluice_engine_state", "1 for the state of the engine in process that holds.", labels=["state"]
         )
-        for state in Standing:
+        for state in SupervisorState:
             gauge.add_metric([state.value], state is standing)
         yield gauge

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from observability.labels import Bounded
 
 
-class Tally(Collector):
+class LabelCounter(Collector):
     """One counter by ``label`` and ``kind_label``. Not for several threads: it lives on the event loop.
 
     Args:

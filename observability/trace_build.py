@@ -66,7 +66,7 @@ class OneResource(Resource):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TraceResource:
     """Who tells: what all spans of a process share."""
 
     resource: Resource
@@ -80,7 +80,7 @@ _UNSET = Status(StatusCode.UNSET)
 class _Trace:
     """Makes the spans of one trace."""
 
-    def __init__(self, root: RootSpan, origin: Origin) -> None:
+    def __init__(self, root: RootSpan, origin: TraceResource) -> None:
         self.root = root
         self._trace_id = int(root.trace_id, 16)
         self._origin = origin
@@ -136,7 +136,7 @@ def _encodable(text: str) -> str:
 
 
 def spans_of(
-    root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts, scrub: Scrub, origin: Origin
+    root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts, scrub: Scrub, origin: TraceResource
 ) -> list[ReadableSpan]:
     """All spans of a request, the root first."""
     trace = _Trace(root, origin)

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from observability.events import RequestRecord
-from observability.trace_build import OneResource, Origin, spans_of
+from observability.trace_build import OneResource, TraceResource, spans_of
 from observability.trace_exporter import Words
 from observability.trace_facts import EdgeRecord, TraceFacts
 from observability.trace_sampling import TraceFigures
@@ -84,7 +84,7 @@ class TraceSender:
         delay_s: float = DELAY_S,
     ) -> None:
         self._exporter = exporter
-        self._origin = Origin(OneResource(resource), InstrumentationScope("sluice", version))
+        self._origin = TraceResource(OneResource(resource), InstrumentationScope("sluice", version))
         self._scrub = scrub
         self._on_change = on_change
         self._clock = clock

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from observability.events import RequestRecord
 from observability.labels import Bounded, Series
-from observability.tally import Tally
+from observability.tally import LabelCounter
 
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
@@ -39,15 +39,15 @@ class UsageMetrics:
 
     def __init__(self, registry: CollectorRegistry, routes: Bounded, backends: Bounded) -> None:
         tenants, adapters = Bounded(), Bounded()
-        self._requests = Tally(
+        self._requests = LabelCounter(
             "sluice_tenant_requests", "Requests by tenant and by what became of them.",
             "tenant", "outcome", OUTCOMES, tenants, registry,
         )  # fmt: skip
-        self._by_tenant = Tally(
+        self._by_tenant = LabelCounter(
             "sluice_tenant_tokens", "Tokens of answers by tenant; cached ones are input ones too.",
             "tenant", "kind", KINDS, tenants, registry,
         )  # fmt: skip
-        self._by_adapter = Tally(
+        self._by_adapter = LabelCounter(
             "sluice_adapter_tokens", "Tokens of answers by adapter; `none` is the base model.",
             "adapter", "kind", KINDS, adapters, registry,
         )  # fmt: skip

@@ -30,7 +30,7 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DegenerateLimits:
     """What is too much.
 
     Defaults are twice the longest that ``python -m benchmarks.repetition`` finds in ordinary text and code,
@@ -76,7 +76,7 @@ class Detector:
 
     __slots__ = ("_by_ids", "_chars", "_ids", "_limits", "_replaced", "_text")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
         self._ids: _Repetition[tuple[int, ...]] = _Repetition(

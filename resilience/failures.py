@@ -34,7 +34,7 @@ class FailureKind(StrEnum):
     INTERNAL = "internal"
 
 
-class Health(StrEnum):
+class HealthEffect(StrEnum):
     """What a failure says about the backend."""
 
     NOTHING = "nothing"  # the request, or who sent it, is at fault
@@ -44,7 +44,7 @@ class Health(StrEnum):
     MISCONFIGURED = "misconfigured"  # a failed answer, and an operator has something to mend
 
 
-class Change(StrEnum):
+class Remedy(StrEnum):
     """What the next attempt on the same backend does differently."""
 
     NOTHING = "nothing"
@@ -68,13 +68,13 @@ class FailurePolicy:
     """
 
     means: str
-    health: Health
+    health: HealthEffect
     retries_same: int = 0
     other_backend: bool = True
     resumes: bool = True
     first_wait_s: float = 0.0
     longest_wait_s: float = 0.0
-    retry_with: Change = Change.NOTHING
+    retry_with: Remedy = Remedy.NOTHING
 
     @property
     def counts(self) -> bool:
@@ -86,97 +86,100 @@ class FailurePolicy:
         return self.health in _COUNTED
 
 
-_COUNTED = frozenset({Health.COUNTS_AGAINST, Health.SHRINK_LOAD, Health.MISCONFIGURED})
+_COUNTED = frozenset({HealthEffect.COUNTS_AGAINST, HealthEffect.SHRINK_LOAD, HealthEffect.MISCONFIGURED})
 
 POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
     {
         FailureKind.CUDA_OOM: FailurePolicy(
             "Memory was too short for this request's part of a step; the engine goes on.",
-            Health.SHRINK_LOAD,
+            HealthEffect.SHRINK_LOAD,
             retries_same=3,
             first_wait_s=0.1,
             longest_wait_s=5.0,
-            retry_with=Change.SHORTER_CONTEXT,
+            retry_with=Remedy.SHORTER_CONTEXT,
         ),
         FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
             "The device or its driver failed; nothing that the process computes can be trusted.",
-            Health.RESTART_ENGINE,
+            HealthEffect.RESTART_ENGINE,
         ),
         FailureKind.ENGINE_DEAD: FailurePolicy(
-            "The engine's process has ended or hangs.", Health.RESTART_ENGINE
+            "The engine's process has ended or hangs.", HealthEffect.RESTART_ENGINE
         ),
         FailureKind.PREEMPTED: FailurePolicy(
             "The engine pushed the request out of its batch and did not take it back.",
-            Health.COUNTS_AGAINST,
+            HealthEffect.COUNTS_AGAINST,
             retries_same=3,
             first_wait_s=0.1,
             longest_wait_s=5.0,
         ),
         FailureKind.NAN_OUTPUT: FailurePolicy(
             "The model computed something that is not a number.",
-            Health.COUNTS_AGAINST,
+            HealthEffect.COUNTS_AGAINST,
             retries_same=1,
             first_wait_s=0.1,
             longest_wait_s=0.1,
-            retry_with=Change.OTHER_SEED,
+            retry_with=Remedy.OTHER_SEED,
         ),
         # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
         FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
             "The answer ran into an endless repetition or into replacement characters.",
-            Health.NOTHING,
+            HealthEffect.NOTHING,
             retries_same=1,
             resumes=False,  # what goes on with a repetition repeats
             first_wait_s=0.1,
             longest_wait_s=0.1,
-            retry_with=Change.OTHER_SEED,
+            retry_with=Remedy.OTHER_SEED,
         ),
         FailureKind.TIMEOUT: FailurePolicy(
             "The backend did not answer in its time.",
-            Health.COUNTS_AGAINST,
+            HealthEffect.COUNTS_AGAINST,
             retries_same=2,
             first_wait_s=1.0,
             longest_wait_s=10.0,
         ),
         FailureKind.WORKER_RESTARTED: FailurePolicy(
             "The worker that had the request has restarted.",
-            Health.COUNTS_AGAINST,
+            HealthEffect.COUNTS_AGAINST,
             retries_same=2,
             first_wait_s=5.0,
             longest_wait_s=5.0,
         ),
         FailureKind.THROTTLED: FailurePolicy(
-            "The backend is busy, or a quota there is used up.", Health.COUNTS_AGAINST
+            "The backend is busy, or a quota there is used up.", HealthEffect.COUNTS_AGAINST
         ),
         FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
-            "The backend cannot be reached, or says that it is out of service.", Health.COUNTS_AGAINST
+            "The backend cannot be reached, or says that it is out of service.", HealthEffect.COUNTS_AGAINST
         ),
         FailureKind.STREAM_BROKEN: FailurePolicy(
-            "The answer broke off in the middle.", Health.COUNTS_AGAINST
+            "The answer broke off in the middle.", HealthEffect.COUNTS_AGAINST
         ),
         FailureKind.ACCESS_DENIED: FailurePolicy(
-            "The backend refuses the gateway's credentials, or there are none.", Health.MISCONFIGURED
+            "The backend refuses the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
         ),
         FailureKind.INVALID_INPUT: FailurePolicy(
-            "The request cannot be honoured as it is.", Health.NOTHING, other_backend=False, resumes=False
+            "The request cannot be honoured as it is.",
+            HealthEffect.NOTHING,
+            other_backend=False,
+            resumes=False,
         ),
         # One tenant's adapter may be what is missing: no reason to keep the others away.
         FailureKind.MODEL_NOT_FOUND: FailurePolicy(
-            "The backend does not have the model or the adapter.", Health.NOTHING
+            "The backend does not have the model or the adapter.", HealthEffect.NOTHING
         ),
         FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
             "Prompt and answer are longer than the model takes.",
-            Health.NOTHING,
+            HealthEffect.NOTHING,
             other_backend=False,
             resumes=False,
         ),
         FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
             "The caller left, or the gateway stopped, before the answer was whole.",
-            Health.NOTHING,
+            HealthEffect.NOTHING,
             other_backend=False,
             resumes=False,
         ),
         FailureKind.INTERNAL: FailurePolicy(
-            "The backend failed in a way that has no name here.", Health.COUNTS_AGAINST
+            "The backend failed in a way that has no name here.", HealthEffect.COUNTS_AGAINST
         ),
     }
 )

@@ -24,7 +24,7 @@ JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """Which attempt this is, from 1, and what the one before failed with."""
 
     number: int
@@ -59,7 +59,7 @@ class Guard:
 
     async def run(
         self,
-        attempt: Callable[[Try], Awaitable[T]],
+        attempt: Callable[[Attempt], Awaitable[T]],
         *,
         backend: str,
         delivered: Callable[[], bool],
@@ -120,7 +120,7 @@ class Guard:
             try:
                 return await self._attempt(
                     attempt,
-                    Try(made, last),
+                    Attempt(made, last),
                     backend=backend,
                     delivered=delivered,
                     deadline=deadline,
@@ -159,8 +159,8 @@ class Guard:
 
     async def _attempt(
         self,
-        attempt: Callable[[Try], Awaitable[T]],
-        this: Try,
+        attempt: Callable[[Attempt], Awaitable[T]],
+        this: Attempt,
         *,
         backend: str,
         delivered: Callable[[], bool],

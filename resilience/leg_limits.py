@@ -32,7 +32,7 @@ class LegUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class LegPrice:
     """What a million tokens cost, nano US dollars (10⁻⁹)."""
 
     input_nanousd: int
@@ -50,7 +50,7 @@ class Price:
         return -(-total // TOKENS_PER_PRICE)
 
 
-FREE = Price(0, 0, 0)
+FREE = LegPrice(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LegLimit:
 
     max_concurrency: int | None = None
     max_spend_nanousd_per_minute: int | None = None
-    price: Price = FREE
+    price: LegPrice = FREE
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "max_spend_nanousd_per_minute"):

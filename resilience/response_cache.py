@@ -18,16 +18,16 @@ from dataclasses import replace
 
 from resilience.response_cache_values import (
     AnswersLost,
+    CachedAnswer,
     CacheEvent,
     CacheFigures,
-    Entry,
+    CacheQuestion,
     Hit,
-    Kept,
     LookedUp,
     Lookup,
-    Question,
     Store,
     StoreBroke,
+    StoredAnswer,
     StoreError,
     StoreIsBack,
 )
@@ -79,7 +79,7 @@ class ResponseCache:
         self._clock = clock
         self._emit = emit
         self._timeout_s = timeout_s
-        self._outbox: deque[tuple[Callable[[], Question], Kept, float]] = deque()
+        self._outbox: deque[tuple[Callable[[], CacheQuestion], CachedAnswer, float]] = deque()
         self._outbox_size = outbox
         self._wake = asyncio.Event()
         self._looking = 0
@@ -113,7 +113,7 @@ class ResponseCache:
         """Let go of the store's connections; :meth:`run` does so by itself."""
         await self._store.close()
 
-    async def find(self, question: Question, timeout_s: float | None = None) -> Hit | None:
+    async def find(self, question: CacheQuestion, timeout_s: float | None = None) -> Hit | None:
         """The answer to the same question, else to the most similar one that is similar enough."""
         if self._clock() < self._rest_until:
             self._emit(LookedUp(Lookup.ERROR))
@@ -131,7 +131,7 @@ class ResponseCache:
         self._emit(LookedUp(kind))
         return hit
 
-    def remember(self, question: Callable[[], Question], kept: Kept) -> None:
+    def remember(self, question: Callable[[], CacheQuestion], kept: CachedAnswer) -> None:
         """Keep an answer soon; ``question`` is called later, in another thread."""
         if len(self._outbox) >= self._outbox_size:
             self._emit(AnswersLost(1, "outbox_full"))
@@ -155,7 +155,7 @@ class ResponseCache:
         while self._outbox:
             await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
 
-    async def _look(self, question: Question) -> Hit | None:
+    async def _look(self, question: CacheQuestion) -> Hit | None:
         entry = await self._store.get(question.key)
         if entry is not None:
             return Hit(entry.kept, 1.0, self._age_s(entry), exact=True)
@@ -180,7 +180,7 @@ class ResponseCache:
         finally:
             self._looking -= 1
 
-    async def _keep(self, batch: Sequence[tuple[Callable[[], Question], Kept, float]]) -> None:
+    async def _keep(self, batch: Sequence[tuple[Callable[[], CacheQuestion], CachedAnswer, float]]) -> None:
         if self._clock() < self._rest_until:
             self._emit(AnswersLost(len(batch), "store"))
             return
@@ -198,9 +198,9 @@ class ResponseCache:
         else:
             self._worked()
 
-    def _entry(self, ask: Callable[[], Question], kept: Kept, put_at: float) -> Entry:
+    def _entry(self, ask: Callable[[], CacheQuestion], kept: CachedAnswer, put_at: float) -> StoredAnswer:
         question, similar = ask(), self._similar
-        entry = Entry(question.key, kept, put_at)
+        entry = StoredAnswer(question.key, kept, put_at)
         if similar is None or question.text is None or not kept.similar:
             return entry
         if self._store.figures() is not None:  # in this process: what it means can be asked later
@@ -234,7 +234,7 @@ class ResponseCache:
             )
             await self._store.put(placed)
 
-    def _age_s(self, entry: Entry) -> float:
+    def _age_s(self, entry: StoredAnswer) -> float:
         return max(0.0, self._clock() - entry.put_at)
 
     def _failed(self, error: StoreError | TimeoutError) -> None:
@@ -249,7 +249,7 @@ class ResponseCache:
             self._emit(StoreIsBack())
 
 
-def _placed(entry: Entry, scope: str, text: str, similar: SimilarQuestions) -> Entry:
+def _placed(entry: StoredAnswer, scope: str, text: str, similar: SimilarQuestions) -> StoredAnswer:
     """The entry on the shelf of its question; where it lay, when the question says nothing."""
     meaning = similar.meaning(text)
     if meaning is None:

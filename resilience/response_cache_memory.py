@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from resilience.response_cache_values import MAX_SHELF, CacheFigures, Entry
+from resilience.response_cache_values import MAX_SHELF, CacheFigures, StoredAnswer
 
 # What an entry takes beside its text and vector: objects, keys, places in two tables; measured, rounded up.
 ENTRY_BYTES = 1_024
@@ -35,12 +35,12 @@ class MemoryStore:
         self._ttl_s = ttl_s
         self._clock = clock
         # Least recently used first.
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: OrderedDict[str, StoredAnswer] = OrderedDict()
         # The keys of each shelf, oldest first.
         self._shelves: dict[str, OrderedDict[str, None]] = {}
         self._bytes = 0
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
         entry = self._entries.get(key)
         if entry is None or self._forget_if_old(entry):
@@ -54,7 +54,7 @@ class MemoryStore:
         entries = [self._entries[key] for key in reversed(keys)]
         return [(entry.key, entry.vector) for entry in entries if not self._forget_if_old(entry)]
 
-    async def put(self, entries: Sequence[Entry]) -> None:
+    async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries; what is over a bound leaves."""
         for entry in entries:
             self._put(entry)
@@ -74,7 +74,7 @@ class MemoryStore:
         assert self._bytes == sum(map(_size, self._entries.values())) <= self._max_bytes
         assert len(self._entries) <= self._capacity
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: StoredAnswer) -> None:
         if entry.key in self._entries:
             self._remove(entry.key)
         if _size(entry) > self._max_bytes:
@@ -89,7 +89,7 @@ class MemoryStore:
         while len(self._entries) > self._capacity or self._bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
 
-    def _forget_if_old(self, entry: Entry) -> bool:
+    def _forget_if_old(self, entry: StoredAnswer) -> bool:
         if self._clock() - entry.put_at < self._ttl_s:
             return False
         self._remove(entry.key)
@@ -105,6 +105,6 @@ class MemoryStore:
                 del self._shelves[entry.shelf]
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: StoredAnswer) -> int:
     # Four bytes a character is the most that Python takes.
     return ENTRY_BYTES + 4 * len(entry.kept.text) + len(entry.vector)

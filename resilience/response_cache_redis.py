@@ -14,7 +14,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from resilience.response_cache_values import MAX_SHELF, CacheFigures, Entry, Kept, StoreError
+from resilience.response_cache_values import MAX_SHELF, CachedAnswer, CacheFigures, StoredAnswer, StoreError
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +43,7 @@ class RedisStore:
         self._ttl_s = ttl_s
         self._unix_time = unix_time
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
         try:
             data = cast(bytes | None, await self._client.get(self._answer(key)))
@@ -52,7 +52,9 @@ class RedisStore:
             raise StoreError(type(error).__name__) from error
         if row is None or not 0 <= self._age_s(row.put_at) < self._ttl_s:
             return None
-        return Entry(key, Kept(row.text, row.finish_reason, row.similar), row.put_at, row.shelf)
+        return StoredAnswer(
+            key, CachedAnswer(row.text, row.finish_reason, row.similar), row.put_at, row.shelf
+        )
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
         """Keys and vectors of a shelf's entries, newest first."""
@@ -69,7 +71,7 @@ class RedisStore:
             raise StoreError(type(error).__name__) from error
         return [(key, vector) for key, vector in zip(keys, vectors, strict=True) if vector is not None]
 
-    async def put(self, entries: Sequence[Entry]) -> None:
+    async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries, in one trip."""
         ttl_ms = max(1, round(self._ttl_s * 1000))
         try:

@@ -52,7 +52,7 @@ _POSTPOSITIONS = ("から", "まで", "より", "以上", "以下", "以内", "�
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class QuestionText:
     """A question as it is compared.
 
     Args:
@@ -76,7 +76,7 @@ class Reader:
     def __init__(self, words: Collection[str]) -> None:
         self._words = words
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> QuestionText:
         """What of ``text`` may vary and what may not."""
         known: list[str] = []
         facts: list[str] = []
@@ -117,7 +117,7 @@ class Reader:
             before = (before[-1], lower)
         if japanese:
             facts.append("日本語")  # an answer in another language is another answer
-        return Reading(tuple(known), tuple(facts), foreign)
+        return QuestionText(tuple(known), tuple(facts), foreign)
 
     def _japanese(self, kind: str, run: str, after_fact: bool) -> tuple[list[str], list[str]]:
         if kind == "loan":

@@ -13,7 +13,7 @@ MAX_SHELF = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CacheQuestion:
     """What was asked.
 
     Args:
@@ -28,7 +28,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedAnswer:
     """An answer that may be given again; ``similar``: also to a similar question."""
 
     text: str
@@ -47,14 +47,14 @@ class Hit:
         exact: found by its key.
     """
 
-    kept: Kept
+    kept: CachedAnswer
     similarity: float
     age_s: float
     exact: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredAnswer:
     """An answer as it is stored.
 
     Args:
@@ -66,7 +66,7 @@ class Entry:
     """
 
     key: str
-    kept: Kept
+    kept: CachedAnswer
     put_at: float
     shelf: str | None = None
     vector: bytes = b""
@@ -94,13 +94,13 @@ class Store(Protocol):
     Bounded in number, bytes and age; an entry that is too old is never given.
     """
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
         """Keys and vectors of the newest entries of a shelf, at most ``MAX_SHELF``."""
 
-    async def put(self, entries: Sequence[Entry]) -> None:
+    async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries; each replaces an older one of its key."""
 
     def figures(self) -> CacheFigures | None:

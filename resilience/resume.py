@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class ResumePoint:
     """Where an answer goes on.
 
     Args:
@@ -32,7 +32,7 @@ class Seam:
         return text[: len(text) - len(self.again)] + self.held
 
 
-def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> Seam | None:
+def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> ResumePoint | None:
     """The seam behind ``text``: the shortest run of the ids that covers it.
 
     When the last of them stands for more than its part of the text, the rest is ``held``. When that would end
@@ -59,16 +59,16 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
         if not decoder.getstate()[0]:
             ends, covered = kept, got
     if ends == kept and covered >= len(text):
-        return Seam(tuple(token_ids[:kept]), held=rest)
+        return ResumePoint(tuple(token_ids[:kept]), held=rest)
     # Inside a character, or short of the text because a seam before this one was not given again to its end.
-    return Seam(tuple(token_ids[:ends]), again=text[covered:])
+    return ResumePoint(tuple(token_ids[:ends]), again=text[covered:])
 
 
 class Mismatch(Exception):
     """What was generated again is not what the caller has."""
 
 
-class Joint:
+class Splice:
     """Joins what a continuation gives to what the caller has.
 
     Args:
@@ -81,7 +81,7 @@ class Joint:
 
     def __init__(
         self,
-        seam: Seam,
+        seam: ResumePoint,
         stop: Sequence[str] = (),
         token_bytes: Callable[[int], bytes] = lambda _: b"",
     ) -> None:

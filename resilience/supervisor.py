@@ -25,7 +25,7 @@ LONGEST_WAIT_S = 30.0
 LONGEST_GAP_S = 2.0
 
 
-class Standing(StrEnum):
+class SupervisorState(StrEnum):
     """Where the engine stands in its supervisor's eyes; a label of metrics."""
 
     STARTING = "starting"
@@ -120,7 +120,7 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts_per_hour)
         self._hang_s = hang_s
         self._stopped_s = stopped_s
-        self._standing = Standing.STARTING
+        self._standing = SupervisorState.STARTING
         self._load_from: float | None = None
         self._load_s = 0.0
         self._ready_at = 0.0
@@ -130,7 +130,7 @@ class Supervisor:
         self._progress_at = 0.0
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> SupervisorState:
         """Where the engine stands."""
         return self._standing
 
@@ -143,7 +143,7 @@ class Supervisor:
 
         One that takes longer is expected to take once more what it is late.
         """
-        if self._standing is not Standing.RESTARTING:
+        if self._standing is not SupervisorState.RESTARTING:
             return None
         return abs(self._ready_at - now)
 
@@ -155,23 +155,27 @@ class Supervisor:
 
     def started(self, now: float) -> None:
         """It takes work."""
-        if self._standing in (Standing.STARTING, Standing.RESTARTING):
-            self._standing = Standing.READY
+        if self._standing in (SupervisorState.STARTING, SupervisorState.RESTARTING):
+            self._standing = SupervisorState.READY
             if self._load_from is not None:
                 self._load_s = now - self._load_from
             self._forget()
 
     def start_failed(self, now: float) -> Restart | GiveUp | None:
         """A restart has failed; ``None`` when it was no restart, or nobody wants it any more."""
-        return self._again(now, Loss.START_FAILED) if self._standing is Standing.RESTARTING else None
+        return self._again(now, Loss.START_FAILED) if self._standing is SupervisorState.RESTARTING else None
 
     def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
         """An engine that took work does so no more; ``None`` when that is known already or is meant."""
-        return self._again(now, reason) if self._standing in (Standing.READY, Standing.SUSPECT) else None
+        return (
+            self._again(now, reason)
+            if self._standing in (SupervisorState.READY, SupervisorState.SUSPECT)
+            else None
+        )
 
     def stop(self) -> None:
         """It is to be ended: whatever happens now is no loss."""
-        self._standing = Standing.STOPPED
+        self._standing = SupervisorState.STOPPED
 
     def looked(self, now: float, seen: Sighting) -> Loss | None:
         """Judge a look at it; names the loss when there is one, and the caller then kills what is left."""
@@ -186,9 +190,9 @@ class Supervisor:
         if late or not seen.unfinished or seen.steps != self._steps:
             self._steps, self._progress_at = seen.steps, now
         still_s = now - self._progress_at
-        if self._standing in (Standing.READY, Standing.SUSPECT):
+        if self._standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             suspect = seen.stopped or still_s >= self._hang_s / 2
-            self._standing = Standing.SUSPECT if suspect else Standing.READY
+            self._standing = SupervisorState.SUSPECT if suspect else SupervisorState.READY
         if self._stopped_since is not None and now - self._stopped_since >= self._stopped_s:
             return Loss.STOPPED
         return Loss.NO_PROGRESS if still_s >= self._hang_s else None
@@ -197,9 +201,9 @@ class Supervisor:
         wait_s = self._policy.ask(now)
         made = self._policy.in_last_hour(now)
         if wait_s is None:
-            self._standing = Standing.GIVEN_UP
+            self._standing = SupervisorState.GIVEN_UP
             return GiveUp(reason, made)
-        self._standing = Standing.RESTARTING
+        self._standing = SupervisorState.RESTARTING
         self._ready_at = now + wait_s + self._load_s
         return Restart(reason, made, wait_s)
 

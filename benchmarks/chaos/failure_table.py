@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ops.chaos.fate import Fate
+from ops.chaos.request_fate import RequestFate
 from ops.chaos.rig import started
-from ops.chaos.run import Run
-from ops.chaos.scenario import Scenario, Start, Verdict
+from ops.chaos.run import ChaosRun
+from ops.chaos.scenario import FateVerdict, Scenario, ScenarioStart
 from resilience.failures import FailureKind
 
 # Not a backend's: callers leave by themselves.
@@ -29,15 +29,15 @@ LEFT_OUT = frozenset({"cancelled_by_client"})
 AFTER_TOKENS = 8
 BEGIN, END = "<!-- failure table: begin -->", "<!-- failure table: end -->"
 HEAD = ("failure", "when", "the caller saw", "tried again, gone on with", "billed")
-SAW: Mapping[Verdict, str] = {
-    Verdict.WHOLE: "the undisturbed answer",
-    Verdict.RESUMED: "one whole answer",
-    Verdict.FALLBACK: "a whole answer of another leg",
-    Verdict.DEGRADED: "the degraded answer",
-    Verdict.PARTIAL: "a beginning and a clean end",
-    Verdict.ERROR: "a clean error",
-    Verdict.LOST: "NO END",
-    Verdict.WRONG: "A WRONG ANSWER",
+SAW: Mapping[FateVerdict, str] = {
+    FateVerdict.WHOLE: "the undisturbed answer",
+    FateVerdict.RESUMED: "one whole answer",
+    FateVerdict.FALLBACK: "a whole answer of another leg",
+    FateVerdict.DEGRADED: "the degraded answer",
+    FateVerdict.PARTIAL: "a beginning and a clean end",
+    FateVerdict.ERROR: "a clean error",
+    FateVerdict.LOST: "NO END",
+    FateVerdict.WRONG: "A WRONG ANSWER",
 }
 
 
@@ -46,7 +46,7 @@ async def measure(kinds: Sequence[str]) -> list[tuple[str, ...]]:
     rows = []
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
-            async with started(Start(bedrock=True), Path(folder)) as rig:
+            async with started(ScenarioStart(bedrock=True), Path(folder)) as rig:
                 for after in (0, AFTER_TOKENS):
                     for often in ("once", "always"):
                         rule = {"backend": "local", "kind": kind, "after_tokens": after, "delay_ms": 50}
@@ -63,13 +63,13 @@ async def measure(kinds: Sequence[str]) -> list[tuple[str, ...]]:
                                 "settle_s": 60,
                             }
                         )
-                        report = await Run(scenario, rig).go()
+                        report = await ChaosRun(scenario, rig).go()
                         rows.append(_row(kind, after, often, report.fates[0], report.told))
                         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     return rows
 
 
-def _row(kind: str, after: int, often: str, fate: Fate, told: Mapping[str, float]) -> tuple[str, ...]:
+def _row(kind: str, after: int, often: str, fate: RequestFate, told: Mapping[str, float]) -> tuple[str, ...]:
     when = f"{often}, {f'after {after} tokens' if after else 'before the first token'}"
     saw = SAW[fate.verdict]
     if fate.code:

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from benchmarks.fleet.decisions import Cost, cost_of
 from benchmarks.fleet.measures import Figures, figures
 from benchmarks.fleet.plot import plot
 from benchmarks.fleet.scrapes import scrape_us
 from benchmarks.fleet.simulation import Plan, Simulation
 from benchmarks.fleet.traffic import MOONCAKE_SCALE, Source, read_source, traffic
-from evaluation.simulator.measures import Slo
+from evaluation.simulator.measures import SimulatedSlo
 from evaluation.simulator.profiles import A10G_8B_AWQ
 from evaluation.simulator.values import Profile
 from gateway.backends.workers.pool import WHOLE_UP_TO
@@ -72,9 +72,9 @@ def gateways_for(workers: int) -> int:
     return max(-(-workers // WORKERS_A_GATEWAY), 2 if workers >= TWO_FROM else 1)
 
 
-def limits_for(slo: Slo, profile: Profile) -> Limits:
+def limits_for(slo: SimulatedSlo, profile: Profile) -> AdmissionLimits:
     """The gate's: a request may wait as long as its first token can still be in time."""
-    return Limits(
+    return AdmissionLimits(
         max_wait_s=slo.ttft_s,
         tpot_slo_s=slo.tpot_s,
         first_token_within_s=slo.ttft_s,
@@ -89,7 +89,7 @@ def run_fleet(
     *,
     rate: float,
     span_s: float,
-    slo: Slo,
+    slo: SimulatedSlo,
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Figures:
@@ -175,7 +175,7 @@ def main(
             f"{sizes!r}: whole numbers above 0 with commas between", param_hint="--sizes"
         )
     sources = [read_source("azure", azure, 1.0), read_source("mooncake", mooncake, MOONCAKE_SCALE)]
-    slo, console = Slo(slo_ttft, slo_tpot), Console(width=TABLE_WIDTH)
+    slo, console = SimulatedSlo(slo_ttft, slo_tpot), Console(width=TABLE_WIDTH)
     rows: dict[str, dict[int, Figures]] = {source.name: {} for source in sources}
     varied: dict[str, Figures] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from benchmarks.fleet.front import Seen
 from evaluation.simulator.measures import percentile
-from gateway.backends.workers.choice import Choice, Wish
-from gateway.backends.workers.pool import WHOLE_UP_TO, Pool
+from gateway.backends.workers.pool import WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.scrape import WorkerFigures
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice
 
 # Requests that are on each worker, blocks of a prompt, turns of a conversation that are asked again.
 ON_EACH, BLOCKS, CONVERSATIONS = 4, 16, 500
@@ -49,8 +49,8 @@ def cost_of(workers: int, *, requests: int = REQUESTS, seed: int = 1) -> Cost:
 def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[float]:
     draw = random.Random(seed)
     seen = [Seen(number, interval_s=1.0, max_running=128) for number in range(workers)]
-    choice = Choice([one.url for one in seen])
-    pool = Pool(seen, choice, max_running=128, random=draw, whole_up_to=whole_up_to)
+    choice = WorkerChoice([one.url for one in seen])
+    pool = WorkerPool(seen, choice, max_running=128, random=draw, whole_up_to=whole_up_to)
     figures = WorkerFigures(running=2 * ON_EACH, kv_usage=0.3, total_blocks=6800, block_size=16)
     for one in seen:
         one.load.scraped(figures, 0.0)

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from admission.events import Outcome
-from admission.gate import Gate, Refusal
-from admission.ticket import Ticket
-from admission.values import Demand, Limits, Load
-from evaluation.simulator.values import Fate
-from gateway.backends.workers.choice import Choice, Wish, WorkerView
+from admission.events import SlotOutcome
+from admission.gate import BackendGate, Refusal
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits, BackendLoad, Demand
+from evaluation.simulator.values import SimulatedRequest
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.load import WorkerLoad
-from gateway.backends.workers.pool import Pool
+from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.scrape import WorkerFigures
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 
 
 class Seen:
@@ -35,7 +35,7 @@ class Seen:
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now))
 
 
-def figures_of(load: Load) -> WorkerFigures:
+def figures_of(load: BackendLoad) -> WorkerFigures:
     """What a scrape of a worker with this load tells."""
     return WorkerFigures(load.running, load.waiting, load.kv_usage, load.total_blocks, load.block_size)
 
@@ -44,7 +44,7 @@ def figures_of(load: Load) -> WorkerFigures:
 class _Given:
     """A request that was handed on: its tickets of gate and worker, and which worker."""
 
-    ticket: Ticket
+    ticket: AdmissionTicket
     seen: Seen
     load_ticket: int
 
@@ -66,30 +66,32 @@ class Front:
     def __init__(
         self,
         workers: int,
-        limits: Limits,
+        limits: AdmissionLimits,
         *,
         interval_s: float,
         max_running: int,
         affinity: bool,
         whole_up_to: int,
-        produced: Callable[[Fate], int],
+        produced: Callable[[SimulatedRequest], int],
         seed: int,
     ) -> None:
         self.seen = [Seen(n, interval_s=interval_s, max_running=max_running) for n in range(workers)]
-        choice = Choice([seen.url for seen in self.seen], affinity=affinity)
+        choice = WorkerChoice([seen.url for seen in self.seen], affinity=affinity)
         draw = random.Random(seed)
-        self.pool = Pool(self.seen, choice, max_running=max_running, random=draw, whole_up_to=whole_up_to)
-        self.gate = Gate(limits, random=draw)
+        self.pool = WorkerPool(
+            self.seen, choice, max_running=max_running, random=draw, whole_up_to=whole_up_to
+        )
+        self.gate = BackendGate(limits, random=draw)
         self._produced = produced
-        self._fates: dict[Ticket, Fate] = {}
-        self._tickets: dict[int, Ticket] = {}
+        self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
+        self._tickets: dict[int, AdmissionTicket] = {}
         self._given: dict[int, _Given] = {}
         # CPU time that each request's decisions took, seconds; a queue's later looks are its next ones'.
         self.costs_s: list[float] = []
         self.queued_most = 0
         self.shortened = 0
 
-    def arrive(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+    def arrive(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """A request comes; who is handed on by that, and to which worker."""
         began = time.thread_time()
         self._listen(now)
@@ -116,21 +118,21 @@ class Front:
         self.queued_most = max(self.queued_most, self.gate.queued)
         return moves
 
-    def first_token(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+    def first_token(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """A first token has come."""
         self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
         return self.look(now)
 
-    def finished(self, fate: Fate, now: float) -> list[tuple[Fate, int]]:
+    def finished(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
         """An answer is whole."""
         number = fate.arrival.number
         given, ticket = self._given.pop(number), self._tickets.pop(number)
         del self._fates[ticket]
         self.pool.ended(given.seen, given.load_ticket)
-        self.gate.release(ticket, Outcome.SUCCEEDED, now, output_tokens=fate.produced)
+        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=fate.produced)
         return self.look(now)
 
-    def look(self, now: float) -> list[tuple[Fate, int]]:
+    def look(self, now: float) -> list[tuple[SimulatedRequest, int]]:
         """Something has changed: who can go on now, if anybody waits."""
         if not self.gate.queued:
             return []
@@ -146,7 +148,7 @@ class Front:
         if load is not None and load != self.gate.load:
             self.gate.told(load, now)
 
-    def _settle(self, now: float) -> list[tuple[Fate, int]]:
+    def _settle(self, now: float) -> list[tuple[SimulatedRequest, int]]:
         gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
         for ticket in (*gone, *self.gate.pushed_out()):
@@ -155,7 +157,7 @@ class Front:
             _refuse(fate, ticket.refusal.reason.value if ticket.refusal else "gone", now)
         return [(self._fates[ticket], self._place(ticket, now)) for ticket in handed_on]
 
-    def _place(self, ticket: Ticket, now: float) -> int:
+    def _place(self, ticket: AdmissionTicket, now: float) -> int:
         fate = self._fates[ticket]
         arrival = fate.arrival
         # A trace without prefixes: a prompt that is like no other.
@@ -168,7 +170,7 @@ class Front:
         return seen.number
 
 
-def _refuse(fate: Fate, reason: str, now: float) -> None:
+def _refuse(fate: SimulatedRequest, reason: str, now: float) -> None:
     fate.refused_at, fate.reason = now, reason
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.fleet.front import costs_of
 from benchmarks.fleet.simulation import Result
 from benchmarks.fleet.traffic import ideal_hits
-from evaluation.simulator.measures import Slo, percentile
+from evaluation.simulator.measures import SimulatedSlo, percentile
 
 # Requests of the first part of a run find idle workers: they count for caches, not for goodput.
 WARM_UP = 0.2
@@ -47,7 +47,9 @@ class Figures:
     cost_mean_us: float
 
 
-def figures(results: Sequence[Result], slo: Slo, workers: int, span_s: float, unit_tokens: int) -> Figures:
+def figures(
+    results: Sequence[Result], slo: SimulatedSlo, workers: int, span_s: float, unit_tokens: int
+) -> Figures:
     """Of several runs of the same fleet, each with at least one request."""
     fates = [fate for result in results for fate in result.fates]
     counted = [fate for fate in fates if fate.arrival.at >= WARM_UP * span_s]

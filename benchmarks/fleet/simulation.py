@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from benchmarks.fleet.front import Front, figures_of
-from evaluation.simulator.values import Arrival, Fate, Profile
-from evaluation.simulator.worker import StepEnd, Worker
+from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
+from evaluation.simulator.worker import SimulatedWorker, StepEnd
 
 # Kinds of event, in the order in which those of one moment are dealt with.
 _STEP, _SCRAPE, _TIMER, _SAMPLE = range(4)
@@ -37,7 +37,7 @@ class Plan:
     interval_s: float
     affinity: bool
     whole_up_to: int
-    limits: Limits
+    limits: AdmissionLimits
     seed: int = 0
 
 
@@ -45,7 +45,7 @@ class Plan:
 class Result:
     """What became of every request; the gateways; requests on each worker, once a second."""
 
-    fates: Sequence[Fate]
+    fates: Sequence[SimulatedRequest]
     fronts: Sequence[Front]
     samples: Sequence[tuple[int, ...]]
 
@@ -56,10 +56,10 @@ class Simulation:
     def __init__(self, plan: Plan, profile: Profile, arrivals: Sequence[Arrival]) -> None:
         self._plan = plan
         self._draw = random.Random(plan.seed)
-        self._workers = [Worker(profile) for _ in range(plan.workers)]
+        self._workers = [SimulatedWorker(profile) for _ in range(plan.workers)]
         self._ends: list[StepEnd | None] = [None] * plan.workers
         self._inside = [0] * plan.workers
-        self._fates = [Fate(arrival) for arrival in arrivals]
+        self._fates = [SimulatedRequest(arrival) for arrival in arrivals]
         # By request: its gateway, and its worker once it has one.
         self._front_of = [self._draw.randrange(plan.gateways) for _ in arrivals]
         self._worker_of = [-1] * len(arrivals)
@@ -116,10 +116,10 @@ class Simulation:
                 heapq.heappush(events, (now + SAMPLE_S, _SAMPLE, 0, 0))
         return Result(fates, self._fronts, self._samples)
 
-    def _produced(self, fate: Fate) -> int:
+    def _produced(self, fate: SimulatedRequest) -> int:
         return self._workers[self._worker_of[fate.arrival.number]].produced(fate)
 
-    def _arrive(self, fate: Fate, now: float) -> None:
+    def _arrive(self, fate: SimulatedRequest, now: float) -> None:
         number = self._front_of[fate.arrival.number]
         self._act(number, self._fronts[number].arrive(fate, now), now)
 
@@ -138,7 +138,7 @@ class Simulation:
             self._act(front, self._fronts[front].finished(fate, now), now)
         self._begin(number, now)
 
-    def _act(self, front: int, handed_on: Sequence[tuple[Fate, int]], now: float) -> None:
+    def _act(self, front: int, handed_on: Sequence[tuple[SimulatedRequest, int]], now: float) -> None:
         for fate, worker in handed_on:
             self._worker_of[fate.arrival.number] = worker
             self._inside[worker] += 1

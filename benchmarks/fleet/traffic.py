@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluation.simulator.values import Arrival
-from evaluation.simulator.workload import Shape, requests_of
+from evaluation.simulator.workload import WorkloadShape, requests_of
 from ops.replay.trace import read_trace
 
 # Prompts of Mooncake's trace are up to 190,000 tokens long; a sixteenth of them fits a 4,096-token context.
@@ -40,7 +40,9 @@ class Source:
 def read_source(name: str, path: Path, scale: float) -> Source:
     """A trace whose prompts are multiplied with ``scale``."""
     trace = read_trace(path)
-    return Source(name, requests_of(trace, Shape(prompt_scale=scale)), round(trace.block_tokens * scale))
+    return Source(
+        name, requests_of(trace, WorkloadShape(prompt_scale=scale)), round(trace.block_tokens * scale)
+    )
 
 
 def traffic(source: Source, workers: int, rate: float, span_s: float, draw: random.Random) -> list[Arrival]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from evaluation.adapter_regression.prompts import PromptFileError, load_prompts
+from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
 from ops.client import AdminClient, AdminError
 
@@ -74,14 +74,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         prompts, thresholds = load_prompts(args.prompts), load_thresholds(args.thresholds)
-    except (PromptFileError, ThresholdsError) as error:
+    except (PromptSetError, ThresholdsError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     # Seconds of imports that --help and a wrong file need not wait for.
     from evaluation.adapter_regression.report import as_json, as_table, explained
-    from evaluation.adapter_regression.run import BASE, ComparisonError, Plan, compare
+    from evaluation.adapter_regression.run import BASE, ComparisonError, RegressionPlan, compare
 
-    plan = Plan(
+    plan = RegressionPlan(
         candidate=args.candidate,
         active=None if args.against == BASE else Path(args.against),
         model=args.model,

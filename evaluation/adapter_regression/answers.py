@@ -9,8 +9,8 @@ from pathlib import Path
 
 from engine.build import build_engine
 from engine.engine import Engine
-from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams, SequenceOutput
-from evaluation.adapter_regression.checks import Answer
+from engine.values import EngineConfig, GenerationRequest, SamplingParams, SequenceEnd, SequenceOutput
+from evaluation.adapter_regression.checks import AdapterAnswer
 
 # Tokens of every timed answer: as many for all adapters, whatever they would say.
 TIMED_TOKENS = 24
@@ -65,10 +65,10 @@ class Bench:
 
     def answer_all(
         self, adapter: str, prompts: Mapping[str, tuple[int, ...]], *, max_tokens: int
-    ) -> Mapping[str, Answer]:
+    ) -> Mapping[str, AdapterAnswer]:
         """Greedy answers by prompt, many in flight at once."""
         waiting, cases, texts = list(prompts.items()), dict[str, str](), dict[str, list[str]]()
-        done: dict[str, Answer] = {}
+        done: dict[str, AdapterAnswer] = {}
         while waiting or self._engine.has_work:
             while waiting and len(cases) - len(done) < IN_FLIGHT:
                 case, prompt = waiting.pop(0)
@@ -78,7 +78,7 @@ class Bench:
                 case = cases[output.request_id]
                 texts[case].append(output.text)
                 if output.finish_reason is not None:
-                    done[case] = Answer("".join(texts[case]), output.finish_reason is FinishReason.STOP)
+                    done[case] = AdapterAnswer("".join(texts[case]), output.finish_reason is SequenceEnd.STOP)
         return done
 
     def time_all(
@@ -114,7 +114,7 @@ class Bench:
                 if first is None and output.token_ids:
                     first = self._clock()
         ended = self._clock()
-        if first is None or last is None or last.finish_reason is not FinishReason.LENGTH:
+        if first is None or last is None or last.finish_reason is not SequenceEnd.LENGTH:
             return None
         return Timing(first - began, (ended - first) / (TIMED_TOKENS - 1))
 

@@ -18,14 +18,14 @@ _LOOP = re.compile(r"\b(\w+(?:\W+\w+){2,9}?)(?:\W+\1){2}\b|(.{12,40}?)\2\2", re.
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdapterAnswer:
     """What an adapter said to one prompt; ``ended`` where it stopped by itself."""
 
     text: str
     ended: bool
 
 
-def score(case: Case, answer: Answer, refusals: Sequence[re.Pattern[str]]) -> Mapping[str, float]:
+def score(case: Case, answer: AdapterAnswer, refusals: Sequence[re.Pattern[str]]) -> Mapping[str, float]:
     """The checks that apply to the prompt, each 0 to 1, by name.
 
     ``exact`` and ``similarity`` need a reference, ``facts`` a pattern, ``format`` patterns; ``refusal`` is of

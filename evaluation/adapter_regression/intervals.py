@@ -11,7 +11,7 @@ RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A mean and the ends of its confidence interval."""
 
     mean: float
@@ -19,7 +19,7 @@ class Interval:
     high: float
 
 
-def mean_interval(values: Sequence[float], *, confidence: float, seed: int) -> Interval:
+def mean_interval(values: Sequence[float], *, confidence: float, seed: int) -> ConfidenceInterval:
     """The percentile bootstrap of a mean.
 
     Prompts are drawn again and again, so that the interval tells what another set of such prompts might have
@@ -32,4 +32,4 @@ def mean_interval(values: Sequence[float], *, confidence: float, seed: int) -> I
     means = given[draws].mean(axis=1)
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, (tail, 1.0 - tail))
-    return Interval(float(given.mean()), float(low), float(high))
+    return ConfidenceInterval(float(given.mean()), float(low), float(high))

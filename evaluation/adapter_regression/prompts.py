@@ -14,7 +14,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_PROMPTS = 5_000
 
 
-class PromptFileError(Exception):
+class PromptSetError(Exception):
     """The prompt set cannot be read; the message names the file, the line and what is wrong there."""
 
 
@@ -29,7 +29,7 @@ def _compiles(pattern: str) -> str:
 _Pattern = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_compiles)]
 
 
-class Message(BaseModel):
+class PromptMessage(BaseModel):
     """One message of a conversation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,7 +57,7 @@ class Case(BaseModel):
     id: Annotated[str, Field(min_length=1, max_length=100)]
     group: Annotated[str, Field(min_length=1, max_length=100)]
     language: Literal["en", "ja"] = "en"
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    messages: Annotated[tuple[PromptMessage, ...], Field(min_length=1)]
     reference: Annotated[str, Field(min_length=1)] | None = None
     expect: _Pattern | None = None
     format: tuple[_Pattern, ...] = ()
@@ -84,11 +84,11 @@ def load_prompts(path: Path) -> PromptSet:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise PromptFileError(f"{path}: {size:,} bytes; allowed: at most {MAX_FILE_BYTES:,}")
+            raise PromptSetError(f"{path}: {size:,} bytes; allowed: at most {MAX_FILE_BYTES:,}")
         raw = path.read_bytes()
         lines = raw.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PromptFileError(f"{path}: cannot be read: {error}") from None
+        raise PromptSetError(f"{path}: cannot be read: {error}") from None
     cases: dict[str, Case] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -98,10 +98,10 @@ def load_prompts(path: Path) -> PromptSet:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the line"
-            raise PromptFileError(f"{path}: line {number}: {where}: {first['msg']}") from None
+            raise PromptSetError(f"{path}: line {number}: {where}: {first['msg']}") from None
         if case.id in cases:
-            raise PromptFileError(f"{path}: line {number}: id {case.id!r} stands there twice")
+            raise PromptSetError(f"{path}: line {number}: id {case.id!r} stands there twice")
         cases[case.id] = case
     if not 1 <= len(cases) <= MAX_PROMPTS:
-        raise PromptFileError(f"{path}: {len(cases)} prompts; allowed: 1 to {MAX_PROMPTS:,}")
+        raise PromptSetError(f"{path}: {len(cases)} prompts; allowed: 1 to {MAX_PROMPTS:,}")
     return PromptSet(path.name, hashlib.sha256(raw).hexdigest(), tuple(cases.values()))

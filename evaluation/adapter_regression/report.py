@@ -9,21 +9,21 @@ from typing import Any
 
 from rich.table import Table
 
-from evaluation.adapter_regression.run import BASE, Comparison
+from evaluation.adapter_regression.run import BASE, AdapterComparison
 from evaluation.adapter_regression.thresholds import RATIOS
-from evaluation.adapter_regression.verdict import Finding, Standing
+from evaluation.adapter_regression.verdict import MetricFinding, MetricVerdict
 
-_COLOURS: Mapping[Standing, str] = MappingProxyType(
+_COLOURS: Mapping[MetricVerdict, str] = MappingProxyType(
     {
-        Standing.PASSED: "green",
-        Standing.WORSE: "red",
-        Standing.UNSURE: "yellow",
-        Standing.SHOWN: "dim",
+        MetricVerdict.PASSED: "green",
+        MetricVerdict.WORSE: "red",
+        MetricVerdict.UNSURE: "yellow",
+        MetricVerdict.SHOWN: "dim",
     }
 )
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: AdapterComparison) -> dict[str, Any]:
     """What the registry keeps: the verdict, what it is about, and every finding. Times are in seconds."""
     plan = comparison.plan
     return {
@@ -46,7 +46,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def as_table(comparison: Comparison) -> Table:
+def as_table(comparison: AdapterComparison) -> Table:
     """For a terminal."""
     plan = comparison.plan
     active = BASE if plan.active is None else plan.active.name
@@ -70,18 +70,18 @@ def as_table(comparison: Comparison) -> Table:
     return table
 
 
-def explained(comparison: Comparison) -> list[str]:
+def explained(comparison: AdapterComparison) -> list[str]:
     """A line for each metric that keeps the candidate from passing."""
     lines = []
     for one in comparison.findings:
-        if one.standing is Standing.WORSE:
+        if one.standing is MetricVerdict.WORSE:
             lines.append(f"{one.metric}: worse than allowed; see {', '.join(one.named) or 'the times'}")
-        elif one.standing is Standing.UNSURE:
+        elif one.standing is MetricVerdict.UNSURE:
             lines.append(f"{one.metric}: {one.prompts} prompts cannot tell; more prompts narrow the interval")
     return lines
 
 
-def _finding(one: Finding) -> dict[str, Any]:
+def _finding(one: MetricFinding) -> dict[str, Any]:
     found: dict[str, Any] = {
         "metric": one.metric,
         "standing": one.standing.value,
@@ -104,15 +104,15 @@ def _finding(one: Finding) -> dict[str, Any]:
     return found
 
 
-def _value(one: Finding, value: float) -> str:
+def _value(one: MetricFinding, value: float) -> str:
     return f"{value * 1000:.2f} ms" if one.metric in RATIOS else f"{value:.3f}"
 
 
-def _change(one: Finding, value: float) -> str:
+def _change(one: MetricFinding, value: float) -> str:
     return f"x {value:.2f}" if one.metric in RATIOS else f"{value:+.3f}"
 
 
-def _allowed(one: Finding) -> str:
+def _allowed(one: MetricFinding) -> str:
     limit = "" if one.allowed is None else _change(one, one.allowed)
     least = "" if one.at_least is None else f"at least {one.at_least:g}"
     return ", ".join(filter(None, (limit, least))) or "-"

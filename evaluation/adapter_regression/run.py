@@ -16,11 +16,11 @@ from adapters.base_model import base_model
 from adapters.rejection import AdapterRejected
 from adapters.verify import verify
 from evaluation.adapter_regression.answers import Bench, Timing
-from evaluation.adapter_regression.checks import Answer, score
+from evaluation.adapter_regression.checks import AdapterAnswer, score
 from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, PromptSet
 from evaluation.adapter_regression.thresholds import Thresholds
-from evaluation.adapter_regression.verdict import Finding, Scores, judge, passes
+from evaluation.adapter_regression.verdict import MetricFinding, Scores, judge, passes
 
 BASE = "base"
 _ACTIVE, _CANDIDATE = "active", "candidate"
@@ -31,7 +31,7 @@ class ComparisonError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RegressionPlan:
     """What to compare, and how.
 
     Args:
@@ -58,15 +58,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AdapterComparison:
     """What was found; ``answers`` by prompt, the active version's first."""
 
-    plan: Plan
+    plan: RegressionPlan
     candidate_sha256: str
     active_sha256: str | None
     prompts: PromptSet
     thresholds: Thresholds
-    findings: tuple[Finding, ...]
+    findings: tuple[MetricFinding, ...]
     answers: Mapping[str, tuple[str, str]]
     seconds: float
 
@@ -76,7 +76,7 @@ class Comparison:
         return passes(self.findings)
 
 
-def compare(plan: Plan, prompts: PromptSet, thresholds: Thresholds) -> Comparison:
+def compare(plan: RegressionPlan, prompts: PromptSet, thresholds: Thresholds) -> AdapterComparison:
     """Run both and judge; minutes for a large model. Raises ComparisonError."""
     began = time.monotonic()
     candidate_sha256 = _checked(plan, plan.candidate)
@@ -98,7 +98,7 @@ def compare(plan: Plan, prompts: PromptSet, thresholds: Thresholds) -> Compariso
         name: _scores(prompts.cases, thresholds, losses[name], answers[name], times.get(name, {}))
         for name in folders
     }
-    return Comparison(
+    return AdapterComparison(
         plan=plan,
         candidate_sha256=candidate_sha256,
         active_sha256=active_sha256,
@@ -119,7 +119,7 @@ def compare(plan: Plan, prompts: PromptSet, thresholds: Thresholds) -> Compariso
     )
 
 
-def _checked(plan: Plan, folder: Path) -> str:
+def _checked(plan: RegressionPlan, folder: Path) -> str:
     """The folder's SHA-256, once it is known to fit: what the registry would refuse is not run."""
     try:
         config = json.loads((plan.model / "config.json").read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def _scores(
     cases: Sequence[Case],
     thresholds: Thresholds,
     losses: Mapping[str, float],
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, AdapterAnswer],
     times: Mapping[str, Timing],
 ) -> Scores:
     found: dict[str, dict[str, float]] = {

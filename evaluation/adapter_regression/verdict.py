@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evaluation.adapter_regression.intervals import Interval, mean_interval
+from evaluation.adapter_regression.intervals import ConfidenceInterval, mean_interval
 from evaluation.adapter_regression.thresholds import METRICS, RATIOS, Threshold, Thresholds
 
 # Prompts that a finding names, those that got worse most.
@@ -16,7 +16,7 @@ MAX_NAMED = 5
 Scores = Mapping[str, Mapping[str, float]]  # by metric, then by prompt
 
 
-class Standing(StrEnum):
+class MetricVerdict(StrEnum):
     """What the interval says. Only ``WORSE`` and ``UNSURE`` keep a candidate from passing."""
 
     PASSED = "passed"
@@ -26,7 +26,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MetricFinding:
     """One metric of both adapters over the same prompts.
 
     Args:
@@ -45,16 +45,16 @@ class Finding:
     prompts: int
     active: float
     candidate: float
-    change: Interval
+    change: ConfidenceInterval
     allowed: float | None
     at_least: float | None
-    standing: Standing
+    standing: MetricVerdict
     named: tuple[str, ...]
 
 
 def judge(
     active: Scores, candidate: Scores, thresholds: Thresholds, *, against_base: bool, seed: int
-) -> tuple[Finding, ...]:
+) -> tuple[MetricFinding, ...]:
     """A finding for every metric that both have scores of, over the prompts that both answered."""
     findings = []
     for metric in METRICS:
@@ -70,9 +70,11 @@ def judge(
     return tuple(findings)
 
 
-def passes(findings: tuple[Finding, ...]) -> bool:
+def passes(findings: tuple[MetricFinding, ...]) -> bool:
     """Whether nothing is worse and nothing is left open; nothing at all does not pass."""
-    return bool(findings) and all(one.standing in (Standing.PASSED, Standing.SHOWN) for one in findings)
+    return bool(findings) and all(
+        one.standing in (MetricVerdict.PASSED, MetricVerdict.SHOWN) for one in findings
+    )
 
 
 def _finding(
@@ -82,7 +84,7 @@ def _finding(
     allowed: float | None,
     confidence: float,
     seed: int,
-) -> Finding:
+) -> MetricFinding:
     ratio = metric in RATIOS
     sign = -1.0 if METRICS[metric] else 1.0
     changes = {
@@ -90,13 +92,13 @@ def _finding(
     }
     change = mean_interval(list(changes.values()), confidence=confidence, seed=seed)
     if ratio:
-        change = Interval(math.exp(change.mean), math.exp(change.low), math.exp(change.high))
+        change = ConfidenceInterval(math.exp(change.mean), math.exp(change.low), math.exp(change.high))
     old, new = (_mean([pair[side] for pair in pairs.values()], geometric=ratio) for side in (0, 1))
     standing = _standing(change, allowed)
     if threshold.at_least is not None and new < threshold.at_least:
-        standing = Standing.WORSE
+        standing = MetricVerdict.WORSE
     worst = sorted((case for case, value in changes.items() if value > 0), key=lambda case: -changes[case])
-    return Finding(
+    return MetricFinding(
         metric=metric,
         prompts=len(pairs),
         active=old,
@@ -109,12 +111,12 @@ def _finding(
     )
 
 
-def _standing(change: Interval, allowed: float | None) -> Standing:
+def _standing(change: ConfidenceInterval, allowed: float | None) -> MetricVerdict:
     if allowed is None:
-        return Standing.SHOWN
+        return MetricVerdict.SHOWN
     if change.high <= allowed:
-        return Standing.PASSED
-    return Standing.WORSE if change.low > allowed else Standing.UNSURE
+        return MetricVerdict.PASSED
+    return MetricVerdict.WORSE if change.low > allowed else MetricVerdict.UNSURE
 
 
 def _mean(values: list[float], *, geometric: bool) -> float:

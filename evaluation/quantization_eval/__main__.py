@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evaluation.adapter_regression.prompts import PromptFileError, load_prompts
+from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import ThresholdsError
 from evaluation.quantization_eval.gate import DEFAULT, load_gate
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         prompts, gate = load_prompts(args.prompts), load_gate(args.thresholds)
-    except (PromptFileError, ThresholdsError) as error:
+    except (PromptSetError, ThresholdsError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     # Seconds of imports that --help and a wrong file need not wait for.

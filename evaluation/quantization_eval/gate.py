@@ -13,7 +13,7 @@ from evaluation.adapter_regression.thresholds import METRICS, Threshold, Thresho
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
 
-class Gate(BaseModel):
+class QuantizationGate(BaseModel):
     """The file.
 
     Args:
@@ -44,10 +44,10 @@ class Gate(BaseModel):
         )
 
 
-def load_gate(path: Path = DEFAULT) -> Gate:
+def load_gate(path: Path = DEFAULT) -> QuantizationGate:
     """Read a file. Raises ThresholdsError."""
     try:
-        gate = Gate.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        gate = QuantizationGate.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         gate.thresholds("")  # the patterns compile
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ThresholdsError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None

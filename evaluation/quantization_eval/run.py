@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 from engine.errors import EngineStartError
 from evaluation.adapter_regression.answers import Bench
-from evaluation.adapter_regression.checks import Answer, score
+from evaluation.adapter_regression.checks import AdapterAnswer, score
 from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, PromptSet
-from evaluation.adapter_regression.verdict import Finding, Scores, judge, passes
-from evaluation.quantization_eval.gate import Gate
+from evaluation.adapter_regression.verdict import MetricFinding, Scores, judge, passes
+from evaluation.quantization_eval.gate import QuantizationGate
 
 _MODEL = "model"
 
@@ -37,7 +37,7 @@ class GroupResult:
 
     group: str
     prompts: int
-    findings: tuple[Finding, ...]
+    findings: tuple[MetricFinding, ...]
     judged: bool
     same: float
 
@@ -54,7 +54,7 @@ class Evaluation:
     base: Path
     candidate: Path
     prompts: PromptSet
-    gate: Gate
+    gate: QuantizationGate
     groups: tuple[GroupResult, ...]
     answers: Mapping[str, tuple[str, str]]
     seed: int
@@ -68,7 +68,13 @@ class Evaluation:
 
 
 def evaluate(
-    base: Path, candidate: Path, prompts: PromptSet, gate: Gate, *, max_tokens: int = 96, seed: int = 0
+    base: Path,
+    candidate: Path,
+    prompts: PromptSet,
+    gate: QuantizationGate,
+    *,
+    max_tokens: int = 96,
+    seed: int = 0,
 ) -> Evaluation:
     """Run both and judge. Raises EvaluationError."""
     began = time.monotonic()
@@ -99,7 +105,7 @@ def evaluate(
     )
 
 
-_Run = tuple[Mapping[str, Answer], Mapping[str, float]]
+_Run = tuple[Mapping[str, AdapterAnswer], Mapping[str, float]]
 
 
 def _run(
@@ -126,7 +132,9 @@ def _run(
     return answers, losses[_MODEL]
 
 
-def _judged(group: str, cases: Sequence[Case], gate: Gate, runs: Sequence[_Run], seed: int) -> GroupResult:
+def _judged(
+    group: str, cases: Sequence[Case], gate: QuantizationGate, runs: Sequence[_Run], seed: int
+) -> GroupResult:
     thresholds = gate.thresholds(group)
     own = [case for case in cases if case.group == group]
     scores: list[Scores] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredStep:
     """A measured step, or the mean of many.
 
     Prompt tokens, sequences that decoded, tokens of context that those read, seconds.
@@ -32,7 +32,7 @@ class Fit:
     median_error: float
 
 
-def fit(steps: Sequence[Step]) -> Fit:
+def fit(steps: Sequence[MeasuredStep]) -> Fit:
     """Coefficients that make the relative errors smallest, none below 0.
 
     A coefficient that would come out negative is left out and the others are fitted again. The slowest

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from admission.values import Limits
-from evaluation.simulator.measures import Slo, Summary, summarize
+from admission.values import AdmissionLimits
+from evaluation.simulator.measures import RunSummary, SimulatedSlo, summarize
 from evaluation.simulator.policies import EngineBounds, GatePolicy, Open, Policy, StaticThresholds
 from evaluation.simulator.run import simulate
 from evaluation.simulator.values import Arrival, Profile
-from evaluation.simulator.worker import Worker
+from evaluation.simulator.worker import SimulatedWorker
 from evaluation.simulator.workload import paced, rate_of
 
 # Capacity: the highest arrival rate at which so many requests meet the SLO without admission.
@@ -46,7 +46,7 @@ class Setting:
     by_priority: bool = False
     max_requests: int | None = None
     max_tokens: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     @property
     def told(self) -> str:
@@ -62,7 +62,7 @@ class Setting:
             return f"max_prefill_tokens {self.limits.max_prefill_tokens}"
         return "as given" if self.kind is Kind.THRESHOLDS else ""
 
-    def policy(self, worker: Worker) -> Policy:
+    def policy(self, worker: SimulatedWorker) -> Policy:
         """The policy in front of a worker."""
         match self.kind:
             case Kind.NONE:
@@ -76,24 +76,24 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulationJob:
     """One run: these requests, ``rate`` of them a second on average."""
 
     requests: Sequence[Arrival]
     rate: float
     profile: Profile
-    slo: Slo
+    slo: SimulatedSlo
     setting: Setting
 
 
-def run(job: Job) -> Summary:
+def run(job: SimulationJob) -> RunSummary:
     """Do it."""
     profile = replace(job.profile, by_priority=job.setting.by_priority)
     arrivals = paced(job.requests, job.rate / rate_of(job.requests))
     return summarize(simulate(arrivals, profile, lambda worker: job.setting.policy(worker)), job.slo)
 
 
-def capacity(requests: Sequence[Arrival], profile: Profile, slo: Slo) -> float:
+def capacity(requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo) -> float:
     """The highest rate that the worker sustains without admission, requests a second.
 
     Sustains: at least ``CAPACITY_ATTAINMENT`` of the requests meet the SLO.
@@ -103,12 +103,12 @@ def capacity(requests: Sequence[Arrival], profile: Profile, slo: Slo) -> float:
     low = high / 64
     for _ in range(CAPACITY_STEPS):
         middle = (low * high) ** 0.5
-        reached = run(Job(requests, middle, profile, slo, Setting(Kind.NONE))).attainment
+        reached = run(SimulationJob(requests, middle, profile, slo, Setting(Kind.NONE))).attainment
         low, high = (middle, high) if reached >= CAPACITY_ATTAINMENT else (low, middle)
     return low
 
 
-def candidates(kind: Kind, profile: Profile, slo: Slo, *, few: bool = False) -> list[Setting]:
+def candidates(kind: Kind, profile: Profile, slo: SimulatedSlo, *, few: bool = False) -> list[Setting]:
     """The settings of a policy's free parameters that are tried.
 
     vLLM's documentation sizes the bound on tokens as the TTFT target times the prefill rate: that, and parts
@@ -131,7 +131,7 @@ def candidates(kind: Kind, profile: Profile, slo: Slo, *, few: bool = False) -> 
     if kind is Kind.SLUICE:
         step = profile.max_num_batched_tokens
         # A request may wait as long as its first token can still be in time.
-        given = Limits(max_wait_s=slo.ttft_s, tpot_slo_s=slo.tpot_s, first_token_within_s=slo.ttft_s)
+        given = AdmissionLimits(max_wait_s=slo.ttft_s, tpot_slo_s=slo.tpot_s, first_token_within_s=slo.ttft_s)
         return [
             Setting(kind, limits=replace(given, max_prefill_tokens=tokens))
             for tokens in ((step,) if few else (step // 2, step))

@@ -7,27 +7,27 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluation.simulator.values import Fate
+from evaluation.simulator.values import SimulatedRequest
 
 # Output counts twice in what a tenant is served, as at the gate: a token of it holds the engine for a step.
 OUTPUT_WEIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class SimulatedSlo:
     """What an answer must keep to: seconds to the first token from arrival, mean between tokens."""
 
     ttft_s: float
     tpot_s: float
 
-    def met_by(self, fate: Fate) -> bool:
+    def met_by(self, fate: SimulatedRequest) -> bool:
         """Whether the answer came, whole and in time."""
         ttft_s, tpot_s = fate.ttft_s, fate.tpot_s
         return ttft_s is not None and tpot_s is not None and ttft_s <= self.ttft_s and tpot_s <= self.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """One run.
 
     Args:
@@ -53,7 +53,7 @@ class Summary:
     shrunk: float
 
 
-def summarize(fates: Sequence[Fate], slo: Slo) -> Summary:
+def summarize(fates: Sequence[SimulatedRequest], slo: SimulatedSlo) -> RunSummary:
     """The figures of a run of at least one request."""
     good = [fate for fate in fates if slo.met_by(fate)]
     answered = [fate for fate in fates if fate.finished_at is not None]
@@ -68,7 +68,7 @@ def summarize(fates: Sequence[Fate], slo: Slo) -> Summary:
         asked[fate.arrival.priority] += 1
     for fate in good:
         met[fate.arrival.priority] += 1
-    return Summary(
+    return RunSummary(
         requests=len(fates),
         answered=len(answered),
         goodput=len(good) / span_s,
@@ -89,7 +89,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
-def fairness(fates: Sequence[Fate]) -> float:
+def fairness(fates: Sequence[SimulatedRequest]) -> float:
     """Jain's index of service over fair share among tenants; 1 when each got exactly its fair share.
 
     Service is prompt tokens plus twice the answer's, of requests that were answered. What a priority class

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 
-class Memory:
+class BlockMemory:
     """Counts blocks; which ones they are does not matter.
 
     A unit is a piece of a prompt with an id that depends on all before it (as the trace's ids do), so equal

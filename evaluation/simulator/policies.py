@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from admission.events import Outcome
-from admission.gate import Gate, Refusal, Ticket
-from admission.values import Demand, Limits, Load
-from evaluation.simulator.values import Fate
+from admission.events import SlotOutcome
+from admission.gate import BackendGate
+from admission.ticket import AdmissionTicket, Refusal
+from admission.values import AdmissionLimits, BackendLoad, Demand
+from evaluation.simulator.values import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
     """What a policy decides at one moment."""
 
-    hand_on: tuple[Fate, ...] = ()
-    refuse: tuple[tuple[Fate, str], ...] = ()
+    hand_on: tuple[SimulatedRequest, ...] = ()
+    refuse: tuple[tuple[SimulatedRequest, str], ...] = ()
 
 
 NOTHING = Moves()
@@ -27,16 +28,16 @@ NOTHING = Moves()
 class Policy(Protocol):
     """One worker's admission. Every method takes the time, in seconds."""
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """A request has arrived; ``load`` is what the worker has last told."""
 
-    def look(self, load: Load, now: float) -> Moves:
+    def look(self, load: BackendLoad, now: float) -> Moves:
         """The worker has ended a step, or the time of :meth:`next_change` has come."""
 
-    def first_token(self, fate: Fate, now: float) -> None:
+    def first_token(self, fate: SimulatedRequest, now: float) -> None:
         """Its first token is out."""
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """Its answer is whole."""
 
     def next_change(self) -> float | None:
@@ -52,18 +53,18 @@ class Open:
 
     watching = False
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand on."""
         return Moves(hand_on=(fate,))
 
-    def look(self, load: Load, now: float) -> Moves:
+    def look(self, load: BackendLoad, now: float) -> Moves:
         """Nothing waits here."""
         return NOTHING
 
-    def first_token(self, fate: Fate, now: float) -> None:
+    def first_token(self, fate: SimulatedRequest, now: float) -> None:
         """It does not matter."""
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """It does not matter."""
 
     def next_change(self) -> float | None:
@@ -86,7 +87,7 @@ class EngineBounds(Open):
         self._requests = 0
         self._tokens = 0
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand on while the engine is within its bounds."""
         if self._max_requests is not None and self._requests + 1 > self._max_requests:
             return Moves(refuse=((fate, "max_num_queued_reqs"),))
@@ -96,11 +97,11 @@ class EngineBounds(Open):
         self._tokens += fate.arrival.prompt
         return Moves(hand_on=(fate,))
 
-    def first_token(self, fate: Fate, now: float) -> None:
+    def first_token(self, fate: SimulatedRequest, now: float) -> None:
         """It is no longer in prefill."""
         self._tokens -= fate.arrival.prompt
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """It is no longer in flight."""
         self._requests -= 1
 
@@ -112,11 +113,11 @@ class StaticThresholds(Open):
     number times the mean time that one is held, shared by those that run.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._mean_s = 0.0
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Hand on while every figure is below its threshold."""
         limits = self._limits
         factor = limits.priority_factor if fate.arrival.priority > 0 else 1.0
@@ -133,7 +134,7 @@ class StaticThresholds(Open):
             return Moves(hand_on=(fate,))
         return Moves(refuse=((fate, reason),))
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """Learn how long one is held."""
         held_s = now - (now if fate.handed_on_at is None else fate.handed_on_at)
         self._mean_s += 0.1 * (held_s - self._mean_s) if self._mean_s else held_s
@@ -150,17 +151,17 @@ class GatePolicy:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: AdmissionLimits,
         *,
-        produced: Callable[[Fate], int],
+        produced: Callable[[SimulatedRequest], int],
         seed: int = 0,
     ) -> None:
-        self.gate = Gate(limits, random=random.Random(seed))
+        self.gate = BackendGate(limits, random=random.Random(seed))
         self._produced = produced
-        self._tickets: dict[int, Ticket] = {}
-        self._fates: dict[Ticket, Fate] = {}
+        self._tickets: dict[int, AdmissionTicket] = {}
+        self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
 
-    def arrive(self, fate: Fate, load: Load, now: float) -> Moves:
+    def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Offer it."""
         arrival, produced = fate.arrival, self._produced
         self.gate.told(load, now)
@@ -182,20 +183,20 @@ class GatePolicy:
             fate.max_tokens = offered.max_tokens
         return self._moves(now)
 
-    def look(self, load: Load, now: float) -> Moves:
+    def look(self, load: BackendLoad, now: float) -> Moves:
         """Tell the gate and ask it."""
         self.gate.told(load, now)
         return self._moves(now) if self.gate.queued else NOTHING
 
-    def first_token(self, fate: Fate, now: float) -> None:
+    def first_token(self, fate: SimulatedRequest, now: float) -> None:
         """Tell the gate."""
         self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
 
-    def finished(self, fate: Fate, now: float) -> None:
+    def finished(self, fate: SimulatedRequest, now: float) -> None:
         """Give the slot back."""
         ticket = self._tickets.pop(fate.arrival.number)
         del self._fates[ticket]
-        self.gate.release(ticket, Outcome.SUCCEEDED, now, output_tokens=fate.produced)
+        self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=fate.produced)
 
     def next_change(self) -> float | None:
         """When the clock alone changes something at the gate."""
@@ -206,7 +207,7 @@ class GatePolicy:
         """While somebody waits, each step may make room."""
         return self.gate.queued > 0
 
-    def _moves(self, now: float, refused: tuple[tuple[Fate, str], ...] = ()) -> Moves:
+    def _moves(self, now: float, refused: tuple[tuple[SimulatedRequest, str], ...] = ()) -> Moves:
         gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
         gone += self.gate.pushed_out()

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evaluation.simulator.policies import Moves, Policy
-from evaluation.simulator.values import Arrival, Fate, Profile
-from evaluation.simulator.worker import StepEnd, Worker
+from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
+from evaluation.simulator.worker import SimulatedWorker, StepEnd
 
-PolicyMaker = Callable[[Worker], Policy]
+PolicyMaker = Callable[[SimulatedWorker], Policy]
 _STEP_END, _TIMER = 0, 1  # kinds of event: steps end before the clock is looked at
 
 
@@ -19,7 +19,7 @@ _STEP_END, _TIMER = 0, 1  # kinds of event: steps end before the clock is looked
 class _Station:
     """A worker, its policy, the end of the step that it is in, and when its policy wants to look."""
 
-    worker: Worker
+    worker: SimulatedWorker
     policy: Policy
     end: StepEnd | None = None
     timer: float = math.inf
@@ -33,7 +33,7 @@ def simulate(
     *,
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> list[Fate]:
+) -> list[SimulatedRequest]:
     """The fate of every request, in order of arrival.
 
     Args:
@@ -47,9 +47,9 @@ def simulate(
     """
     stations = []
     for _ in range(workers):
-        worker = Worker(profile)
+        worker = SimulatedWorker(profile)
         stations.append(_Station(worker, make_policy(worker)))
-    fates = [Fate(arrival) for arrival in arrivals]
+    fates = [SimulatedRequest(arrival) for arrival in arrivals]
     for fate in fates:
         _must_fit(fate, profile)
     events: list[tuple[float, int, int]] = []  # time, kind, station
@@ -116,7 +116,7 @@ def _act(station: _Station, moves: Moves, now: float) -> None:
         station.worker.submit(fate)
 
 
-def _must_fit(fate: Fate, profile: Profile) -> None:
+def _must_fit(fate: SimulatedRequest, profile: Profile) -> None:
     most = fate.arrival.prompt + fate.arrival.output + profile.block_size
     if most > profile.total_blocks * profile.block_size:
         raise ValueError(

@@ -86,12 +86,12 @@ class Profile:
 
 
 @dataclass(slots=True)
-class Fate:
+class SimulatedRequest:
     """What became of one request; times in seconds since the trace began.
 
     ``computed`` counts the tokens that were really computed for it, those computed again after a preemption
     included; cached ones are not. ``computed`` and ``produced`` are brought up to date when it leaves the
-    batch; :meth:`evaluation.simulator.worker.Worker.produced` tells the latter at any time.
+    batch; :meth:`evaluation.simulator.worker.SimulatedWorker.produced` tells the latter at any time.
     """
 
     arrival: Arrival

@@ -19,13 +19,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from admission.values import Load
-from evaluation.simulator.memory import Memory
-from evaluation.simulator.values import Fate, Profile
+from admission.values import BackendLoad
+from evaluation.simulator.memory import BlockMemory
+from evaluation.simulator.values import Profile, SimulatedRequest
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SimulatedSequence:
     """A request inside the worker.
 
     Args:
@@ -36,7 +36,7 @@ class Sequence:
         since: the tick at which it began to answer; ``None`` while its prompt is computed.
     """
 
-    fate: Fate
+    fate: SimulatedRequest
     key: tuple[int, int]
     target: int
     computed: int = 0
@@ -54,25 +54,25 @@ class StepEnd:
     """What a step, or several in which nothing happened, has brought about."""
 
     at: float
-    first: list[Fate] = field(default_factory=list)
-    finished: list[Fate] = field(default_factory=list)
+    first: list[SimulatedRequest] = field(default_factory=list)
+    finished: list[SimulatedRequest] = field(default_factory=list)
 
 
-class Worker:
+class SimulatedWorker:
     """A worker at one moment; :meth:`advance` moves it on."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.memory = Memory(profile.total_blocks, profile.unit_tokens // profile.block_size)
+        self.memory = BlockMemory(profile.total_blocks, profile.unit_tokens // profile.block_size)
         self.preemptions = 0
         self.steps = 0
-        self._waiting: list[Sequence] = []
-        self._filling: list[Sequence] = []
-        self._answering: dict[int, Sequence] = {}
+        self._waiting: list[SimulatedSequence] = []
+        self._filling: list[SimulatedSequence] = []
+        self._answering: dict[int, SimulatedSequence] = {}
         self._tick = 0
         self._fed = 0  # 1 while those who answer already hold the block of this step's token
         self._context = 0
-        self._ends: defaultdict[int, list[Sequence]] = defaultdict(list)
+        self._ends: defaultdict[int, list[SimulatedSequence]] = defaultdict(list)
         self._hungry = [0] * profile.block_size  # who needs a block when the tick has this remainder
         self._orders = 0
         self._seen: tuple[int, int, int] | None = None  # running, in all, blocks: as the running step began
@@ -86,11 +86,11 @@ class Worker:
         return bool(self._answering or self._filling or self._waiting)
 
     @property
-    def load(self) -> Load:
+    def load(self) -> BackendLoad:
         """What the worker has last told: during a step, how things stood before it."""
         profile = self.profile
         running, whole, used = self._state() if self._seen is None else self._seen
-        return Load(
+        return BackendLoad(
             running=running,
             waiting=whole - running + self._since_seen,
             kv_usage=used / profile.total_blocks,
@@ -99,16 +99,16 @@ class Worker:
             max_running=profile.max_num_seqs,
         )
 
-    def produced(self, fate: Fate) -> int:
+    def produced(self, fate: SimulatedRequest) -> int:
         """Tokens of its answer so far."""
         one = self._answering.get(fate.arrival.number)
         return fate.produced + (self._tick - one.since if one is not None and one.since is not None else 0)
 
-    def submit(self, fate: Fate) -> None:
+    def submit(self, fate: SimulatedRequest) -> None:
         """Hand a request on to the worker."""
         self._orders += 1
         rank = -fate.arrival.priority if self.profile.by_priority else 0
-        insort(self._waiting, Sequence(fate, (rank, self._orders), fate.arrival.prompt), key=_key)
+        insort(self._waiting, SimulatedSequence(fate, (rank, self._orders), fate.arrival.prompt), key=_key)
         if self._seen is not None:
             self._since_seen += 1
 
@@ -147,7 +147,7 @@ class Worker:
             self._preempt(self._last())
         self._fed = 1
         budget = profile.max_num_batched_tokens - len(self._answering)
-        chunks: list[tuple[Sequence, int]] = []
+        chunks: list[tuple[SimulatedSequence, int]] = []
         for one in tuple(self._filling):
             if one not in self._filling:
                 continue  # preempted for one before it
@@ -185,7 +185,7 @@ class Worker:
         for one, tokens in chunks:
             self._computed(one, tokens, end)
 
-    def _computed(self, one: Sequence, tokens: int, end: StepEnd) -> None:
+    def _computed(self, one: SimulatedSequence, tokens: int, end: StepEnd) -> None:
         fate = one.fate
         one.computed += tokens
         fate.computed += tokens
@@ -211,12 +211,12 @@ class Worker:
         self._hungry[self._phase(one)] += 1
         self._ends[self._tick + fate.output - fate.produced].append(one)
 
-    def _finish(self, one: Sequence, end: StepEnd) -> None:
+    def _finish(self, one: SimulatedSequence, end: StepEnd) -> None:
         self._leave(one)
         one.fate.finished_at = end.at
         end.finished.append(one.fate)
 
-    def _leave(self, one: Sequence) -> None:
+    def _leave(self, one: SimulatedSequence) -> None:
         """Take one out of those that answer, its counts brought up to date and its blocks given back."""
         ticks = self._tick - (one.since or 0)
         blocks = self._blocks_of(one)
@@ -228,7 +228,7 @@ class Worker:
         one.fate.produced += ticks
         self.memory.give_back(one.units, blocks)
 
-    def _preempt(self, one: Sequence) -> None:
+    def _preempt(self, one: SimulatedSequence) -> None:
         self.preemptions += 1
         fate = one.fate
         fate.preemptions += 1
@@ -238,10 +238,10 @@ class Worker:
         else:
             self._ends[(one.since or 0) + fate.output - fate.produced].remove(one)
             self._leave(one)
-        again = Sequence(fate, one.key, fate.arrival.prompt + fate.produced)
+        again = SimulatedSequence(fate, one.key, fate.arrival.prompt + fate.produced)
         insort(self._waiting, again, key=_key)
 
-    def _last(self) -> Sequence:
+    def _last(self) -> SimulatedSequence:
         return max((*self._answering.values(), *self._filling), key=_key)
 
     # Memory
@@ -254,21 +254,21 @@ class Worker:
         running = len(self._answering) + len(self._filling)
         return running, running + len(self._waiting), self.memory.used
 
-    def _phase(self, one: Sequence) -> int:
+    def _phase(self, one: SimulatedSequence) -> int:
         """The remainder of the ticks at which it needs a block: when its own tokens fill theirs."""
         own = one.computed - len(one.units) * self.profile.unit_tokens
         return ((one.since or 0) - own) % self.profile.block_size
 
-    def _computed_of(self, one: Sequence) -> int:
+    def _computed_of(self, one: SimulatedSequence) -> int:
         return one.computed + (self._tick - one.since if one.since is not None else 0)
 
-    def _blocks_of(self, one: Sequence) -> int:
+    def _blocks_of(self, one: SimulatedSequence) -> int:
         if one.since is None:
             return one.blocks
         own = self._computed_of(one) - len(one.units) * self.profile.unit_tokens
         return -(-(own + self._fed) // self.profile.block_size)
 
-    def _cover(self, one: Sequence, tokens: int) -> bool:
+    def _cover(self, one: SimulatedSequence, tokens: int) -> bool:
         """Blocks for so many of its tokens."""
         own = tokens - len(one.units) * self.profile.unit_tokens
         need = -(-own // self.profile.block_size) - one.blocks
@@ -279,7 +279,7 @@ class Worker:
         one.blocks += need
         return True
 
-    def _begin(self, one: Sequence, budget: int) -> bool:
+    def _begin(self, one: SimulatedSequence, budget: int) -> bool:
         """Let a waiting sequence in: find its prefix, take blocks for its first chunk."""
         profile, fate = self.profile, one.fate
         units = fate.arrival.units[: fate.arrival.prompt // profile.unit_tokens]

@@ -14,7 +14,7 @@ from ops.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """How a trace's rows become requests.
 
     Args:
@@ -35,7 +35,7 @@ class Shape:
     seed: int = 1
 
 
-def requests_of(trace: Trace, shape: Shape) -> list[Arrival]:
+def requests_of(trace: Trace, shape: WorkloadShape) -> list[Arrival]:
     """All rows of a trace at its own pace, with tenants and priorities drawn by the seed."""
     draw = random.Random(shape.seed)
     weights = list(accumulate(rank**-shape.zipf for rank in range(1, shape.tenants + 1)))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from adapters import changes
-from adapters.catalogue import Alias, Catalogue, CatalogueError, State, Version, apply
+from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, Version, apply
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
 from adapters.rejection import AdapterRejected
@@ -16,9 +16,9 @@ from adapters.verify import Verified
 from gateway.admin.ports import Promotion
 from gateway.errors import GatewayError, NoSuchAdapter
 from gateway.lora.fetch import AdapterSource
-from gateway.lora.loader import AdapterRooms
+from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
-from gateway.lora.registry import AdapterBook
+from gateway.lora.registry import AdapterProjection
 from gateway.state.audit import Audit
 from resilience.failures import BackendFailure
 
@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterDesk:
+class AdapterAdmin:
     """Implements ``gateway.ports.AdapterService``.
 
     Args:
@@ -95,9 +95,9 @@ class AdapterDesk:
         routed: where the routing in force names an adapter: paths of its rules.
     """
 
-    book: AdapterBook
+    book: AdapterProjection
     registry: AdapterRegistry
-    rooms: AdapterRooms
+    rooms: LoraLoader
     orders: AdapterOrders
     source: AdapterSource
     audit: Audit
@@ -182,7 +182,7 @@ class AdapterDesk:
         ``others_told`` of the answer says whether the others have the order; each tries on its own, and logs
         what fails.
         """
-        if self._version(adapter_id).state is State.RETIRED:
+        if self._version(adapter_id).state is AdapterState.RETIRED:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
 
         async def loading() -> Mapping[str, object]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent, Admitted, RefusedEvent
-from admission.gate import Gate
+from admission.gate import BackendGate
 from admission.ladder import Rung
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from gateway.routing.revision import Revision
 from observability.admission_metrics import GateFigures, class_of
 
@@ -21,7 +21,7 @@ KEPT_ADMITTED = 50
 KEPT_REFUSED = 100
 
 
-class AdmissionDesk:
+class AdmissionAdmin:
     """Remembers the last decisions, and reads the gates when asked.
 
     Args:
@@ -33,7 +33,7 @@ class AdmissionDesk:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: AdmissionLimits,
         *,
         revision: Callable[[], Revision],
         clock: Callable[[], float],
@@ -43,7 +43,7 @@ class AdmissionDesk:
         self._revision = revision
         self._clock = clock
         self._unix_time = unix_time
-        self._gates: Callable[[], Mapping[str, Gate]] = dict
+        self._gates: Callable[[], Mapping[str, BackendGate]] = dict
         self._gate_name: Callable[[str], str] = str
         self._admitted: deque[tuple[float, Admitted]] = deque(maxlen=KEPT_ADMITTED)
         self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
@@ -94,14 +94,16 @@ class AdmissionDesk:
         }
 
 
-def _classes(gate: Gate) -> dict[str, int]:
+def _classes(gate: BackendGate) -> dict[str, int]:
     classes = {"high": 0, "normal": 0, "low": 0}
     for (rank, _), count in gate.queue_counts().items():
         classes[class_of(rank)] += count
     return classes
 
 
-def _figures(name: str, gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> GateFigures:
+def _figures(
+    name: str, gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float
+) -> GateFigures:
     used, peak = gate.usage(now)
     return GateFigures(
         name=name,
@@ -119,7 +121,7 @@ def _figures(name: str, gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now
     )
 
 
-def _rung(gate: Gate, rungs: tuple[Rung, ...] | None = None) -> dict[str, object]:
+def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str, object]:
     climbed, rung = gate.rung(rungs)
     return {
         "rung": climbed,
@@ -129,7 +131,7 @@ def _rung(gate: Gate, rungs: tuple[Rung, ...] | None = None) -> dict[str, object
     }
 
 
-def _shown(gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, object]:
+def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, object]:
     used, peak = gate.usage(now)
     load, rates = gate.load, gate.rates
     tenants = sorted(gate.queue_counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
@@ -183,7 +185,7 @@ def _shown(gate: Gate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> d
     }
 
 
-def _limits(limits: Limits, base: Limits | None = None) -> dict[str, Any]:
+def _limits(limits: AdmissionLimits, base: AdmissionLimits | None = None) -> dict[str, Any]:
     """All thresholds, or those that differ from ``base``."""
     shown = asdict(limits)
     if base is None:

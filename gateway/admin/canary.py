@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from gateway.admin.ports import CanaryOrder
 from gateway.admin.routing import told
 from gateway.errors import GatewayError, InvalidRequest, RevisionConflict
-from gateway.routing.book import RoutingBook
-from gateway.routing.canary import Phase, Plan, Standing, end, pause, resume, start, weights_at
+from gateway.routing.canary import CanaryPlan, CanaryState, Phase, end, pause, resume, start, weights_at
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import SAMPLES
 from gateway.routing.change import differences, weights_of, with_weights
 from gateway.routing.evidence import Evidence
+from gateway.routing.projection import RoutingProjection
 from gateway.routing.records import Draft
 from gateway.state.audit import Audit
 from gateway.state.port import StateStore
 
 
-class CanaryDesk:
+class CanaryAdmin:
     """Implements ``gateway.ports.CanaryService``.
 
     Args:
@@ -36,7 +36,7 @@ class CanaryDesk:
     def __init__(
         self,
         driver: CanaryDriver,
-        book: RoutingBook,
+        book: RoutingProjection,
         store: StateStore,
         audit: Audit,
         *,
@@ -60,7 +60,7 @@ class CanaryDesk:
     async def start(self, order: CanaryOrder) -> Mapping[str, object]:
         """Give a backend the first step of a route."""
 
-        async def begin(last: Standing | None) -> Standing:
+        async def begin(last: CanaryState | None) -> CanaryState:
             return await self._begin(last, order)
 
         if order.dry_run:
@@ -85,7 +85,7 @@ class CanaryDesk:
                 return self._preview(await self._abort(self._standing("abort"), comment))
         return await self._ordered("abort", who, comment, self._abort)
 
-    async def _begin(self, now: Standing | None, order: CanaryOrder) -> Standing:
+    async def _begin(self, now: CanaryState | None, order: CanaryOrder) -> CanaryState:
         if now is not None and (not now.ended or not now.applied):
             raise RevisionConflict(
                 f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
@@ -99,7 +99,7 @@ class CanaryDesk:
                 f"steps: {order.backend!r} has {has:g} % of the route; allowed: a first step above that",
                 param="steps",
             )
-        plan = Plan(
+        plan = CanaryPlan(
             self._new_id(),
             order.route,
             order.backend,
@@ -116,31 +116,31 @@ class CanaryDesk:
         read_to = (await self._store.heads()).get(SAMPLES, 0)
         return start(plan, read_to=read_to, now=self._unix_time())
 
-    def _standing(self, action: str) -> Standing:
+    def _standing(self, action: str) -> CanaryState:
         standing = self._driver.standing
         if standing is None:
             raise RevisionConflict(f"there is no canary to {action}")
         return standing
 
-    def _preview(self, standing: Standing) -> Mapping[str, object]:
+    def _preview(self, standing: CanaryState) -> Mapping[str, object]:
         """What it would be, and what of the routing would change; a dry run is not audited."""
         now = self._book.last().draft.config
         then = with_weights(now, standing.plan.route, standing.wanted)
         changes = [asdict(change) for change in differences(now, then)]
         return {"dry_run": True, "canary": _shown(standing), "changes": changes}
 
-    async def _pause(self, standing: Standing, comment: str) -> Standing:
+    async def _pause(self, standing: CanaryState, comment: str) -> CanaryState:
         if standing.phase is not Phase.RUNNING:
             raise _not_so(standing, "a running one")
         return pause(standing, comment)
 
-    async def _resume(self, standing: Standing, _: str) -> Standing:
+    async def _resume(self, standing: CanaryState, _: str) -> CanaryState:
         if standing.phase is not Phase.PAUSED:
             raise _not_so(standing, "a paused one")
         read_to = (await self._store.heads()).get(SAMPLES, 0)
         return resume(standing, read_to=read_to, now=self._unix_time())
 
-    async def _abort(self, standing: Standing, comment: str) -> Standing:
+    async def _abort(self, standing: CanaryState, comment: str) -> CanaryState:
         if standing.ended:
             raise _not_so(standing, "a running or paused one")
         return end(standing, Phase.ABORTED, comment or "by an operator", self._unix_time())
@@ -150,12 +150,12 @@ class CanaryDesk:
         action: str,
         who: str,
         comment: str,
-        make: Callable[[Standing, str], Awaitable[Standing]],
+        make: Callable[[CanaryState, str], Awaitable[CanaryState]],
     ) -> Mapping[str, object]:
         standing = self._standing(action)
         target = f"{standing.plan.route}: {standing.plan.backend}"
 
-        async def made(last: Standing | None) -> Standing:
+        async def made(last: CanaryState | None) -> CanaryState:
             return await make(standing if last is None else last, comment)
 
         order = CanaryOrder(who, standing.plan.route, standing.plan.backend, comment)
@@ -179,11 +179,11 @@ class CanaryDesk:
         return self.show()
 
 
-def _not_so(standing: Standing, allowed: str) -> RevisionConflict:
+def _not_so(standing: CanaryState, allowed: str) -> RevisionConflict:
     return RevisionConflict(f"the canary is {standing.phase.value}; allowed: {allowed}")
 
 
-def _shown(standing: Standing) -> dict[str, object]:
+def _shown(standing: CanaryState) -> dict[str, object]:
     plan = standing.plan
     return {
         "id": plan.id,
@@ -215,7 +215,7 @@ def _shown(standing: Standing) -> dict[str, object]:
     }
 
 
-def _waiting(standing: Standing) -> str:
+def _waiting(standing: CanaryState) -> str:
     if standing.phase is Phase.PAUSED:
         return "an operator"
     requests = standing.counts.get("error")

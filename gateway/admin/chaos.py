@@ -13,7 +13,7 @@ from gateway.state.audit import Audit
 
 
 @dataclass(frozen=True, slots=True)
-class ChaosDesk:
+class ChaosAdmin:
     """Implements ``gateway.ports.ChaosService``.
 
     Args:

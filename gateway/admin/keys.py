@@ -10,7 +10,7 @@ from accounting.keys import KeyLimits, KeyRecord, KeyRing, KeyRole, NewSecret, S
 from gateway.admin.ports import KeyOrder
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.keys.last_used import KeyUse
-from gateway.keys.registry import KeyBook
+from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
 
 # The last second that can be written, 9999-12-31T23:59:59Z: no key is made that could not be shown.
@@ -18,7 +18,7 @@ LATEST = 253_402_300_799.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeyDesk:
+class KeyAdmin:
     """Implements ``gateway.ports.KeyService``.
 
     Args:
@@ -31,7 +31,7 @@ class KeyDesk:
     """
 
     ring: KeyRing
-    book: KeyBook
+    book: KeyProjection
     use: KeyUse
     audit: Audit
     unix_time: Callable[[], float]

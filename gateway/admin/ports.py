@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from accounting.reports import Page, Report, Span
+from accounting.reports import Page, Span, UsageReport
 from gateway.config.chaos import FaultRule
 from gateway.contracts.values import CallerRole, GenerateRequest
 from gateway.routing.canary import MIN_SAMPLES, STEP_S, STEPS, WINDOW_S
@@ -172,7 +172,7 @@ class RoutingService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CanaryOrder:
-    """What a canary shall be; ``gateway.routing.canary.Plan`` tells of the fields."""
+    """What a canary shall be; ``gateway.routing.canary.CanaryPlan`` tells of the fields."""
 
     who: str
     route: str
@@ -257,7 +257,7 @@ class ShadowService(Protocol):
 class UsageService(Protocol):
     """The ledger for operators; raises BackendUnavailable when its database cannot be read."""
 
-    async def report(self, report: Report) -> Mapping[str, object]:
+    async def report(self, report: UsageReport) -> Mapping[str, object]:
         """Sums. Raises InvalidRequest: too many lines."""
 
     async def rows(self, page: Page) -> Mapping[str, object]:

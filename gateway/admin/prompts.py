@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import SUMMARY_TITLE
-from budgeting.values import Message, Plan, Role, Section, SummaryKind
+from budgeting.values import Message, Plan, PromptSection, Role, SummaryKind
 from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.generation.mappings import budget_request
@@ -21,7 +21,7 @@ from gateway.routing.target import Target, resolve
 
 
 @dataclass(frozen=True, slots=True)
-class PromptDesk:
+class PromptAdmin:
     """Implements ``gateway.ports.PromptService``; goes a request's way as far as its budget.
 
     Args:
@@ -86,7 +86,7 @@ class PromptDesk:
                     "tokens": getattr(counts, section.value),
                     "budget": getattr(asked.budgets, section.value),
                 }
-                for section in Section
+                for section in PromptSection
             },
             "cuts": {
                 "dropped_chunks": list(plan.dropped_chunks),
@@ -149,11 +149,11 @@ def _messages(plan: Plan, system: Sequence[str]) -> list[Mapping[str, object]]:
     ]
 
 
-def _section(message: Message, stable: Collection[str]) -> Section:
+def _section(message: Message, stable: Collection[str]) -> PromptSection:
     if message.role is not Role.SYSTEM:
-        return Section.RECENT_TURNS
+        return PromptSection.RECENT_TURNS
     if message.content in stable:
-        return Section.SYSTEM
+        return PromptSection.SYSTEM
     if message.content.startswith(f"{SUMMARY_TITLE}\n"):
-        return Section.OLDER_SUMMARY
-    return Section.RETRIEVAL
+        return PromptSection.OLDER_SUMMARY
+    return PromptSection.RETRIEVAL

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from gateway.admin.ports import RoutingOrder
 from gateway.errors import BackendUnavailable, GatewayError, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.routing.book import NotInForce, RoutingBook, RoutingBusy
 from gateway.routing.change import (
     WHOLE,
     NoSuchRoute,
@@ -18,6 +17,7 @@ from gateway.routing.change import (
     same,
     with_weight,
 )
+from gateway.routing.projection import NotInForce, RoutingBusy, RoutingProjection
 from gateway.routing.records import Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
@@ -34,7 +34,7 @@ RETRY_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingDesk:
+class RoutingAdmin:
     """Implements ``gateway.ports.RoutingService``.
 
     Args:
@@ -42,7 +42,7 @@ class RoutingDesk:
         audit: who did what.
     """
 
-    book: RoutingBook
+    book: RoutingProjection
     audit_log: Audit
 
     def show(self) -> Mapping[str, object]:

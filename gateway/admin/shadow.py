@@ -21,7 +21,7 @@ class ReadsPairs(Protocol):
         """Newest first. Raises LedgerUnavailable."""
 
 
-class ShadowDesk:
+class ShadowAdmin:
     """Makes reports of the pairs that the ledger's database holds, whichever process wrote them."""
 
     def __init__(self, pairs: ReadsPairs) -> None:

@@ -10,12 +10,12 @@ from sqlalchemy import Select
 
 from accounting.errors import LedgerUnavailable
 from accounting.reconcile import Reconciliation
-from accounting.reports import MAX_LINES, Page, Report, Span, too_many
+from accounting.reports import MAX_LINES, Page, Span, UsageReport, too_many
 from gateway.errors import BackendUnavailable, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class UsageDesk:
+class UsageAdmin:
     """Implements ``gateway.ports.UsageService``.
 
     Args:
@@ -24,7 +24,7 @@ class UsageDesk:
 
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
 
-    async def report(self, report: Report) -> Mapping[str, object]:
+    async def report(self, report: UsageReport) -> Mapping[str, object]:
         """Sums, sorted by what they are by. Raises InvalidRequest (too many lines), BackendUnavailable."""
         found = await self._found(report.query())
         if too_many(found):

@@ -8,21 +8,21 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from admission.values import Load
+from admission.values import BackendLoad
 from engine import errors
 from engine.client import EngineClient, EngineState, receive_any
 from engine.values import (
     EngineSignals,
     GenerationRequest,
+    GrammarKind,
     SamplingParams,
     SequenceOutput,
-    Shape,
     StructuredOutput,
 )
-from engine.values import FinishReason as EngineFinish
-from engine.values import TokenLogprob as EngineLogprob
-from gateway.backends.begun import check_begun
-from gateway.backends.lora_slots import AdapterShelf
+from engine.values import SequenceEnd as EngineFinish
+from engine.values import TokenIdLogprob as EngineLogprob
+from gateway.backends.lora_slots import LoraSlots
+from gateway.backends.partial_answer import check_begun
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import (
@@ -74,7 +74,7 @@ class EmbeddedBackend:
         defaults: Sampling,
         max_running: int,
         token_bytes: Callable[[int], bytes],
-        adapters: AdapterShelf,
+        adapters: LoraSlots,
         share_prefixes: bool = False,
     ) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class EmbeddedBackend:
         return state_of(self._client)
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The engine's load after its last step."""
         signals = self._client.signals
         if signals is None:
@@ -195,7 +195,7 @@ def _joined(ends: list[Completion]) -> Completion:
 def _structured(shape: ResponseFormat) -> StructuredOutput | None:
     if shape.type is FormatType.TEXT:
         return None
-    return StructuredOutput(Shape(shape.type.value), shape.spec)
+    return StructuredOutput(GrammarKind(shape.type.value), shape.spec)
 
 
 def _wrapped(seed: int) -> int:
@@ -219,9 +219,9 @@ def state_of(client: EngineClient) -> BackendState:
     return _STATES[client.state]
 
 
-def load_of(signals: EngineSignals, max_running: int) -> Load:
+def load_of(signals: EngineSignals, max_running: int) -> BackendLoad:
     """The engine's signals in admission's terms."""
-    return Load(
+    return BackendLoad(
         running=signals.running,
         waiting=signals.waiting,
         kv_usage=signals.kv_usage,
@@ -244,7 +244,7 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         "out_of_memory": FailureKind.CUDA_OOM,
         errors.EngineDead.code: FailureKind.ENGINE_DEAD,
         errors.PromptTooLong.code: FailureKind.TOKEN_LIMIT_EXCEEDED,
-        errors.EmptyPrompt.code: FailureKind.INVALID_INPUT,
+        errors.NoPromptTokens.code: FailureKind.INVALID_INPUT,
         errors.UnknownToken.code: FailureKind.INVALID_INPUT,
         errors.InvalidSampling.code: FailureKind.INVALID_INPUT,
         errors.InvalidGrammar.code: FailureKind.INVALID_INPUT,
@@ -254,7 +254,7 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
         errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
         errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
-        errors.UnknownAdapter.code: FailureKind.MODEL_NOT_FOUND,
+        errors.NoSuchAdapter.code: FailureKind.MODEL_NOT_FOUND,
     }
 )
 

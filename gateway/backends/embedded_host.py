@@ -14,7 +14,7 @@ from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
 from gateway.backends.embedded import EmbeddedBackend, state_of
 from gateway.backends.host import EngineFacts
-from gateway.backends.lora_slots import AdapterShelf, MakeShelf
+from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures, LoraFigures
@@ -44,7 +44,7 @@ class EmbeddedHost:
         share_prefixes: bool,
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
-        make_shelf: MakeShelf = AdapterShelf,
+        make_shelf: MakeSlots = LoraSlots,
     ) -> None:
         self._config = config
         self._model = model

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.port import (
     Backend,
     BackendState,
@@ -124,7 +124,7 @@ class FaultyBackend:
         return self._inner.state
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """As the backend within."""
         return self._inner.load
 

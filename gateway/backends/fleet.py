@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.port import Backend, BackendState
 
 
@@ -25,6 +25,6 @@ class Fleet:
         """Whether at least one backend can take work."""
         return any(backend.state is BackendState.READY for backend in self.backends.values())
 
-    def load(self, name: str) -> Load | None:
+    def load(self, name: str) -> BackendLoad | None:
         """A backend's load as last told."""
         return self.backends[name].load

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
+from adapters.demand import AdapterDemand
 from adapters.errors import AdapterError
 from adapters.events import AdapterAsked, AdapterEvent, AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
-from adapters.heat import Heat
-from adapters.residency import Broken, Full, Load, Ready, Residency
+from adapters.residency import Broken, Full, LoadDecision, Ready, Residency
 from adapters.values import Adapter
 from engine import errors
 from resilience.failures import BackendFailure, FailureKind
@@ -57,14 +57,14 @@ def _ignore(event: AdapterEvent) -> None:
     """Nobody listens."""
 
 
-class MakeShelf(Protocol):
+class MakeSlots(Protocol):
     """Makes the shelf of an engine."""
 
-    def __call__(self, engine: AdapterHolder, places: int) -> AdapterShelf:
+    def __call__(self, engine: AdapterHolder, places: int) -> LoraSlots:
         """A shelf of at most ``places`` adapters."""
 
 
-class AdapterShelf:
+class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
     An adapter in use is never taken away. A name whose folder has changed is loaded anew; the engine lets
@@ -84,7 +84,7 @@ class AdapterShelf:
         engine: AdapterHolder,
         places: int,
         *,
-        heat: Heat | None = None,
+        heat: AdapterDemand | None = None,
         bring: Callable[[Adapter], Awaitable[None]] = _here,
         emit: Callable[[AdapterEvent], None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
@@ -186,7 +186,7 @@ class AdapterShelf:
                 )
             await self._carry_out(adapter, decision, ahead=ahead)
 
-    async def _carry_out(self, adapter: Adapter, decision: Load, *, ahead: bool) -> None:
+    async def _carry_out(self, adapter: Adapter, decision: LoadDecision, *, ahead: bool) -> None:
         begun = self._clock()
         try:
             if decision.evict is not None:
@@ -200,7 +200,7 @@ class AdapterShelf:
                 param=PARAM,
                 isolated=True,
             ) from error
-        except errors.AdapterError as error:
+        except errors.EngineAdapterError as error:
             raise self._failed(adapter, error.code, str(error)) from error
         now = self._clock()
         self.residency.loaded(adapter.adapter_id, adapter.path, now)

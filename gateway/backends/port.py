@@ -10,7 +10,7 @@ from itertools import compress
 from typing import Protocol, runtime_checkable
 
 from adapters.values import Adapter
-from admission.values import Load
+from admission.values import BackendLoad
 from budgeting.values import Message
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
@@ -34,7 +34,7 @@ class Continue(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PartialAnswer:
     """The part of an answer that a broken call gave, and that is not to be given again.
 
     ``token_ids`` decode to exactly ``text``; ``None`` when the ids are not known.
@@ -44,7 +44,7 @@ class Begun:
     token_ids: tuple[int, ...] | None = None
 
 
-class Call(Protocol):
+class ServerCall(Protocol):
     """One call to a server of the backend's."""
 
     @property
@@ -55,7 +55,7 @@ class Call(Protocol):
 class Calls(Protocol):
     """Where a backend with servers of its own tells the trace of its calls to them."""
 
-    def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[Call]:
+    def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
         """``with call(target)``: the call runs while the block does; ``hedge``: beside one that is late."""
 
 
@@ -86,7 +86,7 @@ class Work:
     cache_salt: str | None = None
     prefix_tokens: int = 0
     stream: bool = True
-    begun: Begun | None = None
+    begun: PartialAnswer | None = None
     calls: Calls | None = field(default=None, compare=False, repr=False)
 
 
@@ -166,7 +166,7 @@ class Backend(Protocol):
         """Where it stands now."""
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """Its load as last told."""
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:

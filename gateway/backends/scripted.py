@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, TokenLogprob, Usage
@@ -70,7 +70,7 @@ class ScriptedBackend:
         model: str = "scripted",
         features: frozenset[Feature] = frozenset(Feature),
         state: BackendState = BackendState.READY,
-        load: Load | None = None,
+        load: BackendLoad | None = None,
         continues: frozenset[Continue] = frozenset(),
     ) -> None:
         self.name = name

@@ -18,7 +18,7 @@ from gateway.backends.supervised_figures import Totals
 from gateway.backends.supervised_processes import any_gone, any_stopped, kill
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
-from resilience.supervisor import GiveUp, Loss, Restart, Sighting, Standing, Supervisor
+from resilience.supervisor import GiveUp, Loss, Restart, Sighting, Supervisor, SupervisorState
 from resilience.supervisor_events import (
     EngineGivenUp,
     EngineLost,
@@ -32,12 +32,12 @@ LOOK_EVERY_S = 0.25
 # Longest that what is left of a dead engine may take to end before the next one is started beside it.
 RETIRE_TIMEOUT_S = 15.0
 
-_STATES: Mapping[Standing, BackendState] = MappingProxyType(
+_STATES: Mapping[SupervisorState, BackendState] = MappingProxyType(
     {
-        Standing.STARTING: BackendState.STARTING,
-        Standing.RESTARTING: BackendState.STARTING,
-        Standing.GIVEN_UP: BackendState.DEAD,
-        Standing.STOPPED: BackendState.STOPPED,
+        SupervisorState.STARTING: BackendState.STARTING,
+        SupervisorState.RESTARTING: BackendState.STARTING,
+        SupervisorState.GIVEN_UP: BackendState.DEAD,
+        SupervisorState.STOPPED: BackendState.STOPPED,
     }
 )
 
@@ -57,7 +57,7 @@ class _Life:
 class EngineStanding:
     """How the engine stands, for health and metrics."""
 
-    standing: Standing
+    standing: SupervisorState
     restarts_last_hour: int
     ready_in_s: float | None
 
@@ -107,7 +107,7 @@ class SupervisedHost:
     def state(self) -> BackendState:
         """Where the engine stands; one that is to be started again is starting."""
         standing = self._supervisor.standing
-        if standing in (Standing.READY, Standing.SUSPECT):
+        if standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             state = self._life.host.state
             # Its death may show before it is told.
             return state if state is BackendState.READY else BackendState.STARTING
@@ -155,13 +155,13 @@ class SupervisedHost:
             BackendFailure: the engine restarts, or was given up.
         """
         standing = self._supervisor.standing
-        if standing is Standing.RESTARTING:
+        if standing is SupervisorState.RESTARTING:
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE,
                 f"{name}: the engine is starting again",
                 retry_after_s=self.ready_in_s,
             )
-        if standing is Standing.GIVEN_UP:
+        if standing is SupervisorState.GIVEN_UP:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
@@ -185,7 +185,7 @@ class SupervisedHost:
 
     def request_restart(self, reason: str) -> None:
         """Start it anew though it lives: what it computes cannot be trusted. Nothing while it restarts."""
-        if self._supervisor.standing in (Standing.READY, Standing.SUSPECT):
+        if self._supervisor.standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             life = self._life
             self._lose(life, Loss.DEVICE, reason)
             kill(life.processes)
@@ -221,7 +221,7 @@ class SupervisedHost:
                 EngineRestarting(decision.reason, decision.attempt, decision.wait_s, exit_code, self._detail)
             )
             await self._sleep(decision.wait_s)
-            if self._supervisor.standing is not Standing.RESTARTING:
+            if self._supervisor.standing is not SupervisorState.RESTARTING:
                 return
             decision = await self._start_again(decision) or await self._watch()
 
@@ -229,7 +229,7 @@ class SupervisedHost:
         """Until the engine is lost; ``None`` when it was stopped."""
         life = self._life
         life.processes = await asyncio.to_thread(life.host.find_processes)
-        while self._decision is None and self._supervisor.standing is not Standing.STOPPED:
+        while self._decision is None and self._supervisor.standing is not SupervisorState.STOPPED:
             news = self._news
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -239,7 +239,7 @@ class SupervisedHost:
         return decision
 
     def _look(self, life: _Life) -> None:
-        if self._supervisor.standing not in (Standing.READY, Standing.SUSPECT):
+        if self._supervisor.standing not in (SupervisorState.READY, SupervisorState.SUSPECT):
             return
         seen = Sighting(
             gone=any_gone(life.processes),

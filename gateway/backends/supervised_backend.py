@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
@@ -72,7 +72,7 @@ class SupervisedBackend:
         return self._lives.state
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The engine's load as last told; ``None`` while there is none to take work."""
         if self._lives.state is not BackendState.READY:
             return None

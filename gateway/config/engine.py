@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from adapters.heat import HALF_LIFE_S
+from adapters.demand import HALF_LIFE_S
 from gateway.config.section import Section
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from gateway.config.section import Section
-from resilience.degenerate import Limits
+from resilience.degenerate import DegenerateLimits
 from resilience.degenerate_action import Action
 from resilience.retry_budget import MOST, PER_SECOND, SHARE
 
-_LIMITS = Limits()
+_LIMITS = DegenerateLimits()
 
 
 class ResilienceSection(Section):
@@ -42,13 +42,13 @@ class ResilienceSection(Section):
         self.limits()
         return self
 
-    def limits(self) -> Limits:
+    def limits(self) -> DegenerateLimits:
         """When an answer has become nonsense.
 
         Raises:
             ValueError: the limits do not fit each other.
         """
-        return Limits(
+        return DegenerateLimits(
             repeat_tokens=self.repeat_tokens,
             cycle_tokens=self.cycle_tokens,
             cycle_length=self.cycle_length,

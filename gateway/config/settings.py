@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from admission.ladder import RUNGS, Rung
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
@@ -135,9 +135,9 @@ class AdmissionConfig(Section):
     tpot_slo_ms: Annotated[float, Field(gt=0)] | None = None
     ladder: tuple[RungConfig, ...] | None = None
 
-    def limits(self) -> Limits:
+    def limits(self) -> AdmissionLimits:
         """The thresholds as admission takes them."""
-        return Limits(
+        return AdmissionLimits(
             max_queue=self.max_queue,
             max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
 
@@ -18,7 +18,7 @@ _AS_THEY_ARE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A parsed request, and what only the answer's form depends on.
 
     ``fields`` says how the body spells what the house calls by another name: ``max_tokens`` may have been
@@ -76,19 +76,19 @@ class Frames(Protocol):
         """The end of a broken one; ``partial`` when text went out before."""
 
 
-class Dialect(Protocol):
+class ContractDialect(Protocol):
     """One public contract."""
 
-    def parse(self, body: bytes, origin: Origin) -> Asked:
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
 
-    def whole(self, asked: Asked, answer: Answer) -> bytes:
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """The JSON body of a whole answer."""
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
         """Headers that the contract adds to an answer, whole or streamed."""
 
-    def frames(self, asked: Asked) -> Frames:
+    def frames(self, asked: ParsedRequest) -> Frames:
         """The frames of a stream."""
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:

@@ -25,7 +25,7 @@ from gateway.contracts.fields import (
     stops,
 )
 from gateway.contracts.formats import FormatBody, from_format
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain import check_plain
 from gateway.contracts.turns import check_count, check_latest
 from gateway.contracts.values import EMPTY, Contract, GenerateRequest, Sampling
@@ -92,7 +92,7 @@ def to_chunks(chunks: list[NativeChunk] | None) -> tuple[EvidenceChunk, ...]:
     return tuple(EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks or ())
 
 
-def to_request(body: NativeRequest, origin: Origin) -> GenerateRequest:
+def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
     """Map a validated body to the inside.
 
     Raises:

@@ -9,9 +9,9 @@ from typing import Final, NotRequired
 import orjson
 from typing_extensions import TypedDict
 
-from gateway.contracts.dialect import Asked, Cuts, Header
+from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.native import NativeRequest, NativeSampling, to_request
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob
 from gateway.errors import PublicError
@@ -206,11 +206,11 @@ class NativeFrames:
 class NativeDialect:
     """The native contract, as the HTTP edge uses it."""
 
-    def parse(self, body: bytes, origin: Origin) -> Asked:
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
-        return Asked(to_request(parse(NativeRequest, body), origin), fields=_FIELDS)
+        return ParsedRequest(to_request(parse(NativeRequest, body), origin), fields=_FIELDS)
 
-    def whole(self, asked: Asked, answer: Answer) -> bytes:
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """The JSON body of a whole answer."""
         return answer_json(answer)
 
@@ -218,7 +218,7 @@ class NativeDialect:
         """None: the body tells everything."""
         return ()
 
-    def frames(self, asked: Asked) -> NativeFrames:
+    def frames(self, asked: ParsedRequest) -> NativeFrames:
         """The frames of a stream."""
         return NativeFrames()
 

@@ -11,7 +11,7 @@ from typing_extensions import TypeAliasType
 
 from budgeting.values import Message, Role
 from gateway.contracts import openai_fields
-from gateway.contracts.dialect import Asked
+from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import (
     Body,
     MaxTokens,
@@ -22,7 +22,7 @@ from gateway.contracts.fields import (
 from gateway.contracts.native import to_chunks
 from gateway.contracts.openai_body import OpenAIBody, SluiceFields
 from gateway.contracts.openai_sampling import sampling_of, shape_of
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain import check_plain
 from gateway.contracts.turns import check_count, check_latest
 from gateway.contracts.values import EMPTY, Contract, GenerateRequest
@@ -97,7 +97,7 @@ def to_message(body: ChatMessage) -> Message:
     return Message(_ROLES[body.role], text)
 
 
-def chat_request(body: ChatRequest, origin: Origin) -> Asked:
+def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated chat body to the inside.
 
     Raises:
@@ -121,7 +121,7 @@ def chat_request(body: ChatRequest, origin: Origin) -> Asked:
     )
 
 
-def completion_request(body: CompletionRequest, origin: Origin) -> Asked:
+def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated text completion body to the inside.
 
     Raises:
@@ -150,14 +150,14 @@ def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | 
 
 def _asked(
     body: OpenAIBody,
-    origin: Origin,
+    origin: RequestOrigin,
     contract: Contract,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     messages: tuple[Message, ...] = (),
     raw_prompt: str | tuple[int, ...] | None = None,
-) -> Asked:
+) -> ParsedRequest:
     stream = bool(body.stream)
     if body.stream_options is not None and not stream:
         raise InvalidRequest(
@@ -200,7 +200,7 @@ def _asked(
         labelled=native.request_id is not None,
     )
     options = body.stream_options
-    return Asked(
+    return ParsedRequest(
         request,
         include_usage=bool(options is not None and options.include_usage),
         fields=_fields(body, native, shaper),

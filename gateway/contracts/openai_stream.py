@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from gateway.contracts.dialect import Asked, Cuts, Header
+from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
     FINISH_REASONS,
@@ -20,7 +20,7 @@ from gateway.contracts.openai_answer import (
     usage_body,
 )
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, Choice, TokenLogprob
 from gateway.errors import PublicError
@@ -37,7 +37,7 @@ class ChunkFrames:
     carries the role.
     """
 
-    def __init__(self, asked: Asked, *, id: str, object: str, chat: bool) -> None:
+    def __init__(self, asked: ParsedRequest, *, id: str, object: str, chat: bool) -> None:
         request = asked.request
         head = orjson.dumps(
             {"id": id, "object": object, "created": request.created, "model": request.model or ""}
@@ -131,11 +131,11 @@ def _text_choice(index: int, choice: Choice) -> ChoiceBody:
 class ChatDialect:
     """``POST /v1/chat/completions``, as the HTTP edge uses it."""
 
-    def parse(self, body: bytes, origin: Origin) -> Asked:
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         return chat_request(parse(ChatRequest, body), origin)
 
-    def whole(self, asked: Asked, answer: Answer) -> bytes:
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """A ``chat.completion``."""
         return completion_json(
             answer,
@@ -149,7 +149,7 @@ class ChatDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: Asked) -> ChunkFrames:
+    def frames(self, asked: ParsedRequest) -> ChunkFrames:
         """A stream of ``chat.completion.chunk``."""
         id = f"chatcmpl-{asked.request.generation_id}"
         return ChunkFrames(asked, id=id, object="chat.completion.chunk", chat=True)
@@ -162,11 +162,11 @@ class ChatDialect:
 class CompletionDialect:
     """``POST /v1/completions``, as the HTTP edge uses it."""
 
-    def parse(self, body: bytes, origin: Origin) -> Asked:
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         return completion_request(parse(CompletionRequest, body), origin)
 
-    def whole(self, asked: Asked, answer: Answer) -> bytes:
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """A ``text_completion``."""
         return completion_json(
             answer,
@@ -180,7 +180,7 @@ class CompletionDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: Asked) -> ChunkFrames:
+    def frames(self, asked: ParsedRequest) -> ChunkFrames:
         """A stream of ``text_completion`` objects."""
         id = f"cmpl-{asked.request.generation_id}"
         return ChunkFrames(asked, id=id, object="text_completion", chat=False)

@@ -8,7 +8,7 @@ from gateway.contracts.values import Caller
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """Where a request comes from; every contract adds it to what the body says.
 
     Args:

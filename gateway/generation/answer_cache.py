@@ -16,7 +16,7 @@ from gateway.contracts.values import Answer, FinishReason, GenerateRequest
 from gateway.generation.job import Job
 from gateway.prompts.canonical import render_context
 from resilience.response_cache import ResponseCache, digest_of
-from resilience.response_cache_values import Kept, Question
+from resilience.response_cache_values import CachedAnswer, CacheQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AnswerCache:
         """
         if self._cache is None or not worth_keeping(answer):
             return
-        kept = Kept(
+        kept = CachedAnswer(
             answer.output_text, answer.finish_reason.value, similar=answer.finish_reason is FinishReason.STOP
         )
         self._cache.remember(_later(job, self._deployment), kept)
@@ -71,7 +71,7 @@ def worth_keeping(answer: Answer) -> bool:
     return whole and plain and answer.fallback is None
 
 
-def question_of(job: Job, deployment: str) -> Question:
+def question_of(job: Job, deployment: str) -> CacheQuestion:
     """What the cache is asked for a request."""
     request = job.request
     adapter = job.lease.adapter
@@ -94,10 +94,10 @@ def question_of(job: Job, deployment: str) -> Question:
     key = digest_of(["exact", *surroundings], job.plan.token_ids)
     text, others = _latest_turn(request)
     scope = digest_of(["scope", *surroundings, *_evidence(request), render_context(request.context), *others])
-    return Question(key, scope, text)
+    return CacheQuestion(key, scope, text)
 
 
-def _later(job: Job, deployment: str) -> Callable[[], Question]:
+def _later(job: Job, deployment: str) -> Callable[[], CacheQuestion]:
     return lambda: question_of(job, deployment)
 
 

@@ -10,11 +10,11 @@ from gateway.backends.port import Delta
 from gateway.contracts.values import TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
-from gateway.generation.trace_steps import Trail
+from gateway.generation.trace_steps import TraceSteps
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AnswerOrigin:
     """What an answer was begun from; whoever goes on with it starts from the same.
 
     Args:
@@ -31,7 +31,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class ResumeEvent:
     """Where in an answer another call took over: ``tokens`` into it, at ``at_s`` on the gateway's clock."""
 
     source: str
@@ -41,7 +41,7 @@ class Crossing:
     at_s: float
 
 
-class Meter:
+class AnswerStream:
     """Stands between a backend and the sink: passes each piece on and keeps count.
 
     What it counted is true at any moment, so an answer that is cut short is billed for what was
@@ -82,8 +82,8 @@ class Meter:
         self._streamed = streamed
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
-        self.crossings: list[Crossing] = []
-        self.trail = Trail(clock)
+        self.crossings: list[ResumeEvent] = []
+        self.trail = TraceSteps(clock)
         self.started_at: float | None = None
         self.committed = False
         self._empty()
@@ -98,7 +98,7 @@ class Meter:
         self.cached_tokens = 0
         self.queue_wait_s = 0.0
         self.first_at: float | None = None
-        self.origin: Origin | None = None
+        self.origin: AnswerOrigin | None = None
 
     async def take(self, delta: Delta) -> None:
         """Pass one piece on to the sink."""
@@ -143,7 +143,7 @@ class Meter:
         """Tokens of the answer so far."""
         return self.tokens
 
-    def started(self, origin: Origin, on_first: Callable[[int | None], None] | None = None) -> None:
+    def started(self, origin: AnswerOrigin, on_first: Callable[[int | None], None] | None = None) -> None:
         """The work has been handed to a backend; ``on_first`` is told of its first piece's cached tokens."""
         self.origin = origin
         self._on_first = on_first
@@ -209,7 +209,7 @@ class Meter:
         else:
             self._ids = []
         source = self.origin.backend if self.origin is not None else target
-        self.crossings.append(Crossing(source, target, mode, self.tokens, self._clock()))
+        self.crossings.append(ResumeEvent(source, target, mode, self.tokens, self._clock()))
 
     def text(self, index: int = 0) -> str:
         """One choice's text so far."""

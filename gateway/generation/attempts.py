@@ -12,16 +12,16 @@ from typing import Any
 from admission.controller import Slot
 from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
-from gateway.backends.port import Backend, Begun, Work
+from gateway.backends.port import Backend, PartialAnswer, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
-from gateway.generation.answer_stream import Meter, Origin
+from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.job import Job
 from gateway.generation.resume import Continuation, Mode, Spelling, continuation, goes_on_exactly
-from gateway.generation.trace_steps import Step
-from resilience.failures import POLICIES, BackendFailure, Change, FailureKind
-from resilience.guard import Try
+from gateway.generation.trace_steps import TraceStep
+from resilience.failures import POLICIES, BackendFailure, FailureKind, Remedy
+from resilience.guard import Attempt
 
 # Sampling hints that the native contract may lose, by the feature they ask for.
 _HINTS: Mapping[Feature, str] = MappingProxyType(
@@ -51,7 +51,9 @@ class Attempts:
         step: the attempt in progress, as the trace has it.
     """
 
-    def __init__(self, backend: Backend, job: Job, meter: Meter, slot: Slot, spelling: Spelling) -> None:
+    def __init__(
+        self, backend: Backend, job: Job, meter: AnswerStream, slot: Slot, spelling: Spelling
+    ) -> None:
         self._backend = backend
         self._job = job
         self._meter = meter
@@ -60,7 +62,7 @@ class Attempts:
         self._notes: list[str] = []
         self._shortened: Plan | None = None
         self.buffer: CommitBuffer | None = None
-        self.step: Step | None = None
+        self.step: TraceStep | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -71,17 +73,17 @@ class Attempts:
         """The caller is to know this."""
         self._notes.append(warning)
 
-    async def next(self, this: Try) -> tuple[Work, Continuation | None]:
+    async def next(self, this: Attempt) -> tuple[Work, Continuation | None]:
         """The work of one attempt, and how it is joined to what there is; the meter is ready for it.
 
         Raises:
             BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
                 go on with it.
         """
-        meter, change = self._meter, Change.NOTHING
+        meter, change = self._meter, Remedy.NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
-        if meter.given and (meter.committed or change is Change.NOTHING):
+        if meter.given and (meter.committed or change is Remedy.NOTHING):
             # A long answer may have to be spelled in tokens again; nobody else touches it meanwhile.
             going_on = (
                 await asyncio.to_thread(continuation, self._backend, self._job, meter, self._spelling)
@@ -98,21 +100,21 @@ class Attempts:
             meter.rewind()
         return await self._anew(this, change), None
 
-    def _behind(self, going_on: Continuation, change: Change) -> Work:
+    def _behind(self, going_on: Continuation, change: Remedy) -> Work:
         origin, backend, meter = self._meter.origin, self._backend, self._meter
         if origin is None:
             raise RuntimeError("there is an answer to go on with, but nobody has begun one")
         meter.cross(going_on.token_ids, backend.name, going_on.mode.value)
         meter.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
-        seed = self._seed(1) if change is Change.OTHER_SEED else None
+        seed = self._seed(1) if change is Remedy.OTHER_SEED else None
         begun = going_on.begun if going_on.begun.text else None
         # Ids that spell the text may be more than those that the first backend generated.
         spent = max(meter.tokens, len(going_on.begun.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, begun, seed)
 
-    async def _anew(self, this: Try, change: Change) -> Work:
+    async def _anew(self, this: Attempt, change: Remedy) -> Work:
         plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
-        if change is Change.SHORTER_CONTEXT and self._shortened is None:
+        if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
             # Once: what half of the prompt does not help is better asked elsewhere, with all of it.
             self._shortened = await self._job.shorten(plan)
             if self._shortened is not None:
@@ -127,9 +129,9 @@ class Attempts:
             self._meter.trail.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         self._hold()
-        origin = Origin(self._backend.name, self._backend.model, plan, max_tokens)
+        origin = AnswerOrigin(self._backend.name, self._backend.model, plan, max_tokens)
         self._meter.started(origin, self._slot.first_token)
-        seed = self._seed(this.number) if change is Change.OTHER_SEED else None
+        seed = self._seed(this.number) if change is Remedy.OTHER_SEED else None
         return self._work(plan, max_tokens, None, seed)
 
     def _hold(self) -> None:
@@ -145,7 +147,7 @@ class Attempts:
         start = zlib.crc32(self._job.request.generation_id.encode()) if seed is None else seed
         return (start + number) & _SEED_BITS
 
-    def _work(self, plan: Plan, max_tokens: int, begun: Begun | None, seed: int | None) -> Work:
+    def _work(self, plan: Plan, max_tokens: int, begun: PartialAnswer | None, seed: int | None) -> Work:
         request, sampling = self._job.request, self._job.request.sampling
         if seed is not None and Feature.SEED in self._backend.features:
             sampling = replace(sampling, seed=seed)

@@ -10,19 +10,19 @@ from admission.controller import Slot
 from budgeting.values import Plan
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.contracts.values import Fallback, FinishReason, Usage
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.job import Job
-from gateway.generation.output_guard import Watch
-from gateway.generation.resume import Rejoined, Spelling
+from gateway.generation.output_guard import OutputGuard
+from gateway.generation.resume import Spelling, SplicedStream
 from resilience.errors import DeadlinePassed
 from resilience.events import ResilienceEvent, Resumed
 from resilience.failures import BackendFailure, FailureKind
-from resilience.guard import Guard, Try
+from resilience.guard import Attempt, Guard
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GenerationOutcome:
     """How the answer came to be: from which backend and prompt, how it ended, what was left out."""
 
     completion: Completion
@@ -51,7 +51,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, guard: Guard, watch: Watch, spelling: Spelling, emit: Callable[[ResilienceEvent], None]
+        self, guard: Guard, watch: OutputGuard, spelling: Spelling, emit: Callable[[ResilienceEvent], None]
     ) -> None:
         self._guard = guard
         self._watch = watch
@@ -62,7 +62,9 @@ class Dispatcher:
         """Whether ``backend`` may be asked for an answer again after ``kind``; it is paid for when it may."""
         return self._guard.affords(backend.name, kind)
 
-    async def generate(self, slot: Slot, backend: Backend, job: Job, meter: Meter) -> Outcome:
+    async def generate(
+        self, slot: Slot, backend: Backend, job: Job, meter: AnswerStream
+    ) -> GenerationOutcome:
         """Generate on ``backend``; the slot is the permission to do so.
 
         What the meter has of an answer is gone on with where the backend can; else, unless the caller has a
@@ -100,19 +102,23 @@ class Dispatcher:
         await meter.commit()
         return outcome_of(backend, job, meter, completion, attempts.warnings)
 
-    async def _attempt(self, this: Try, attempts: Attempts, backend: Backend, meter: Meter) -> Completion:
+    async def _attempt(
+        self, this: Attempt, attempts: Attempts, backend: Backend, meter: AnswerStream
+    ) -> Completion:
         with meter.trail.step("attempt", backend.name, this.number) as step:
             attempts.step = step
             return await self._make(this, attempts, backend, meter)
 
-    async def _make(self, this: Try, attempts: Attempts, backend: Backend, meter: Meter) -> Completion:
+    async def _make(
+        self, this: Attempt, attempts: Attempts, backend: Backend, meter: AnswerStream
+    ) -> Completion:
         work, going_on = await attempts.next(this)
         if going_on is None:
             again = this.number == 1
             return await self._generate(
                 backend, work, meter.take, attempts, lambda: again and not meter.committed
             )
-        rejoined, crossing = Rejoined(meter, going_on.joint), meter.crossings[-1]
+        rejoined, crossing = SplicedStream(meter, going_on.joint), meter.crossings[-1]
         if attempts.step is not None:
             attempts.step.mode = crossing.mode
         result = "cut"
@@ -145,10 +151,10 @@ class Dispatcher:
 
 
 def outcome_of(
-    backend: Backend, job: Job, meter: Meter, completion: Completion, warnings: tuple[str, ...] = ()
-) -> Outcome:
+    backend: Backend, job: Job, meter: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
+) -> GenerationOutcome:
     """The outcome of a generation on ``backend``."""
-    return Outcome(
+    return GenerationOutcome(
         completion=completion,
         backend=backend.kind,
         backend_name=backend.name,
@@ -159,7 +165,9 @@ def outcome_of(
     )
 
 
-async def cut_short(backend: Backend, job: Job, meter: Meter, warnings: tuple[str, ...] = ()) -> Outcome:
+async def cut_short(
+    backend: Backend, job: Job, meter: AnswerStream, warnings: tuple[str, ...] = ()
+) -> GenerationOutcome:
     """The outcome when the deadline has passed in the middle of an answer: what there is."""
     await meter.commit()
     plan = meter.origin.plan if meter.origin is not None else job.plan

@@ -12,9 +12,9 @@ from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache, Found
-from gateway.generation.answer_stream import Meter
-from gateway.generation.dispatcher import Dispatcher, Outcome, cut_short
-from gateway.generation.fallback_policy import Course, Try, View, Wait
+from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
+from gateway.generation.fallback_policy import FallbackPolicy, Situation, TryBackend, WaitForRestart
 from gateway.generation.job import Job
 from gateway.generation.mappings import demand_let_in_before, demand_of
 from gateway.generation.resume import Mode, mode_on
@@ -45,7 +45,7 @@ _UNBILLED = frozenset(
 
 
 class FallbackChain:
-    """Walks the steps of :class:`gateway.generation.fallback_policy.Course` until one answers.
+    """Walks the steps of :class:`gateway.generation.fallback_policy.FallbackPolicy` until one answers.
 
     Args:
         answers: those that were given before.
@@ -80,7 +80,7 @@ class FallbackChain:
         self._emit = emit
         self._waiting = 0
 
-    async def answer(self, cause: Cause, job: Job, meter: Meter) -> Outcome:
+    async def answer(self, cause: Cause, job: Job, meter: AnswerStream) -> GenerationOutcome:
         """Answer in spite of ``cause``; re-raise it when that cannot be done or may not.
 
         Whatever takes all the time there is leaves some for what is kept: an answer given before, or the
@@ -99,7 +99,9 @@ class FallbackChain:
         except DeadlinePassed as passed:
             return await self._late(cause, passed, job, meter)
 
-    async def _go_on(self, cause: Refused | BackendFailure, job: Job, meter: Meter) -> Outcome:
+    async def _go_on(
+        self, cause: Refused | BackendFailure, job: Job, meter: AnswerStream
+    ) -> GenerationOutcome:
         if isinstance(cause, Refused):
             meter.trail.turned_away(job.primary.name, cause.reason.value)
         elif not cause.policy.other_backend:
@@ -111,7 +113,7 @@ class FallbackChain:
                 raise cause
             meter.rewind()
         primary, request = job.primary, job.request
-        course = Course(
+        course = FallbackPolicy(
             primary.name,
             job.target.route.fallback if request.allow_fallback else (),
             job.target.route.resume,
@@ -121,9 +123,9 @@ class FallbackChain:
         moved = _goes_on(primary, job, meter)
         self._note(course, primary, cause, moved=moved, unseen=_unseen(meter))
         while (step := course.next(self._view(job, meter))) is not None:
-            if isinstance(step, Wait):
+            if isinstance(step, WaitForRestart):
                 await self._wait(course, step, job, meter)
-            elif isinstance(step, Try):
+            elif isinstance(step, TryBackend):
                 outcome = await self._attempt(course, self._backends[step.backend], job, meter)
                 if outcome is not None:
                     return self._named(outcome, cause, job)
@@ -143,7 +145,9 @@ class FallbackChain:
             meter.rewind()  # nobody has seen it, nobody pays for it
         raise cause
 
-    async def _late(self, cause: Cause, passed: DeadlinePassed, job: Job, meter: Meter) -> Outcome:
+    async def _late(
+        self, cause: Cause, passed: DeadlinePassed, job: Job, meter: AnswerStream
+    ) -> GenerationOutcome:
         """Give what is kept in the time that was left for it."""
         if meter.committed or not job.farewell_s:
             raise passed
@@ -156,13 +160,15 @@ class FallbackChain:
         with meter.trail.step(DEGRADED):
             return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, meter)
 
-    def remember(self, job: Job, outcome: Outcome, answer: Answer) -> None:
+    def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Keep an answer to the whole prompt for the day when nothing better can be had."""
         asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
         if asked and RESPONSE_CACHE in job.target.route.fallback:
             self._answers.remember(job, answer)
 
-    async def _on_base(self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: Meter) -> Outcome:
+    async def _on_base(
+        self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: AnswerStream
+    ) -> GenerationOutcome:
         """Answer without the adapter, on the same backend first."""
         meter.rewind()
         try:
@@ -176,7 +182,7 @@ class FallbackChain:
         self._emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
-    def _view(self, job: Job, meter: Meter) -> View:
+    def _view(self, job: Job, meter: AnswerStream) -> Situation:
         primary = job.primary
         restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
         # Nobody is kept waiting for a backend that could not go on with what he has of the answer.
@@ -184,7 +190,7 @@ class FallbackChain:
         back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
         if primary.state is BackendState.READY:
             back_in_s = 0.0
-        return View(
+        return Situation(
             able=lambda name: self._able(self._backends[name], job, meter),
             back_in_s=back_in_s,
             restarts=restarts,
@@ -194,12 +200,14 @@ class FallbackChain:
             and back_in_s < self._left_s(job) - job.farewell_s,
         )
 
-    def _able(self, backend: Backend, job: Job, meter: Meter) -> bool:
+    def _able(self, backend: Backend, job: Job, meter: AnswerStream) -> bool:
         if backend.state is not BackendState.READY or job.must_honour - backend.features:
             return False
         return not meter.committed or _goes_on(backend, job, meter)
 
-    async def _wait(self, course: Course, step: Wait, job: Job, meter: Meter) -> None:
+    async def _wait(
+        self, course: FallbackPolicy, step: WaitForRestart, job: Job, meter: AnswerStream
+    ) -> None:
         """Wait for the primary's engine, never past the deadline."""
         began_at = self._clock()
         timeout_s = min(step.timeout_s, self._left_s(job) - (0.0 if meter.committed else job.farewell_s))
@@ -214,7 +222,9 @@ class FallbackChain:
                 self._waiting -= 1
         course.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
 
-    async def _attempt(self, course: Course, backend: Backend, job: Job, meter: Meter) -> Outcome | None:
+    async def _attempt(
+        self, course: FallbackPolicy, backend: Backend, job: Job, meter: AnswerStream
+    ) -> GenerationOutcome | None:
         """Ask a backend to answer, or to go on with the answer; the chain goes on when it cannot."""
         demand = demand_of(job, backend, meter)
         goes_on = _goes_on(backend, job, meter)
@@ -268,7 +278,13 @@ class FallbackChain:
         return self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
 
     def _note(
-        self, course: Course, backend: Backend, cause: Refused | BackendFailure, *, moved: bool, unseen: bool
+        self,
+        course: FallbackPolicy,
+        backend: Backend,
+        cause: Refused | BackendFailure,
+        *,
+        moved: bool,
+        unseen: bool,
     ) -> None:
         if isinstance(cause, Refused):
             course.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
@@ -281,7 +297,9 @@ class FallbackChain:
             away=backend.state is not BackendState.READY,
         )
 
-    def _named(self, outcome: Outcome, cause: Refused | BackendFailure, job: Job) -> Outcome:
+    def _named(
+        self, outcome: GenerationOutcome, cause: Refused | BackendFailure, job: Job
+    ) -> GenerationOutcome:
         if outcome.backend_name == job.primary.name:
             return outcome
         return replace(outcome, fallback=_fallback(outcome.backend_name, cause))
@@ -291,7 +309,7 @@ class FallbackChain:
         return float("inf") if deadline is None else deadline - self._clock()
 
 
-def _goes_on(backend: Backend, job: Job, meter: Meter) -> bool:
+def _goes_on(backend: Backend, job: Job, meter: AnswerStream) -> bool:
     """Whether a backend would go on with what there is; of what nobody has seen it rather makes a new one
     than finish it from its text.
     """
@@ -299,7 +317,7 @@ def _goes_on(backend: Backend, job: Job, meter: Meter) -> bool:
     return mode is not None and (meter.committed or mode is not Mode.TEXT)
 
 
-def _unseen(meter: Meter) -> bool:
+def _unseen(meter: AnswerStream) -> bool:
     """Whether there is a part of an answer that the caller has nothing of."""
     return meter.given > 0 and not meter.committed
 
@@ -321,11 +339,13 @@ def _degraded(job: Job) -> Found:
     return Found(job.target.route.degraded_text, FinishReason.DEGRADED)
 
 
-async def _give(found: Found, leg: str, kind: str, cause: Cause, job: Job, meter: Meter) -> Outcome:
+async def _give(
+    found: Found, leg: str, kind: str, cause: Cause, job: Job, meter: AnswerStream
+) -> GenerationOutcome:
     meter.rewind()
     await meter.take(Delta(found.text, 0))
     await meter.commit()
-    return Outcome(
+    return GenerationOutcome(
         completion=Completion(found.finish_reason, Usage()),
         backend=leg,
         backend_name=leg,

@@ -30,31 +30,31 @@ _LEFT_ALONE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class TryBackend:
     """Ask this backend."""
 
     backend: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForRestart:
     """Wait for the primary's engine, at most so long."""
 
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class ServeStored:
     """Give what is kept under this leg: ``response_cache`` or ``degraded``."""
 
     leg: str
 
 
-Step = Try | Wait | Give
+Step = TryBackend | WaitForRestart | ServeStored
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Situation:
     """How things stand when a step is asked for.
 
     Args:
@@ -72,7 +72,7 @@ class View:
     in_time: bool = False
 
 
-class Course:
+class FallbackPolicy:
     """Says which step comes next, until one of them answers or none is left.
 
     Args:
@@ -161,7 +161,7 @@ class Course:
 
     # What comes next
 
-    def next(self, view: View) -> Step | None:
+    def next(self, view: Situation) -> Step | None:
         """The next step, ``None`` when nothing is left to try. In this order:
 
         1. The primary at once, when it can go on with what it had begun.
@@ -191,7 +191,7 @@ class Course:
                     continue
                 if leg == RESPONSE_CACHE:
                     if not view.committed and leg not in self._passed:
-                        return Give(leg)
+                        return ServeStored(leg)
                 elif (resumes or not view.committed) and self._may(leg) and view.able(leg):
                     return self._try(leg)
             if there:
@@ -201,16 +201,16 @@ class Course:
             if waits and soon and not eager and self._patience_s > 0:
                 return self._wait(min(self._rules.wait_s, self._patience_s))
         if DEGRADED in self._legs and not view.committed:
-            return Give(DEGRADED)
+            return ServeStored(DEGRADED)
         return None
 
-    def _wait(self, timeout_s: float) -> Wait:
+    def _wait(self, timeout_s: float) -> WaitForRestart:
         self._patience_s -= timeout_s
-        return Wait(timeout_s)
+        return WaitForRestart(timeout_s)
 
-    def _try(self, backend: str) -> Try:
+    def _try(self, backend: str) -> TryBackend:
         self._tries += 1
-        return Try(backend)
+        return TryBackend(backend)
 
     def _once_more(self, backend: str, kind: FailureKind) -> bool:
         return backend not in self._anew and kind not in _LEFT_ALONE and not POLICIES[kind].retries_same

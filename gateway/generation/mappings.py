@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from adapters.values import Selection
-from admission.values import Demand, Limits
+from admission.values import AdmissionLimits, Demand
 from budgeting.errors import BudgetError
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, CanonicalPrompt, Plan
@@ -17,7 +17,7 @@ from gateway.contracts.values import (
     GenerateRequest,
 )
 from gateway.errors import InvalidRequest
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job, Shorten
 from gateway.prompts import budgets
 from gateway.prompts.prefixes import Prefix
@@ -72,7 +72,7 @@ def first_candidate(ranking: Ranking) -> Backend:
     )
 
 
-def demand_of(job: Job, backend: Backend, meter: Meter, prefix: Prefix | None = None) -> Demand:
+def demand_of(job: Job, backend: Backend, meter: AnswerStream, prefix: Prefix | None = None) -> Demand:
     """What the request asks of its backend; the meter tells admission how far its answer is.
 
     A prefix that the backend has not computed to its end bounds what it can find of the prompt; what it finds
@@ -101,11 +101,11 @@ def demand_of(job: Job, backend: Backend, meter: Meter, prefix: Prefix | None = 
     )
 
 
-def demand_let_in_before(demand: Demand, job: Job, begun: int, meter: Meter, now: float) -> Demand:
+def demand_let_in_before(demand: Demand, job: Job, begun: int, meter: AnswerStream, now: float) -> Demand:
     """The same for a request that was let in once, with ``begun`` tokens of its answer: it waits before new
     ones, in the urgent class, as long as the route waits for a restart; and no queue shortens it.
     """
-    limits = demand.limits or Limits()
+    limits = demand.limits or AdmissionLimits()
     wait_s = job.target.route.resume.max_wait_s
     if job.request.deadline is not None:
         wait_s = min(wait_s, job.request.deadline - now)

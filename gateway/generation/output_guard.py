@@ -10,7 +10,7 @@ from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Completion, Delta, DeltaSink, Work
 from gateway.contracts.values import FinishReason, Usage
 from resilience.blame import Blame
-from resilience.degenerate import Detector, Limits, Sign
+from resilience.degenerate import DegenerateLimits, Detector, Sign
 from resilience.degenerate_action import Action
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
@@ -23,7 +23,7 @@ _WHAT: Mapping[Sign, str] = MappingProxyType(
 )
 
 
-class Watch:
+class OutputGuard:
     """Generates on a backend and looks at the answer.
 
     Args:
@@ -34,7 +34,7 @@ class Watch:
     """
 
     def __init__(
-        self, action: Action, limits: Limits, emit: Callable[[Degenerated], None], blame: Blame
+        self, action: Action, limits: DegenerateLimits, emit: Callable[[Degenerated], None], blame: Blame
     ) -> None:
         self._action = action
         self._limits = limits
@@ -113,7 +113,7 @@ class _Reader:
         "_blind", "_detectors", "_first", "_gone", "_ids", "_out", "_read_at", "_texts", "sign", "tokens",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, n: int, out: DeltaSink) -> None:
+    def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
         self._detectors = [Detector(limits) for _ in range(n)]
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._ids: list[list[tuple[int, ...]]] = [[] for _ in range(n)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
-from resilience.failures import POLICIES, FailureKind, Health
+from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.oom import LoadFactor
 
 # A timer may fire a little early; then it is set again for what is left, but not at once.
@@ -29,7 +29,7 @@ def call_later(delay_s: float, call: Callable[[], None]) -> Cancellable:
     return asyncio.get_running_loop().call_later(delay_s, call)
 
 
-class Recovery:
+class Remediation:
     """Hears what the guard tells, acts on it, and passes it on.
 
     * Memory ran out: admission gives the backend less, and more again as time goes by without that.
@@ -71,12 +71,12 @@ class Recovery:
         if not isinstance(event, AttemptFailed):
             return
         health = POLICIES[event.kind].health
-        if health is Health.SHRINK_LOAD:
+        if health is HealthEffect.SHRINK_LOAD:
             gate = self._gate_of(event.backend)
             factor = self._factors.setdefault(gate, LoadFactor())
             before, now = factor.at(self._clock()), self._clock()
             self._give(gate, before, factor.ran_out(now))
-        elif health is Health.RESTART_ENGINE and event.kind is not FailureKind.ENGINE_DEAD:
+        elif health is HealthEffect.RESTART_ENGINE and event.kind is not FailureKind.ENGINE_DEAD:
             self._restart(event.backend, event.kind.value)
 
     def _give(self, gate: str, before: float, after: float) -> None:

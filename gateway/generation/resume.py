@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from gateway.backends.port import Backend, Begun, Continue, Delta
+from gateway.backends.port import Backend, Continue, Delta, PartialAnswer
 from gateway.contracts.values import FormatType
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
 from resilience.failures import BackendFailure, FailureKind
-from resilience.resume import Joint, Mismatch, Seam, align
+from resilience.resume import Mismatch, ResumePoint, Splice, align
 
 
 class Mode(StrEnum):
@@ -38,7 +38,7 @@ class Spelling(Protocol):
         """Ids of a text."""
 
 
-def mode_on(backend: Backend, job: Job, meter: Meter) -> Mode | None:
+def mode_on(backend: Backend, job: Job, meter: AnswerStream) -> Mode | None:
     """How ``backend`` could go on with the answer; ``None`` when it cannot.
 
     Cheap: whether the ids really fit the text shows in :func:`continuation`.
@@ -72,30 +72,30 @@ class Continuation:
     """
 
     mode: Mode
-    begun: Begun
+    begun: PartialAnswer
     token_ids: tuple[int, ...] | None
-    joint: Joint
+    joint: Splice
 
 
-def continuation(backend: Backend, job: Job, meter: Meter, spelling: Spelling) -> Continuation | None:
+def continuation(backend: Backend, job: Job, meter: AnswerStream, spelling: Spelling) -> Continuation | None:
     """The best way in which ``backend`` can go on with what ``meter`` has seen; ``None`` without one."""
     mode, text = mode_on(backend, job, meter), meter.text()
     if mode is Mode.EXACT:
         seam = align(meter.token_ids or (), text, spelling.token_bytes)
         if seam is not None:
-            joint = Joint(seam, job.request.sampling.stop, spelling.token_bytes)
-            return Continuation(mode, Begun(seam.behind(text), seam.token_ids), seam.token_ids, joint)
+            joint = Splice(seam, job.request.sampling.stop, spelling.token_bytes)
+            return Continuation(mode, PartialAnswer(seam.behind(text), seam.token_ids), seam.token_ids, joint)
         mode = Mode.SPELLED
     if mode is Mode.SPELLED:
         ids = spelling.encode(text, add_special_tokens=False)
         if _spells(ids, text, spelling):
-            return Continuation(mode, Begun(text, ids), None, Joint(Seam(ids)))
+            return Continuation(mode, PartialAnswer(text, ids), None, Splice(ResumePoint(ids)))
         ways = backend.continues
         origin = meter.origin
         able = Continue.TEXT in ways and origin is not None and bool(origin.plan.messages)
         mode = Mode.TEXT if able else None
     if mode is Mode.TEXT and text:
-        return Continuation(mode, Begun(text), None, Joint(Seam(())))
+        return Continuation(mode, PartialAnswer(text), None, Splice(ResumePoint(())))
     return None
 
 
@@ -103,12 +103,12 @@ def _spells(ids: Sequence[int], text: str, spelling: Spelling) -> bool:
     return b"".join(map(spelling.token_bytes, ids)) == text.encode()
 
 
-class Rejoined:
+class SplicedStream:
     """Takes the pieces of a continuation and passes on what the caller has not got."""
 
     __slots__ = ("_joint", "_meter")
 
-    def __init__(self, meter: Meter, joint: Joint) -> None:
+    def __init__(self, meter: AnswerStream, joint: Splice) -> None:
         self._meter = meter
         self._joint = joint
 

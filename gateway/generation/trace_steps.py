@@ -27,7 +27,7 @@ class _Timed:
 
     __slots__ = ("began_at", "ended_at", "failure", "number", "trail")
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: TraceSteps) -> None:
         self.trail = trail
         self.number = trail.next_number()
         self.began_at = trail.clock()
@@ -51,7 +51,7 @@ class CallSpan(_Timed):
 
     __slots__ = ("hedge", "target")
 
-    def __init__(self, trail: Trail, target: str, hedge: bool) -> None:
+    def __init__(self, trail: TraceSteps, target: str, hedge: bool) -> None:
         super().__init__(trail)
         self.target = target
         self.hedge = hedge
@@ -70,12 +70,12 @@ class CallSpan(_Timed):
         return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
 
 
-class Step(_Timed):
+class TraceStep(_Timed):
     """One step; ``call`` opens a call within it."""
 
     __slots__ = ("attempt", "backend", "calls", "mode", "name")
 
-    def __init__(self, trail: Trail, name: str, backend: str | None, attempt: int | None) -> None:
+    def __init__(self, trail: TraceSteps, name: str, backend: str | None, attempt: int | None) -> None:
         super().__init__(trail)
         self.name = name
         self.backend = backend
@@ -83,7 +83,7 @@ class Step(_Timed):
         self.mode: str | None = None
         self.calls: list[CallSpan] = []
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> TraceStep:
         return self
 
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
@@ -110,7 +110,7 @@ class Step(_Timed):
         )
 
 
-class Trail:
+class TraceSteps:
     """All steps of one request.
 
     Attributes:
@@ -125,16 +125,16 @@ class Trail:
         self.root: RootSpan | None = None
         self.shortened = False
         self._number = 0
-        self._steps: list[Step] = []
+        self._steps: list[TraceStep] = []
 
     def next_number(self) -> int:
         """A number that nothing else of this trail has."""
         self._number += 1
         return self._number
 
-    def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> Step:
+    def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         """A step, beginning now."""
-        step = Step(self, name, backend, attempt)
+        step = TraceStep(self, name, backend, attempt)
         if len(self._steps) < MAX_STEPS:
             self._steps.append(step)
         return step

@@ -7,14 +7,14 @@ from dataclasses import replace
 from adapters.registry import Lease
 from admission.errors import Refused
 from gateway.backends.lora_slots import PARAM
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
 from resilience.failures import BackendFailure
 
 RULE = "base"
 
 
-def without_adapter(cause: Refused | BackendFailure, job: Job, meter: Meter) -> Job | None:
+def without_adapter(cause: Refused | BackendFailure, job: Job, meter: AnswerStream) -> Job | None:
     """The same job for the base model; ``None`` where that is not allowed, or not what failed.
 
     It is allowed by the route (``adapter_fallback: base``), to callers who take fallbacks, as long as nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from gateway.state.audit import Audit
 
 
@@ -20,7 +20,7 @@ class Drain:
         lame_duck_s: seconds between *not ready* and *no new requests*.
     """
 
-    def __init__(self, reception: Reception, *, lame_duck_s: float) -> None:
+    def __init__(self, reception: InFlightRequests, *, lame_duck_s: float) -> None:
         self._reception = reception
         self._lame_duck_s = lame_duck_s
         self._begun = asyncio.Event()
@@ -69,7 +69,7 @@ class Drain:
         self._closed.set()
 
 
-class DrainDesk:
+class DrainAdmin:
     """What operators do about it.
 
     Args:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import BackendUnavailable
-from gateway.ports import Health
+from gateway.ports import HealthService
 
 
 class OnceReady:
-    """A :class:`Health` whose ``ping`` refuses until ``ready`` was true for the first time."""
+    """A :class:`HealthService` whose ``ping`` refuses until ``ready`` was true for the first time."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: HealthService) -> None:
         self._health = health
         self._was_ready = False
 

@@ -13,12 +13,12 @@ from gateway.backends.supervised import EngineStanding
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.health.gpus import read_gpus
-from gateway.health.rolling_stats import Vitals
+from gateway.health.rolling_stats import RollingStats
 from gateway.prompts.text_port import TextService
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure
-from resilience.supervisor import Standing
+from resilience.supervisor import SupervisorState
 
 # Seed 001: above 98 % of memory the out-of-memory zone begins; above 50 % errors the circuit is open.
 MEMORY_LIMIT = 0.98
@@ -47,8 +47,8 @@ class HealthProbe:
     """
 
     fleet: Fleet
-    reception: Reception
-    vitals: Vitals
+    reception: InFlightRequests
+    vitals: RollingStats
     text: Callable[[], TextService]
     model_loaded: Callable[[], bool]
     engine: Callable[[], EngineStanding] | None
@@ -82,7 +82,7 @@ class HealthProbe:
         ready = all(checks.values())
         engine = self.engine() if self.engine is not None else None
         status = "ready" if ready else "draining" if self.reception.draining else "not_ready"
-        if status == "not_ready" and engine is not None and engine.standing is Standing.GIVEN_UP:
+        if status == "not_ready" and engine is not None and engine.standing is SupervisorState.GIVEN_UP:
             status = "engine_given_up"
         body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
         if engine is not None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from admission.values import Reason
 from observability.events import RequestRecord
-from resilience.failures import POLICIES, FailureKind, Health
+from resilience.failures import POLICIES, FailureKind, HealthEffect
 
 WINDOW_S = 60.0
 # Enough for a minute at 170 requests a second; older ones leave first.
@@ -23,11 +23,13 @@ OVERLOAD = frozenset(reason.value for reason in Reason) - {Reason.CIRCUIT_OPEN.v
 # Codes of answers with 5xx that are no fault of this gateway: it sheds, it stops, the caller's time was up.
 NO_FAULT = OVERLOAD | {"draining", "deadline_exceeded"}
 # Failures that the request itself brings about, so that no caller can take a gateway out of service.
-OF_THE_REQUEST = frozenset(kind.value for kind in FailureKind if POLICIES[kind].health is Health.NOTHING)
+OF_THE_REQUEST = frozenset(
+    kind.value for kind in FailureKind if POLICIES[kind].health is HealthEffect.NOTHING
+)
 DEGRADED = "degraded"
 
 
-class Outcome(StrEnum):
+class HealthOutcome(StrEnum):
     """What became of a request, as far as health is concerned."""
 
     SERVED = "served"
@@ -40,7 +42,7 @@ class Outcome(StrEnum):
     """The house failed it: an error of ours, or the degraded text because the backend fails."""
 
 
-def outcome(record: RequestRecord) -> Outcome:
+def outcome(record: RequestRecord) -> HealthOutcome:
     """Judge one finished request.
 
     A leg of the fallback chain that answers is no error: the caller has an answer, and taking the gateway
@@ -50,13 +52,13 @@ def outcome(record: RequestRecord) -> Outcome:
     caller might get an answer.
     """
     if record.failed:
-        return Outcome.SHED if record.error_code in NO_FAULT else Outcome.FAILED
+        return HealthOutcome.SHED if record.error_code in NO_FAULT else HealthOutcome.FAILED
     if record.fallback_kind is None:
-        return Outcome.SERVED
+        return HealthOutcome.SERVED
     reason = record.fallback_reason
     if record.finish_reason != DEGRADED or reason in OF_THE_REQUEST:
-        return Outcome.FALLBACK
-    return Outcome.SHED if reason in OVERLOAD else Outcome.FAILED
+        return HealthOutcome.FALLBACK
+    return HealthOutcome.SHED if reason in OVERLOAD else HealthOutcome.FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,12 @@ class Sample:
     """One finished request, as far as health is concerned; milliseconds."""
 
     at: float
-    outcome: Outcome
+    outcome: HealthOutcome
     ttft_ms: float | None
     tpot_ms: float | None
 
 
-class Vitals:
+class RollingStats:
     """Counts the last minute's requests; bounded in memory.
 
     Args:
@@ -131,9 +133,9 @@ class Vitals:
         return {
             "requests_last_minute": len(recent),
             "requests_per_second": round(len(recent) / span_s, 3) if span_s > 0 else 0.0,
-            "errors_last_minute": counts[Outcome.FAILED],
-            "fallbacks_last_minute": counts[Outcome.FALLBACK],
-            "shed_last_minute": counts[Outcome.SHED],
+            "errors_last_minute": counts[HealthOutcome.FAILED],
+            "fallbacks_last_minute": counts[HealthOutcome.FALLBACK],
+            "shed_last_minute": counts[HealthOutcome.SHED],
             "preemptions_last_minute": max(0, totals[-1] - start) if totals else 0,
             **_times("ttft_ms", [s.ttft_ms for s in recent if s.ttft_ms is not None]),
             **_times("tpot_ms", [s.tpot_ms for s in recent if s.tpot_ms is not None]),
@@ -147,7 +149,7 @@ class Vitals:
     def _count(self, sample: Sample, one: int) -> None:
         if sample.at >= self._anew_at:
             self._judged += one
-            self._failed += one * (sample.outcome is Outcome.FAILED)
+            self._failed += one * (sample.outcome is HealthOutcome.FAILED)
 
 
 def _times(name: str, values: Sequence[float]) -> dict[str, object]:

@@ -15,9 +15,9 @@ from gateway.contracts.native_answer import error_json
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole
 from gateway.http.body import read_body
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 B = TypeVar("B", bound=Body)

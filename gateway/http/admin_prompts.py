@@ -8,15 +8,15 @@ from starlette.types import Receive, Scope
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.openai import ChatRequest, chat_request
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole, GenerateRequest
 from gateway.errors import UnknownPromptVersion
 from gateway.http.body import read_body
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import origin_of
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 
@@ -60,7 +60,7 @@ def budget_preview(services: Services) -> dict[str, Endpoint]:
     return {"/admin/budget/preview": Endpoint(preview, error_json)}
 
 
-def preview_request(body: bytes, origin: Origin) -> GenerateRequest:
+def preview_request(body: bytes, origin: RequestOrigin) -> GenerateRequest:
     """The request of a preview's body: a native one, or OpenAI's chat under the only key ``openai``.
 
     Raises:

@@ -17,9 +17,9 @@ from gateway.contracts.refusals import parse
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 DEFAULT_LIMIT: Final = 50

@@ -13,9 +13,9 @@ from gateway.admin.ports import ShadowService
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 DEFAULT_PAIRS = 1_000

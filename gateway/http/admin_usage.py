@@ -11,15 +11,15 @@ from urllib.parse import parse_qs
 import orjson
 from starlette.types import Receive, Scope
 
-from accounting.reports import DIMENSIONS, MAX_PAGE, Page, Report, Span
+from accounting.reports import DIMENSIONS, MAX_PAGE, Page, Span, UsageReport
 from accounting.values import Kind
 from gateway.admin.ports import UsageService
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 _KNOWN: Final = frozenset({"by", "since", "until", "kind", "after", "limit"})
@@ -42,7 +42,7 @@ def usage_pages(services: Services, usage: UsageService) -> dict[str, Endpoint]:
         return Endpoint(handle, error_json)
 
     async def report(query: Query) -> Mapping[str, object]:
-        return await usage.report(Report(_by(query), _span(query), _kind(query)))
+        return await usage.report(UsageReport(_by(query), _span(query), _kind(query)))
 
     async def rows(query: Query) -> Mapping[str, object]:
         return await usage.rows(Page(_span(query), _limit(query), _after(query)))

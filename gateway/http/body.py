@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import Receive
 
 from gateway.errors import BodyTooLarge, InvalidRequest
-from gateway.http.departure import ClientGone
+from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
 
 BODY_TIMEOUT_S: Final = 30.0

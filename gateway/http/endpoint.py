@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from accounting.keys import NO_LIMITS
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden
-from gateway.http.departure import ClientGone
+from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import CALLER_ERRORS, ErrorShape, refuse
 from gateway.ports import Services

@@ -11,8 +11,8 @@ from urllib.parse import quote
 from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
-from gateway.http import departure
-from gateway.http.departure import Departure
+from gateway.http import client_disconnect as departure
+from gateway.http.client_disconnect import ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
 
 JSON: Final = b"application/json"
@@ -77,7 +77,7 @@ class Exchange:
         self.status: int | None = None
         self.error_code: str | None = None
         self.tenant: str | None = None
-        self.departure: Departure | None = scope.get(departure.SCOPE_KEY)
+        self.departure: ClientDisconnect | None = scope.get(departure.SCOPE_KEY)
         # Asked when the answer begins, so that they say how the key's limits stand then.
         self.limits_told: Callable[[], Awaitable[Sequence[Header]]] | None = None
         self.started = False

@@ -8,18 +8,18 @@ from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.contracts.dialect import Asked, Dialect
+from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.native_answer import NativeDialect
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
 from gateway.generation.sink import Sink
 from gateway.http.body import read_body
-from gateway.http.departure import ClientGone
+from gateway.http.client_disconnect import ClientGone
+from gateway.http.disconnect_watch import DisconnectWatch, until_gone
 from gateway.http.endpoint import caller_of
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
-from gateway.http.presence import Presence, until_gone
+from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
@@ -74,9 +74,9 @@ async def run_journey(services: Services, request: GenerateRequest, sink: Ending
         )
 
 
-def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Origin:
+def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    return Origin(
+    return RequestOrigin(
         request_id=exchange.request_id,
         generation_id=services.new_id("gen"),
         caller=caller,
@@ -96,7 +96,7 @@ class GenerationEndpoint:
     ``Idempotency-Key`` is honoured for whole answers and has no effect on streams (the public surface).
     """
 
-    def __init__(self, services: Services, dialect: Dialect, idempotency: Idempotency) -> None:
+    def __init__(self, services: Services, dialect: ContractDialect, idempotency: Idempotency) -> None:
         self._services = services
         self._dialect = dialect
         self._idempotency = idempotency
@@ -121,13 +121,13 @@ class GenerationEndpoint:
         except CALLER_ERRORS as error:
             await refuse(exchange, error, self._dialect.error)
 
-    async def _stream(self, exchange: Exchange, asked: Asked) -> None:
+    async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
         sink = StreamSink(exchange, self._dialect, asked)
         exchange.reported = True
         await run_journey(self._services, asked.request, sink)
 
-    async def _whole(self, arrived: Arrived, asked: Asked, presence: Presence) -> None:
-        async def run() -> Outcome:
+    async def _whole(self, arrived: Arrived, asked: ParsedRequest, presence: DisconnectWatch) -> None:
+        async def run() -> ReplayableReply:
             sink = WholeSink()
             arrived.exchange.reported = True
             await run_journey(self._services, asked.request, sink)
@@ -143,17 +143,17 @@ class GenerationEndpoint:
             arrived.exchange.replayed = not arrived.exchange.reported
         await arrived.exchange.reply(reply)
 
-    def _outcome(self, exchange: Exchange, asked: Asked, sink: WholeSink) -> Outcome:
+    def _outcome(self, exchange: Exchange, asked: ParsedRequest, sink: WholeSink) -> ReplayableReply:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
             told = asked.told(error)
-            return Outcome(error_reply(told, exchange.request_id, self._dialect.error), keep=False)
+            return ReplayableReply(error_reply(told, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         reply = Reply(
             200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
         )
-        return Outcome(reply, keep=_generated(answer))
+        return ReplayableReply(reply, keep=_generated(answer))
 
 
 def _generated(answer: Answer) -> bool:

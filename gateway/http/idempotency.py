@@ -34,7 +34,7 @@ _log = logging.getLogger("gateway.http")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayableReply:
     """A reply, and whether a repeated request shall get it again."""
 
     reply: Reply
@@ -86,7 +86,7 @@ class Idempotency:
         return len(self._turns)
 
     async def once(
-        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[Outcome]]
+        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[ReplayableReply]]
     ) -> Reply:
         """The reply of ``run``, or the stored one.
 
@@ -120,7 +120,7 @@ class Idempotency:
             raise _still_running() from None
 
     async def _first_or_stored(
-        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[Outcome]]
+        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[ReplayableReply]]
     ) -> Reply:
         found = await self._read(tenant, key)
         if found is not None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.errors import Draining
 from gateway.http.exchange import Exchange, trace_of, usable_request_id
-from gateway.http.places import Places
+from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
 from observability.traceparent import usable_tracestate
@@ -22,7 +22,7 @@ def _new_trace_id() -> str:
     return secrets.token_hex(16)
 
 
-class Edge:
+class EdgeMiddleware:
     """Makes the :class:`Exchange` of each request and answers what nothing else has answered.
 
     Our own endpoints write their responses through the exchange, ids included, so that no wrapper stands
@@ -34,12 +34,12 @@ class Edge:
         app: ASGIApp,
         *,
         services: Services,
-        places: Places | None = None,
+        places: PathLabels | None = None,
         new_trace_id: Callable[[], str] = _new_trace_id,
     ) -> None:
         self._app = app
         self._services = services
-        self._places = places if places is not None else Places(())
+        self._places = places if places is not None else PathLabels(())
         self._new_trace_id = new_trace_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

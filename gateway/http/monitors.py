@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope
 from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, require_role
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 
 PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.contracts.native_answer import error_json
 from gateway.errors import PublicError
 from gateway.http.body import BODY_TIMEOUT_S
-from gateway.http.departure import SCOPE_KEY, ClientGone, Departure, ReaderTooSlow
-from gateway.http.presence import STALL_S
+from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect, ClientGone, ReaderTooSlow
+from gateway.http.disconnect_watch import STALL_S
 from gateway.http.security import (
     HEAD_TIMEOUT_S,
     MAX_CONNECTIONS,
@@ -44,7 +44,7 @@ class _HeadTooLarge(Exception):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One connection. Puts its :class:`Departure` into the scope of each request.
+    """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
     Attributes:
         stall_s: longest time, in seconds, that the caller may take no bytes while some wait for it.
@@ -57,7 +57,7 @@ class GatewayProtocol(HttpToolsProtocol):
     head_s: ClassVar[float] = HEAD_TIMEOUT_S
     linger_s: ClassVar[float] = BODY_TIMEOUT_S
     max_connections: ClassVar[int] = MAX_CONNECTIONS
-    _departure: Departure
+    _departure: ClientDisconnect
     _stalled: asyncio.TimerHandle | None = None
     _overdue: asyncio.TimerHandle | None = None
     # Of the request whose headers are coming: bytes seen, and bytes and number of what was parsed.
@@ -72,7 +72,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The caller is there."""
         super().connection_made(transport)
-        self._departure = Departure()
+        self._departure = ClientDisconnect()
         if len(self.connections) > self.max_connections:
             self._refuse(_TOO_MANY)
             return

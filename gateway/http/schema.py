@@ -40,7 +40,7 @@ from gateway.http.schema_parts import (
     NATIVE,
     OPENAI,
     REF,
-    Contract,
+    ErrorSchema,
     answers,
     content,
     in_path,
@@ -139,7 +139,7 @@ _MODEL_ID: Final = in_path("id")
 
 
 def _post(
-    summary: str, request: str, answer: str, contract: Contract, *, stream: bool = False
+    summary: str, request: str, answer: str, contract: ErrorSchema, *, stream: bool = False
 ) -> dict[str, Any]:
     responses = answers(200, answer)
     if stream:

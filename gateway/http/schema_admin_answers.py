@@ -8,7 +8,7 @@ from typing import Any, Final, NotRequired
 from typing_extensions import TypedDict
 
 
-class Change(TypedDict):
+class RoutingChangeAnswer(TypedDict):
     """One difference between two routing configurations."""
 
     path: str
@@ -49,7 +49,7 @@ class RevisionMadeBody(TypedDict):
     parent: int
     comment: str
     config: dict[str, Any]
-    changes: list[Change]
+    changes: list[RoutingChangeAnswer]
     author: NotRequired[str]
     created_at: NotRequired[str]
     action: NotRequired[str]
@@ -65,7 +65,7 @@ class RevisionsBody(TypedDict):
 class ChangesBody(TypedDict):
     """What two revisions differ in."""
 
-    changes: list[Change]
+    changes: list[RoutingChangeAnswer]
 
 
 class AuditEntry(TypedDict):
@@ -127,7 +127,7 @@ class CanaryShownBody(TypedDict):
     canary: CanaryStanding | None
     driven_by: NotRequired[str]
     dry_run: NotRequired[bool]
-    changes: NotRequired[list[Change]]
+    changes: NotRequired[list[RoutingChangeAnswer]]
 
 
 class KeyShown(TypedDict):

@@ -10,7 +10,7 @@ KEY: Final = "key"
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class ErrorSchema:
     """How a contract tells errors: the schema, and the status of what does not validate."""
 
     tag: str
@@ -18,9 +18,9 @@ class Contract:
     invalid: int
 
 
-NATIVE: Final = Contract("native", "ErrorBody", 422)
-OPENAI: Final = Contract("openai", "OpenAIErrorBody", 400)
-OPERATORS: Final = Contract("operators", "ErrorBody", 422)
+NATIVE: Final = ErrorSchema("native", "ErrorBody", 422)
+OPENAI: Final = ErrorSchema("openai", "OpenAIErrorBody", 400)
+OPERATORS: Final = ErrorSchema("operators", "ErrorBody", 422)
 
 
 def _header(name: str, description: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def content(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": REF.format(model=schema)}}}
 
 
-def refusals(contract: Contract, *statuses: int) -> dict[str, Any]:
+def refusals(contract: ErrorSchema, *statuses: int) -> dict[str, Any]:
     """Errors, all of one shape."""
     found: dict[str, Any] = {}
     for status in statuses:

@@ -9,7 +9,7 @@ import orjson
 
 from budgeting.values import Plan
 from gateway.backends.port import Delta
-from gateway.contracts.dialect import Asked, Dialect, Header
+from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest
 from gateway.contracts.native_answer import done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
@@ -55,7 +55,7 @@ class WholeSink:
 class StreamSink:
     """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status."""
 
-    def __init__(self, exchange: Exchange, dialect: Dialect, asked: Asked) -> None:
+    def __init__(self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest) -> None:
         self._exchange = exchange
         self._dialect = dialect
         self._asked = asked
@@ -110,7 +110,7 @@ class SocketSink:
         self._exchange = exchange
         self._partial = False
         self.close_code = NORMAL_CLOSURE
-        self.asked: Asked | None = None
+        self.asked: ParsedRequest | None = None
         self.ended = False
 
     def planned(self, plan: Plan) -> None:

@@ -15,11 +15,11 @@ from gateway.contracts.turns import check_count
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
+from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.endpoint import Endpoint, Handler, caller_of
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.idempotency import Idempotency, Outcome, fingerprint_of, key_of
+from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
 from gateway.http.openai import card_of
-from gateway.http.presence import run_until_gone
 from gateway.ports import Services
 from gateway.prompts.text_port import TextService
 
@@ -41,8 +41,8 @@ def _handler(services: Services, idempotency: Idempotency, answer: Answering) ->
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
         key = key_of(exchange.headers.get(b"idempotency-key"))
 
-        async def run() -> Outcome:
-            return Outcome(Reply(200, await answer(services, caller, body)), keep=True)
+        async def run() -> ReplayableReply:
+            return ReplayableReply(Reply(200, await answer(services, caller, body)), keep=True)
 
         if key is None:
             return (await run()).reply

@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.native_answer import NativeDialect, error_json
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
-from gateway.http.departure import ClientGone
+from gateway.http.client_disconnect import ClientGone
+from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of, run_journey
-from gateway.http.presence import until_gone
 from gateway.http.respond import CALLER_ERRORS, error_reply
 from gateway.http.sinks import SocketSink
 from gateway.ports import Services

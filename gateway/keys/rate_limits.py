@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from accounting.keys import NO_LIMITS, KeyLimits
 from accounting.quota_events import QuotaDecided, QuotaEvent, QuotaSettled
-from accounting.quotas import LIMITS, Ask, Excess, Figures, HoldId, Quotas, Settlement
+from accounting.quotas import LIMITS, Excess, Figures, HoldId, QuotaRequest, Quotas, Settlement
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
@@ -24,7 +24,7 @@ def _nobody_listens(event: QuotaEvent) -> None:
     """Without metrics."""
 
 
-class Held:
+class TokenReservation:
     """Tokens that a request may use; counted as used until it is settled."""
 
     __slots__ = ("_settle", "tokens")
@@ -69,7 +69,7 @@ class KeyLimiter:
         quotas, limits = self._quotas, caller.limits
         if quotas is None or limits.requests_per_minute is None:
             return
-        ask = Ask(requests=1)
+        ask = QuotaRequest(requests=1)
         verdict = None if self._shared is None else await self._shared.count(caller.key_id, limits)
         if verdict is None:
             self._alone("request", quotas, caller.key_id, limits, ask)
@@ -107,7 +107,7 @@ class KeyLimiter:
 
     async def reserve(
         self, request: GenerateRequest, input_tokens: int, max_output_tokens: int
-    ) -> Held | None:
+    ) -> TokenReservation | None:
         """Hold the most that the request may use; ``None`` for a key without limits of tokens.
 
         Raises:
@@ -122,7 +122,7 @@ class KeyLimiter:
         if self._shared is not None:
             verdict, hold = await self._shared.hold(key_id, limits, tokens)
         own = hold or HoldId(_LOCAL, next(self._numbers))
-        ask = Ask(tokens=tokens, hold=own)
+        ask = QuotaRequest(tokens=tokens, hold=own)
         if verdict is None:
             self._alone("tokens", quotas, key_id, limits, ask)
         else:
@@ -135,9 +135,9 @@ class KeyLimiter:
                 self._shared.settle(key_id, limits, hold, verdict, tokens, used)
             self._emit(QuotaSettled(tokens, used))
 
-        return Held(tokens, settle)
+        return TokenReservation(tokens, settle)
 
-    def _alone(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: Ask) -> None:
+    def _alone(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
         """Decide without the store: by what it said last, and by this process' own counts."""
         excess = None if self._shared is None else self._shared.lately(key_id, ask)
         if excess is None:
@@ -151,7 +151,7 @@ class KeyLimiter:
             figures = await self._shared.figures(key_id, limits)
             if figures is not None:
                 return figures
-        return quotas.take(key_id, limits, Ask()).figures
+        return quotas.take(key_id, limits, QuotaRequest()).figures
 
     def _decided(self, kind: str, excess: Excess | None, *, shared: bool) -> None:
         self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
@@ -160,7 +160,9 @@ class KeyLimiter:
 
 
 @contextmanager
-def settling(held: Held | None, input_tokens: int, meter: Meter) -> Iterator[Held | None]:
+def settling(
+    held: TokenReservation | None, input_tokens: int, meter: AnswerStream
+) -> Iterator[TokenReservation | None]:
     """Settle what is held when the block ends.
 
     A block that ends without ``settle`` has used its prompt and what was generated, or nothing when no token

@@ -14,8 +14,8 @@ from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
 from gateway.keys.records import Revoked, key_event, made_data, revoked_data
 from gateway.state.errors import StateUnavailable
-from gateway.state.follower import Follower
 from gateway.state.port import Record, StateStore
+from gateway.state.stream_follower import StreamFollower
 
 STREAM = "keys"
 # Longest that a change may take to be in force in the process that made it.
@@ -23,7 +23,7 @@ IN_FORCE_S = 5.0
 RETRY_MS = 1_000
 
 
-class KeyBook:
+class KeyProjection:
     """Applies the stream's records to the ring, and appends further ones. Lives on the event loop.
 
     Args:
@@ -37,9 +37,9 @@ class KeyBook:
         self._ring = ring
         self._use = use
         self._log = structlog.get_logger("keys")
-        self._follower: Follower | None = None
+        self._follower: StreamFollower | None = None
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: StreamFollower) -> None:
         """Who calls :meth:`take`; told at build time."""
         self._follower = follower
 

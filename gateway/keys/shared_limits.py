@@ -17,7 +17,16 @@ import structlog
 
 from accounting.keys import MAX_KEYS, KeyLimits
 from accounting.quota_events import LimitStoreAnswered, LimitStoreMissed, QuotaEvent, SettlementsLost
-from accounting.quotas import LIMITS, LOOK_AGAIN_S, Ask, Excess, Figures, HoldId, Settlement, Verdict
+from accounting.quotas import (
+    LIMITS,
+    LOOK_AGAIN_S,
+    Excess,
+    Figures,
+    HoldId,
+    QuotaRequest,
+    QuotaVerdict,
+    Settlement,
+)
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
 
@@ -115,7 +124,7 @@ class SharedLimits:
         """Whether the store is away, and the settlements that it has not heard of; for metrics."""
         return self.away, len(self._outbox) + self._telling
 
-    async def count(self, key_id: str, limits: KeyLimits) -> Verdict | None:
+    async def count(self, key_id: str, limits: KeyLimits) -> QuotaVerdict | None:
         """Count a request; ``None``: the store does not decide now.
 
         A key that the store has refused is refused here until its next request may pass: requests are never
@@ -125,13 +134,15 @@ class SharedLimits:
         if known is not None and known.blocked_until > now:
             limit = limits.requests_per_minute or 0
             excess = Excess(LIMITS[0].name, limit, 1, known.blocked_until - now)
-            return Verdict(excess, known.figures, int(self._unix_time()))
-        verdict = await self._take(key_id, limits, Ask(requests=1))
+            return QuotaVerdict(excess, known.figures, int(self._unix_time()))
+        verdict = await self._take(key_id, limits, QuotaRequest(requests=1))
         if verdict is not None and verdict.excess is not None and verdict.excess.wait_s is not None:
             self._known[key_id].blocked_until = self._clock() + verdict.excess.wait_s
         return verdict
 
-    async def hold(self, key_id: str, limits: KeyLimits, tokens: int) -> tuple[Verdict | None, HoldId | None]:
+    async def hold(
+        self, key_id: str, limits: KeyLimits, tokens: int
+    ) -> tuple[QuotaVerdict | None, HoldId | None]:
         """Hold tokens; the id is for :meth:`settle`."""
         if self._resting():
             return None, None
@@ -139,7 +150,7 @@ class SharedLimits:
             hold, holder = HoldId(self._holder, next(self._numbers)), self._holder
             verdict, lapsed = None, False
             try:
-                verdict = await self._take(key_id, limits, Ask(tokens=tokens, hold=hold))
+                verdict = await self._take(key_id, limits, QuotaRequest(tokens=tokens, hold=hold))
                 lapsed = verdict is None and not self.away
             finally:
                 if verdict is None and not lapsed:
@@ -154,7 +165,7 @@ class SharedLimits:
             self._rename(holder)
         return None, None
 
-    def lately(self, key_id: str, ask: Ask) -> Excess | None:
+    def lately(self, key_id: str, ask: QuotaRequest) -> Excess | None:
         """What the store's last answer has against a request that it does not decide on now.
 
         Nothing when that is older than :data:`LATELY_S`: this process' own counts alone can tell then.
@@ -169,7 +180,7 @@ class SharedLimits:
                 return Excess(kind.name, one.limit, asked, None if asked > one.limit else LOOK_AGAIN_S)
         return None
 
-    def let_pass(self, key_id: str, ask: Ask) -> None:
+    def let_pass(self, key_id: str, ask: QuotaRequest) -> None:
         """A request passed without the store."""
         known = self._known.get(key_id)
         if known is not None:
@@ -181,7 +192,7 @@ class SharedLimits:
             return None
         known, now = self._known.get(key_id), self._clock()
         if known is None or now - known.at > KNOWN_FOR_S:
-            if await self._take(key_id, limits, Ask()) is None:
+            if await self._take(key_id, limits, QuotaRequest()) is None:
                 return None
             known = self._known[key_id]
         gone = self._clock() - known.at
@@ -195,7 +206,7 @@ class SharedLimits:
         key_id: str,
         limits: KeyLimits,
         hold: HoldId | None,
-        verdict: Verdict | None,
+        verdict: QuotaVerdict | None,
         tokens: int,
         used: int,
     ) -> None:
@@ -233,7 +244,7 @@ class SharedLimits:
             loops.create_task(self._tell_all(), name="limits-settle")
             loops.create_task(self._renew_all(), name="limits-renew")
 
-    async def _take(self, key_id: str, limits: KeyLimits, ask: Ask) -> Verdict | None:
+    async def _take(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> QuotaVerdict | None:
         begun = self._clock()
         if self._resting():
             return None

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import structlog
 
 from adapters import changes
-from adapters.catalogue import Catalogue, CatalogueError, State
+from adapters.catalogue import AdapterState, Catalogue, CatalogueError
 from adapters.errors import AdapterError
 from adapters.registry_file import RegistryContent
 from adapters.rejection import Rejection
 from adapters.values import Adapter
 from gateway.errors import BackendUnavailable
 from gateway.lora.fetch import AdapterSource
-from gateway.lora.registry import AdapterBook
+from gateway.lora.registry import AdapterProjection
 
 AUTHOR = "adapters.file"
 # How often it is tried again while the state store is away.
@@ -36,7 +36,7 @@ class AdapterImport:
     """
 
     def __init__(
-        self, content: RegistryContent, book: AdapterBook, source: AdapterSource, *, base_model: str
+        self, content: RegistryContent, book: AdapterProjection, source: AdapterSource, *, base_model: str
     ) -> None:
         self._content = content
         self._base_model = base_model
@@ -112,7 +112,7 @@ class AdapterImport:
                 )
 
             await self._book.change(register, author=AUTHOR)
-        if self._book.catalogue.version(name).state is State.STAGED:
+        if self._book.catalogue.version(name).state is AdapterState.STAGED:
             await self._book.change(
                 lambda catalogue: changes.promote(catalogue, name, alias=None, force=True), author=AUTHOR
             )

@@ -11,14 +11,14 @@ from typing import Protocol
 
 import structlog
 
-from adapters.catalogue import State
+from adapters.catalogue import AdapterState
+from adapters.demand import AdapterDemand
 from adapters.events import AdapterEvent
-from adapters.heat import Heat
 from adapters.registry import AdapterRegistry
 from adapters.values import Adapter
 from engine.errors import EngineError
-from gateway.backends.lora_slots import AdapterHolder, AdapterShelf
-from gateway.lora.registry import AdapterBook
+from gateway.backends.lora_slots import AdapterHolder, LoraSlots
+from gateway.lora.registry import AdapterProjection
 from resilience.failures import BackendFailure, FailureKind
 
 # How often it is looked whether something is to be loaded or given up, beside each change of the registry.
@@ -44,7 +44,7 @@ class LoadsElsewhere(Protocol):
         """Load the pinned ones and give none of them up; give up the retired. Raises BackendFailure."""
 
 
-class AdapterRooms:
+class LoraLoader:
     """The shelf of the engine that runs, whichever life of it, and what is on it; and those of the workers.
 
     Args:
@@ -63,9 +63,9 @@ class AdapterRooms:
     def __init__(
         self,
         registry: AdapterRegistry,
-        book: AdapterBook,
+        book: AdapterProjection,
         *,
-        heat: Heat,
+        heat: AdapterDemand,
         folder: Path,
         bring: Callable[[Adapter], Awaitable[None]],
         emit: Callable[[AdapterEvent], None],
@@ -85,7 +85,7 @@ class AdapterRooms:
         self._preload_timeout_s = preload_timeout_s
         self._workers = workers
         self._log = structlog.get_logger("adapters")
-        self._shelf: AdapterShelf | None = None
+        self._shelf: LoraSlots | None = None
         self._news = asyncio.Event()
         self._warm = False
 
@@ -113,9 +113,9 @@ class AdapterRooms:
         """How much it is asked for."""
         return self._heat.of(adapter_id, self._clock())
 
-    def make_shelf(self, engine: AdapterHolder, places: int) -> AdapterShelf:
+    def make_shelf(self, engine: AdapterHolder, places: int) -> LoraSlots:
         """The shelf of an engine; that of the latest one is kept."""
-        self._shelf = AdapterShelf(
+        self._shelf = LoraSlots(
             engine, places, heat=self._heat, bring=self._bring, emit=self._emit, clock=self._clock
         )
         self.wake()
@@ -146,7 +146,7 @@ class AdapterRooms:
             except BackendFailure as failure:
                 failures.append(failure)
 
-        async def on_engine(shelf: AdapterShelf) -> None:
+        async def on_engine(shelf: LoraSlots) -> None:
             shelf.residency.retry(adapter.adapter_id)
             try:
                 await shelf.preload(adapter)
@@ -171,7 +171,7 @@ class AdapterRooms:
             BackendFailure: as :meth:`preload`.
         """
         await self._book.caught_up_to(number)
-        if self._book.catalogue.version(adapter_id).state is not State.RETIRED:
+        if self._book.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
             await self.preload(self._book.adapter(adapter_id))
 
     async def run_workers(self) -> None:
@@ -185,7 +185,7 @@ class AdapterRooms:
 
         while True:
             pinned, versions = self._pinned(), self._book.catalogue.versions
-            retired = [name for name, one in versions.items() if one.state is State.RETIRED]
+            retired = [name for name, one in versions.items() if one.state is AdapterState.RETIRED]
             async with asyncio.TaskGroup() as looks:
                 for one in self._workers():
                     looks.create_task(keep(one, pinned, retired), name="worker-adapters")
@@ -230,13 +230,13 @@ class AdapterRooms:
             self._log.warning("adapters not looked after", reason=error.code)
         self._warm = True
 
-    async def _pin(self, shelf: AdapterShelf) -> None:
+    async def _pin(self, shelf: LoraSlots) -> None:
         await shelf.pin(self._pinned())
 
     def _pinned(self) -> list[str]:
         return [one.adapter_id for one in self._book.catalogue.versions.values() if one.pinned]
 
-    async def _preload(self, shelf: AdapterShelf) -> None:
+    async def _preload(self, shelf: LoraSlots) -> None:
         begun = self._clock()
         known = {adapter.adapter_id: adapter for adapter in self._registry.known}
         wanted = shelf.residency.wanted(known, begun)
@@ -261,11 +261,11 @@ class AdapterRooms:
             seconds=round(self._clock() - begun, 2),
         )
 
-    async def _unload_retired(self, shelf: AdapterShelf) -> None:
+    async def _unload_retired(self, shelf: LoraSlots) -> None:
         versions, leased = self._book.catalogue.versions, self._registry.leased()
         for name in shelf.residency.resident:
             version = versions.get(name)
-            if version is not None and version.state is State.RETIRED and name not in leased:
+            if version is not None and version.state is AdapterState.RETIRED and name not in leased:
                 await shelf.unload(name)
 
     async def _restore(self) -> None:

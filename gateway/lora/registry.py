@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from adapters.catalogue import Catalogue, Version, apply
 from adapters.registry import AdapterRegistry
-from adapters.selection import Offer
+from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.errors import BackendUnavailable
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import Record, StateStore
+from gateway.state.port import FollowsStream, Record, StateStore
 
 STREAM = "adapters"
 # Operators who change the registry at one moment; each try is one more that came first.
@@ -23,14 +22,7 @@ MAX_TRIES = 20
 IN_FORCE_S = 10.0
 
 
-class FollowsStream(Protocol):
-    """What is needed of a follower."""
-
-    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Whether that record is in force here in time."""
-
-
-class AdapterBook:
+class AdapterProjection:
     """Applies the stream's records, and appends further ones. Lives on the event loop.
 
     Args:
@@ -128,7 +120,7 @@ class AdapterBook:
         self._stale = False
         here = [one for one in self.catalogue.versions.values() if one.base_model in self._base_models]
         self._registry.offer(
-            Offer(
+            AdapterOffer(
                 adapters=MappingProxyType({one.adapter_id: self._adapter(one) for one in here}),
                 states=MappingProxyType({one.adapter_id: one.state for one in here}),
                 aliases=self.catalogue.aliases,

@@ -21,7 +21,7 @@ from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
-from gateway.prompts.volatile import Finding, VolatileFinder
+from gateway.prompts.volatile import VolatileFinder, VolatileFinding
 
 # How much system text is made canonical in the caller's thread, where it holds up the event loop: at worst
 # about 1.5 µs a character, some milliseconds; a usual text, mostly seen before, takes a twentieth of it.
@@ -44,7 +44,7 @@ class Canonical:
 
     prompt: CanonicalPrompt
     policy: VolatilePolicy = VolatilePolicy.OFF
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[VolatileFinding, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class SystemText:
     text: str
     stable: str
     moved: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[VolatileFinding, ...] = ()
 
 
 class SystemTexts:
@@ -177,7 +177,7 @@ def canonicalize(
     if raw_prompt is not None:
         return Canonical(CanonicalPrompt(raw=raw_prompt))
     system = [stable_text(version)] if version is not None else []
-    findings: list[Finding] = []
+    findings: list[VolatileFinding] = []
     behind = [render_context(context)] if context else []
     written = [message.content for message in messages if message.role is Role.SYSTEM]
     if written:

@@ -60,7 +60,7 @@ class VolatileKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VolatileFinding:
     """One piece of volatile content.
 
     Args:
@@ -82,7 +82,7 @@ class Separated:
 
     stable: str
     moved: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[VolatileFinding, ...] = ()
 
 
 _KINDS: Final = {
@@ -150,7 +150,7 @@ class VolatileFinder:
         if not any(line.hit for line in lines):
             return Separated(text)
         findings = tuple(
-            Finding(kind, what, piece.strip(), message)
+            VolatileFinding(kind, what, piece.strip(), message)
             for line in lines
             for piece, found in zip(line.pieces, line.found, strict=True)
             for kind, what in found
@@ -216,7 +216,7 @@ def _means_now(group: str, what: str, before: str) -> bool:
     return True
 
 
-def _parted(lines: list[_Line], findings: tuple[Finding, ...]) -> Separated:
+def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separated:
     """What stays and what goes.
 
     Sentences between which one is taken out come to stand on lines of their own: their ends stay ends, so

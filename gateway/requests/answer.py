@@ -10,12 +10,14 @@ from gateway.contracts.values import (
     GenerateRequest,
     Timings,
 )
-from gateway.generation.answer_stream import Meter
-from gateway.generation.dispatcher import Outcome
-from gateway.requests.request_record import Trip
+from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.dispatcher import GenerationOutcome
+from gateway.requests.request_record import RequestRecorder
 
 
-def respond(request: GenerateRequest, outcome: Outcome, trip: Trip, *, now: float) -> Answer:
+def respond(
+    request: GenerateRequest, outcome: GenerationOutcome, trip: RequestRecorder, *, now: float
+) -> Answer:
     """The backend-neutral answer."""
     meter = trip.meter
     waited_s = trip.laps.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
@@ -60,7 +62,7 @@ def respond(request: GenerateRequest, outcome: Outcome, trip: Trip, *, now: floa
     )
 
 
-def timings(request: GenerateRequest, meter: Meter, now: float, *, queue_wait_s: float) -> Timings:
+def timings(request: GenerateRequest, meter: AnswerStream, now: float, *, queue_wait_s: float) -> Timings:
     """Milliseconds since arrival."""
     first = meter.first_at
     return Timings(
@@ -70,7 +72,7 @@ def timings(request: GenerateRequest, meter: Meter, now: float, *, queue_wait_s:
     )
 
 
-def opening_row(request: GenerateRequest, trip: Trip, *, unix_time: float) -> UsageRow:
+def opening_row(request: GenerateRequest, trip: RequestRecorder, *, unix_time: float) -> UsageRow:
     """The usage row as it stands before anything was generated."""
     target, lease = trip.target, trip.lease
     return UsageRow(

@@ -14,7 +14,7 @@ from gateway.errors import Draining, DuplicateRequest
 _Place = tuple[str, bool, str]
 
 
-class Reception:
+class InFlightRequests:
     """Knows the requests in flight; refuses duplicates, and everything once draining."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Stay(AbstractContextManager[None]):
 
     __slots__ = ("_cancels_before", "_cut", "_place", "_reception", "_task")
 
-    def __init__(self, reception: Reception, place: _Place) -> None:
+    def __init__(self, reception: InFlightRequests, place: _Place) -> None:
         self._reception = reception
         self._place = place
         self._cut = False
@@ -123,7 +123,7 @@ def _draining() -> Draining:
     return Draining("the gateway is stopping; send the request to another one", retry_after_ms=1000)
 
 
-class Laps:
+class StageTimer:
     """How long each stage of one request took, in milliseconds, in order."""
 
     __slots__ = ("_clock", "_last", "stage_ms")

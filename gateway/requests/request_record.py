@@ -20,15 +20,15 @@ from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.contracts.values import Answer, Contract, GenerateRequest
 from gateway.errors import DeadlineExceeded, PublicError, public_error
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.canonical import Canonical
 from gateway.prompts.prefixes import Prefix, PrefixWatch
 from gateway.requests.answer_checks import AnswerCheck, in_shape
-from gateway.requests.in_flight import Laps
+from gateway.requests.in_flight import StageTimer
 from gateway.routing.rank import Ranking
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
-from observability.events import RequestRecord, SeamFact
+from observability.events import RequestRecord, ResumeFact
 from observability.trace_facts import Content, TraceFacts
 from observability.tracing import RootSpan, Tracing
 
@@ -39,12 +39,12 @@ _NOT_OURS = frozenset({"admit", "generate"})
 
 
 @dataclass(slots=True)
-class Trip:
+class RequestRecorder:
     """The running notes of one request."""
 
     request: GenerateRequest
-    meter: Meter
-    laps: Laps
+    meter: AnswerStream
+    laps: StageTimer
     span: RootSpan
     clock: Callable[[], float]
     prefixes: PrefixWatch
@@ -267,11 +267,11 @@ class Trip:
             self._since_arrival(self.clock()) or 0.0
         ) > route.total_slo_ms
 
-    def _seams(self) -> tuple[SeamFact, ...] | None:
+    def _seams(self) -> tuple[ResumeFact, ...] | None:
         if not self.meter.crossings:
             return None
         return tuple(
-            SeamFact(
+            ResumeFact(
                 (one.at_s - self.request.arrived_at) * 1000, one.source, one.target, one.mode, one.tokens
             )
             for one in self.meter.crossings
@@ -344,7 +344,7 @@ class Reporter:
     prefixes: PrefixWatch
     check: AnswerCheck = in_shape
 
-    def begin(self, request: GenerateRequest, meter: Meter, laps: Laps) -> Trip:
+    def begin(self, request: GenerateRequest, meter: AnswerStream, laps: StageTimer) -> RequestRecorder:
         """Open the notes and the root span."""
         span = self.tracer.begin(
             request.trace_parent,
@@ -353,7 +353,7 @@ class Reporter:
             ago_s=self.clock() - request.arrived_at,
         )
         meter.trail.root = span
-        return Trip(
+        return RequestRecorder(
             request,
             meter,
             laps,
@@ -363,11 +363,11 @@ class Reporter:
             check=self.check,
         )
 
-    def defect(self, trip: Trip, error: BaseException) -> None:
+    def defect(self, trip: RequestRecorder, error: BaseException) -> None:
         """An error that is nobody's but ours: keep its traceback for the operator."""
         self.log_defect(trip.request.request_id, error)
 
-    def end(self, trip: Trip) -> None:
+    def end(self, trip: RequestRecorder) -> None:
         """Close the span and hand the record on."""
         record = trip.record()
         self.tracer.finish(trip.span, record, trip.facts, slow=self.tracer.exporting and trip.slow)

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gateway.errors import DeadlineExceeded
-from gateway.requests.request_record import Trip
+from gateway.requests.request_record import RequestRecorder
 
 
 @contextlib.asynccontextmanager
-async def in_time(timeout_s: float, trip: Trip) -> AsyncIterator[None]:
+async def in_time(timeout_s: float, trip: RequestRecorder) -> AsyncIterator[None]:
     """Cut the block off after ``timeout_s``; that is an error of its own, no caller who left.
 
     Raises:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.routing.change import WHOLE, with_weight
-from gateway.routing.evidence import Evidence, Window
+from gateway.routing.evidence import Evidence, EvidenceWindow
 
 CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
 """What is compared: shares of requests that failed, were late with the first token or as a whole, were
@@ -33,7 +33,7 @@ SUSPICIOUS = 10.0
 LIFE_S = 86_400.0
 """Longest time without an end, since the start or the last resumption; it bounds what the streams grow."""
 
-Counts = Mapping[str, Window]
+Counts = Mapping[str, EvidenceWindow]
 
 
 class Phase(StrEnum):
@@ -52,7 +52,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CanaryPlan:
     """What was asked for.
 
     Args:
@@ -85,7 +85,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CanaryState:
     """How a canary stands; all that another process needs to go on with it.
 
     Args:
@@ -101,7 +101,7 @@ class Standing:
         reason: why it is no longer running.
     """
 
-    plan: Plan
+    plan: CanaryPlan
     phase: Phase
     since: float
     deadline: float
@@ -110,7 +110,7 @@ class Standing:
     applied: bool = False
     revision: int = 0
     read_to: int = 0
-    counts: Mapping[str, Window] = field(default_factory=dict)
+    counts: Mapping[str, EvidenceWindow] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     canary_requests: int = 0
     reason: str = ""
@@ -135,54 +135,54 @@ class Standing:
         return weights_at(self.plan, self.plan.steps[self.step])
 
 
-def start(plan: Plan, *, read_to: int, now: float) -> Standing:
+def start(plan: CanaryPlan, *, read_to: int, now: float) -> CanaryState:
     """The first step, not in force yet."""
-    return Standing(plan, Phase.RUNNING, now, now + LIFE_S, plan.before, read_to=read_to)
+    return CanaryState(plan, Phase.RUNNING, now, now + LIFE_S, plan.before, read_to=read_to)
 
 
-def weights_at(plan: Plan, percent: float) -> Mapping[str, float]:
+def weights_at(plan: CanaryPlan, percent: float) -> Mapping[str, float]:
     """The route's weights with ``percent`` on the canary; the others keep their ratio."""
     entries: list[dict[str, Any]] = [{"name": n, "weight": w} for n, w in plan.before.items()]
     changed = with_weight({"routes": {plan.route: {"backends": entries}}}, plan.route, plan.backend, percent)
     return {entry["name"]: entry["weight"] for entry in changed["routes"][plan.route]["backends"]}
 
 
-def in_force(standing: Standing, now: float, revision: int = 0) -> Standing:
+def in_force(standing: CanaryState, now: float, revision: int = 0) -> CanaryState:
     """The routing is what was wanted; a step counts from here."""
     return replace(standing, applied=True, placed=standing.wanted, since=now, revision=revision)
 
 
-def end(standing: Standing, phase: Phase, reason: str, now: float) -> Standing:
+def end(standing: CanaryState, phase: Phase, reason: str, now: float) -> CanaryState:
     """It ended; who drives it brings the routing there."""
     return replace(standing, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
 
 
-def pause(standing: Standing, reason: str) -> Standing:
+def pause(standing: CanaryState, reason: str) -> CanaryState:
     """It keeps its share, and nothing is judged."""
     return replace(standing, phase=Phase.PAUSED, reason=reason)
 
 
-def resume(standing: Standing, *, read_to: int, now: float) -> Standing:
+def resume(standing: CanaryState, *, read_to: int, now: float) -> CanaryState:
     """Judge again, by what comes from now on and what was seen before the pause."""
     return replace(standing, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
 
 
-def judge(standing: Standing, windows: Iterable[Counts], *, read_to: int, now: float) -> Standing:
+def judge(standing: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
     """What the running canary's standing is with these further windows, in order."""
     plan = standing.plan
     counts, evidence, seen = dict(standing.counts), dict(standing.evidence), standing.canary_requests
     for window in windows:
         for check, one in window.items():
-            counts[check] = counts.get(check, Window()) + one
+            counts[check] = counts.get(check, EvidenceWindow()) + one
             evidence[check] = evidence.get(check, Evidence()).seen(one, plan.tolerance)
-        seen += window.get("error", Window()).canary
+        seen += window.get("error", EvidenceWindow()).canary
     standing = replace(standing, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to)
     worst = max(evidence, key=lambda check: evidence[check].log_e, default=None)
     if worst is not None and evidence[worst].log_e >= plan.bound:
         return end(standing, Phase.ROLLED_BACK, _why(standing, worst), now)
     if now >= standing.deadline:
         return end(standing, Phase.ROLLED_BACK, "it came to no end within a day", now)
-    requests = counts.get("error", Window())
+    requests = counts.get("error", EvidenceWindow())
     if (
         now - standing.since < plan.step_s
         or min(requests.canary, requests.baseline) < plan.min_samples
@@ -202,7 +202,7 @@ def judge(standing: Standing, windows: Iterable[Counts], *, read_to: int, now: f
     )
 
 
-def _why(standing: Standing, check: str) -> str:
+def _why(standing: CanaryState, check: str) -> str:
     seen = standing.counts[check]
     return (
         f"{check}: {seen.canary_bad} of {seen.canary} requests "

@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.routing.book import ELSEWHERE_S, FollowsStream, NotInForce, RoutingBook, RoutingBusy
-from gateway.routing.canary import Phase, Standing, end, in_force, judge
+from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
 from gateway.routing.canary_records import (
     SAMPLES,
     STREAM,
@@ -28,13 +27,14 @@ from gateway.routing.canary_records import (
     sample_data,
     windows_of,
 )
-from gateway.routing.canary_tally import Tally
+from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.change import NoSuchRoute, NothingToShare, same_weights, weights_of, with_weights
+from gateway.routing.projection import ELSEWHERE_S, NotInForce, RoutingBusy, RoutingProjection
 from gateway.routing.records import Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict, StateError
-from gateway.state.port import MAX_READ, Record, StateStore
+from gateway.state.port import MAX_READ, FollowsStream, Record, StateStore
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0
@@ -72,9 +72,9 @@ class CanaryDriver:
     def __init__(
         self,
         store: StateStore,
-        book: RoutingBook,
+        book: RoutingProjection,
         audit: Audit,
-        tally: Tally,
+        tally: CanaryTally,
         *,
         me: str,
         unix_time: Callable[[], float],
@@ -96,7 +96,7 @@ class CanaryDriver:
         self._follower = follower
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> CanaryState | None:
         """Of the last canary; ``None``: there was none."""
         return None if self.beat is None else self.beat.standing
 
@@ -115,7 +115,7 @@ class CanaryDriver:
         running = standing is not None and standing.phase is Phase.RUNNING
         self._tally.watch(standing.plan if standing is not None and running else None)
 
-    async def change(self, make: Callable[[Standing | None], Awaitable[Standing]]) -> None:
+    async def change(self, make: Callable[[CanaryState | None], Awaitable[CanaryState]]) -> None:
         """Put what ``make`` says after the last standing; it is asked again when somebody was quicker.
 
         Raises Conflict when that does not end, StateUnavailable, and what ``make`` raises.
@@ -130,7 +130,7 @@ class CanaryDriver:
                 if not left or follower is None or not await follower.caught_up_to(head + 1, ELSEWHERE_S):
                     raise
 
-    async def put(self, standing: Standing) -> None:
+    async def put(self, standing: CanaryState) -> None:
         """Make a standing the last one, driven by this process. Raises Conflict, StateUnavailable."""
         until = self._unix_time() + LEASE_WINDOWS * standing.plan.window_s
         data = beat_data(Beat(standing, self._me, until))
@@ -206,7 +206,7 @@ class CanaryDriver:
             await self.put(judged)
         return not judged.applied
 
-    async def _forget(self, standing: Standing) -> None:
+    async def _forget(self, standing: CanaryState) -> None:
         """Let go of the samples that the last standing has read, and of the standings before it."""
         over = standing.ended and standing.applied
         for stream, up_to in ((SAMPLES, standing.read_to), (STREAM, self.head - 1)):
@@ -220,7 +220,7 @@ class CanaryDriver:
                 return
             self._forgotten[stream] = up_to
 
-    async def _place(self, standing: Standing) -> None:
+    async def _place(self, standing: CanaryState) -> None:
         """Bring the routing to what the standing wants."""
         plan, wanted = standing.plan, standing.wanted
         comment = _comment(standing)
@@ -250,7 +250,7 @@ class CanaryDriver:
             result=f"revision {revision}",
         )
 
-    async def _overridden(self, standing: Standing) -> None:
+    async def _overridden(self, standing: CanaryState) -> None:
         reason = "the route was changed by somebody else; its weights were left as they are"
         if standing.ended:
             reason = f"{standing.reason}; {reason}"
@@ -258,7 +258,7 @@ class CanaryDriver:
         target = f"{standing.plan.route}: {standing.plan.backend}"
         await self._audit.record(AUTHOR, "canary.overridden", target, comment=reason)
 
-    def _override(self, standing: Standing) -> bool:
+    def _override(self, standing: CanaryState) -> bool:
         try:
             found = weights_of(self._book.last().draft.config, standing.plan.route)
         except NoSuchRoute:
@@ -266,13 +266,13 @@ class CanaryDriver:
         return not same_weights(found, standing.wanted)
 
 
-def _deed(standing: Standing) -> str:
+def _deed(standing: CanaryState) -> str:
     return {Phase.ROLLED_BACK: "rollback", Phase.ABORTED: "abort", Phase.DONE: "done"}.get(
         standing.phase, "step"
     )
 
 
-def _comment(standing: Standing) -> str:
+def _comment(standing: CanaryState) -> str:
     plan = standing.plan
     if standing.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
         word = "rolled back" if standing.phase is Phase.ROLLED_BACK else "aborted"

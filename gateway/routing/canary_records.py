@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 from pydantic import TypeAdapter
 
-from gateway.routing.canary import CHECKS, Counts, Standing
-from gateway.routing.evidence import Window
+from gateway.routing.canary import CHECKS, CanaryState, Counts
+from gateway.routing.evidence import EvidenceWindow
 from gateway.state.port import Record
 
 STREAM: Final = "canary"
@@ -21,7 +21,7 @@ SAMPLES: Final = "canary-samples"
 class Beat:
     """A standing, and which process drives it until when (seconds since 1970)."""
 
-    standing: Standing
+    standing: CanaryState
     holder: str
     until: float
 
@@ -47,9 +47,9 @@ def sample_data(canary: str, window: int, counts: Counts) -> bytes:
     return orjson.dumps({"canary": canary, "window": window, "counts": counted})
 
 
-def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, Window]]:
+def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, EvidenceWindow]]:
     """The canary's windows, oldest first, all processes' of one window added up; strange records are left."""
-    found: dict[int, dict[str, Window]] = {}
+    found: dict[int, dict[str, EvidenceWindow]] = {}
     for record in records:
         data: Any = orjson.loads(record.data)
         if not isinstance(data, dict) or data.get("canary") != canary:
@@ -57,5 +57,5 @@ def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, Window]
         window = found.setdefault(int(data["window"]), {})
         for check, numbers in data["counts"].items():
             if check in CHECKS:
-                window[check] = window.get(check, Window()) + Window(*map(int, numbers))
+                window[check] = window.get(check, EvidenceWindow()) + EvidenceWindow(*map(int, numbers))
     return [found[number] for number in sorted(found)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.routing.canary import Counts, Plan
-from gateway.routing.evidence import Window
+from gateway.routing.canary import CanaryPlan, Counts
+from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
 from observability.events import RequestRecord
 
@@ -24,7 +24,7 @@ MAX_SESSIONS = 100_000
 """That a window tells apart; requests beyond do not count."""
 
 
-class Tally:
+class CanaryTally:
     """Counts finished requests of the route that a canary runs on.
 
     Args:
@@ -35,11 +35,11 @@ class Tally:
     def __init__(self, route: Callable[[str], Route | None], unix_time: Callable[[], float]) -> None:
         self._route = route
         self._unix_time = unix_time
-        self._plan: Plan | None = None
-        self._windows: dict[int, dict[str, Window]] = {}
+        self._plan: CanaryPlan | None = None
+        self._windows: dict[int, dict[str, EvidenceWindow]] = {}
         self._met: dict[int, set[int]] = {}
 
-    def watch(self, plan: Plan | None) -> None:
+    def watch(self, plan: CanaryPlan | None) -> None:
         """Count for this canary from now on; ``None``: for none."""
         if plan is None or self._plan is None or plan.id != self._plan.id:
             self._windows.clear()
@@ -64,8 +64,8 @@ class Tally:
             met.add(record.session)
         window = self._windows.setdefault(number, {})
         for check, bad in said:
-            one = Window(bad, 1, 0, 0) if canary else Window(0, 0, bad, 1)
-            window[check] = window.get(check, Window()) + one
+            one = EvidenceWindow(bad, 1, 0, 0) if canary else EvidenceWindow(0, 0, bad, 1)
+            window[check] = window.get(check, EvidenceWindow()) + one
         for kept in (self._windows, self._met):
             while len(kept) > MAX_WINDOWS:
                 del kept[min(kept)]

@@ -31,7 +31,7 @@ class NothingToShare(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """One place in which two configurations differ; ``None`` where it is missing.
 
     Args:
@@ -118,12 +118,12 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return whole(one) == whole(other)
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ConfigChange]:
     """Each place in which they differ, in the file's order; defaults that are written out do not count."""
     return list(_differences("", whole(before), whole(after)))
 
 
-def _differences(path: str, before: Any, after: Any) -> Iterator[Change]:
+def _differences(path: str, before: Any, after: Any) -> Iterator[ConfigChange]:
     if before == after:
         return
     if isinstance(before, dict) and isinstance(after, dict):
@@ -132,12 +132,12 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[Change]:
         return
     named_before, named_after = _by_name(before), _by_name(after)
     if named_before is None or named_after is None:
-        yield Change(path, before, after)
+        yield ConfigChange(path, before, after)
         return
     for name in dict.fromkeys((*named_before, *named_after)):
         yield from _differences(f"{path}[{name}]", named_before.get(name), named_after.get(name))
     if list(named_before) != list(named_after) and named_before.keys() == named_after.keys():
-        yield Change(path, list(named_before), list(named_after))
+        yield ConfigChange(path, list(named_before), list(named_after))
 
 
 def _by_name(items: Any) -> dict[str, Any] | None:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
 
 RULE_FIELDS = frozenset({"locale", "intent", "tenant"})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownNames:
     """Names that a routing configuration may refer to, and the admission limits that its routes vary.
 
     Args:
@@ -24,7 +24,7 @@ class Known:
     backends: Collection[str]
     prompt_versions: Collection[str]
     adapters: Collection[str] | None
-    limits: Limits | None = None
+    limits: AdmissionLimits | None = None
 
 
 def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
@@ -37,7 +37,7 @@ def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def check_names(config: RoutingConfig, known: Known) -> list[str]:
+def check_names(config: RoutingConfig, known: KnownNames) -> list[str]:
     """Every fault with its path in the file; none when all is well."""
     faults: list[str] = []
     for name, route in config.routes.items():
@@ -49,7 +49,7 @@ def check_names(config: RoutingConfig, known: Known) -> list[str]:
     return faults
 
 
-def _route(route: RouteConfig, known: Known) -> list[str]:
+def _route(route: RouteConfig, known: KnownNames) -> list[str]:
     faults: list[str] = []
 
     def check(path: str, name: str | None, allowed: Collection[str] | None) -> None:

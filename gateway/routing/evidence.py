@@ -25,7 +25,7 @@ ALTERNATIVES = (1.5, 2.0, 4.0, 10.0, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class EvidenceWindow:
     """What one check has seen in one window; ``bad`` are a part of the requests."""
 
     canary_bad: int = 0
@@ -33,8 +33,8 @@ class Window:
     baseline_bad: int = 0
     baseline: int = 0
 
-    def __add__(self, other: Window) -> Window:
-        return Window(
+    def __add__(self, other: EvidenceWindow) -> EvidenceWindow:
+        return EvidenceWindow(
             self.canary_bad + other.canary_bad,
             self.canary + other.canary,
             self.baseline_bad + other.baseline_bad,
@@ -60,7 +60,7 @@ class Evidence:
     windows: int = 0
     logs: tuple[float, ...] = ()
 
-    def seen(self, window: Window, tolerance: float) -> Evidence:
+    def seen(self, window: EvidenceWindow, tolerance: float) -> Evidence:
         """With one more window; ``tolerance`` is the odds ratio that is no fault."""
         if not window.tells:
             return self
@@ -82,7 +82,7 @@ class Evidence:
         return _log_sum((*(log - math.log(len(self.logs)) for log in self.logs), to_come))
 
 
-def log_ratios(window: Window, tolerance: float, worse: Sequence[float]) -> list[float]:
+def log_ratios(window: EvidenceWindow, tolerance: float, worse: Sequence[float]) -> list[float]:
     """For each odds ratio over the tolerated one, how much likelier it makes the window; logarithms."""
     bad = window.canary_bad + window.baseline_bad
     least, most = max(0, bad - window.baseline), min(bad, window.canary)

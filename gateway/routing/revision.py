@@ -12,9 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from adapters.values import SelectionRule
-from admission.values import Limits
-from budgeting.values import Section
-from gateway.routing.check import Known, check_names
+from admission.values import AdmissionLimits
+from budgeting.values import PromptSection
+from gateway.routing.check import KnownNames, check_names
 from gateway.routing.faults import faults_of
 from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
@@ -22,7 +22,7 @@ from gateway.routing.route_limits import route_limits
 from gateway.routing.route_resume import RESUME, ResumeRules, resume_rules
 
 __all__ = [
-    "DEFAULT_ROUTE", "DEGRADED", "RESPONSE_CACHE", "Known", "Revision", "Route", "RoutingFileError",
+    "DEFAULT_ROUTE", "DEGRADED", "RESPONSE_CACHE", "KnownNames", "Revision", "Route", "RoutingFileError",
     "load_routing", "make_revision", "read_routing",
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ class Route:
     ttft_slo_ms: float
     total_slo_ms: float
     budgets: RouteBudgets = NO_ROUTE_BUDGETS
-    limits: Limits | None = None
+    limits: AdmissionLimits | None = None
     resume: ResumeRules = RESUME
     adapter_fallback: bool = False
     record_content: bool = False
@@ -89,7 +89,7 @@ def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
 DEFAULT_ROUTE = "self_hosted_generation"
 
 
-def load_routing(path: Path, known: Known) -> Revision:
+def load_routing(path: Path, known: KnownNames) -> Revision:
     """Read a routing file as revision 1.
 
     Raises:
@@ -113,7 +113,13 @@ def read_routing(path: Path) -> Any:
 
 
 def make_revision(
-    number: int, data: Any, known: Known, *, source: str = "routing", author: str = "file", comment: str = ""
+    number: int,
+    data: Any,
+    known: KnownNames,
+    *,
+    source: str = "routing",
+    author: str = "file",
+    comment: str = "",
 ) -> Revision:
     """Validate a routing configuration whole and freeze it.
 
@@ -134,7 +140,7 @@ def make_revision(
     return Revision(number, MappingProxyType(routes), openai_route, author, comment)
 
 
-def _freeze(name: str, route: RouteConfig, base: Limits | None) -> Route:
+def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Route:
     limits = route_limits(base, route.admission, ttft_slo_ms=route.slo.ttft_ms, tpot_slo_ms=route.slo.tpot_ms)
     return Route(
         name=name,
@@ -152,10 +158,10 @@ def _freeze(name: str, route: RouteConfig, base: Limits | None) -> Route:
         total_slo_ms=route.slo.total_ms,
         budgets=RouteBudgets(
             sections=MappingProxyType(
-                {Section(name): tokens for name, tokens in route.budgets if tokens is not None}
+                {PromptSection(name): tokens for name, tokens in route.budgets if tokens is not None}
             ),
             reserve=route.reserve,
-            spare=None if route.spare is None else tuple(map(Section, route.spare)),
+            spare=None if route.spare is None else tuple(map(PromptSection, route.spare)),
             max_input_tokens=None if limits is None else limits.max_input_tokens,
         ),
         limits=limits,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from budgeting.values import (
-    Section,
+    PromptSection,
 )
 
 
@@ -22,9 +22,9 @@ class RouteBudgets:
         max_input_tokens: the longest prompt that admission lets through.
     """
 
-    sections: Mapping[Section, int] = field(default_factory=lambda: MappingProxyType({}))
+    sections: Mapping[PromptSection, int] = field(default_factory=lambda: MappingProxyType({}))
     reserve: int | None = None
-    spare: tuple[Section, ...] | None = None
+    spare: tuple[PromptSection, ...] | None = None
     max_input_tokens: int | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from admission.ladder import Rung
-from admission.values import Limits
+from admission.values import AdmissionLimits
 
 
 class RouteRung(BaseModel):
@@ -52,8 +52,8 @@ class RouteAdmission(BaseModel):
 
 
 def route_limits(
-    base: Limits | None, route: RouteAdmission, *, ttft_slo_ms: float, tpot_slo_ms: float | None
-) -> Limits | None:
+    base: AdmissionLimits | None, route: RouteAdmission, *, ttft_slo_ms: float, tpot_slo_ms: float | None
+) -> AdmissionLimits | None:
     """The thresholds of a route's requests; ``None``, the backend's own, when neither says anything.
 
     Args:
@@ -71,7 +71,7 @@ def route_limits(
         own["max_wait_s"] = route.max_wait_ms / 1000
     if route.ladder is not None:
         own["rungs"] = tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in route.ladder)
-    default = base or Limits()
+    default = base or AdmissionLimits()
     if route.refuse_late:
         own["first_token_within_s"] = ttft_slo_ms / 1000
     follows = route.limit_follows

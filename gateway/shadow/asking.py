@@ -27,17 +27,17 @@ from gateway.backends.port import Backend, BackendState, Completion, Delta, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
-from gateway.generation.answer_stream import Meter
+from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.job import Job
 from gateway.generation.mappings import demand_of
 from gateway.generation.resume import Spelling
 from gateway.routing.target import Target
 from gateway.shadow.personal import Redactor
-from gateway.shadow.sampling import Fate
+from gateway.shadow.sampling import ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
-from resilience.guard import Try
+from resilience.guard import Attempt
 from resilience.leg_limits import LegLimits, LegUsage
 
 # What the native contract may lose (docs/api.md), and a shadow too.
@@ -71,7 +71,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ShadowAnswer:
     """What came of it. Times are milliseconds from the moment of asking; ``failure`` is a failure's kind."""
 
     generation_id: str
@@ -88,7 +88,7 @@ class Asked:
 class NotAsked(Exception):
     """Nothing was sent; ``fate`` says why."""
 
-    def __init__(self, fate: Fate) -> None:
+    def __init__(self, fate: ShadowOutcome) -> None:
         self.fate = fate
         super().__init__(fate.value)
 
@@ -99,7 +99,7 @@ class Asks(Protocol):
     def idle(self, backend: str) -> bool:
         """Whether there is room for a shadow now."""
 
-    async def ask(self, order: Order) -> Asked:
+    async def ask(self, order: Order) -> ShadowAnswer:
         """Ask once. Raises NotAsked."""
 
 
@@ -166,7 +166,7 @@ class Asker:
             and (load is None or load.kv_usage < self._idle_share)
         )
 
-    async def ask(self, order: Order) -> Asked:
+    async def ask(self, order: Order) -> ShadowAnswer:
         """Ask once.
 
         Raises:
@@ -176,7 +176,7 @@ class Asker:
         backend = self._backends[order.backend]
         request = _quiet(order.request, self._new_id(), self._clock())
         if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
-            raise NotAsked(Fate.UNABLE)
+            raise NotAsked(ShadowOutcome.UNABLE)
         plan = await self._redacted(order.plan)
         with_adapter = order.adapter is not None and Feature.LORA in backend.features
         wish = order.adapter.adapter_id if order.adapter is not None and with_adapter else None
@@ -185,10 +185,10 @@ class Asker:
                 job = Job(request, order.target, plan, lease, backend, _never_shorter)
                 return await self._generate(backend, job)
         except AdapterError:
-            raise NotAsked(Fate.UNABLE) from None
+            raise NotAsked(ShadowOutcome.UNABLE) from None
 
-    async def _generate(self, backend: Backend, job: Job) -> Asked:
-        meter = Meter(_Nowhere(), self._clock, streamed=False)
+    async def _generate(self, backend: Backend, job: Job) -> ShadowAnswer:
+        meter = AnswerStream(_Nowhere(), self._clock, streamed=False)
         demand = demand_of(job, backend, meter)
         demand = replace(
             demand,
@@ -205,14 +205,14 @@ class Asker:
         )
         permit = self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
         if permit is None:
-            raise NotAsked(Fate.SPEND)
+            raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter
         version = f"{backend.model}+{adapter.adapter_id}" if adapter else backend.model
         row = _row(job, backend, version, self._unix_time())
         try:
             with permit:
                 async with self._admission.admit(demand) as slot:
-                    work, _ = await Attempts(backend, job, meter, slot, self._spelling).next(Try(1))
+                    work, _ = await Attempts(backend, job, meter, slot, self._spelling).next(Attempt(1))
                     with self._accounts.open(row) as account:
                         asked = await self._call(backend, work, meter, version)
                         account.settle(_closed(row, asked, meter))
@@ -221,10 +221,10 @@ class Asker:
                 usage = asked.usage
                 permit.settle(LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens))
         except Refused:
-            raise NotAsked(Fate.REFUSED) from None
+            raise NotAsked(ShadowOutcome.REFUSED) from None
         return asked
 
-    async def _call(self, backend: Backend, work: Work, meter: Meter, version: str) -> Asked:
+    async def _call(self, backend: Backend, work: Work, meter: AnswerStream, version: str) -> ShadowAnswer:
         """One call, whatever becomes of it; raises nothing but a cancellation."""
         completion: Completion | None = None
         failure: FailureKind | None = None
@@ -243,7 +243,7 @@ class Asker:
                 FinishReason.ERROR, Usage(read, meter.tokens, meter.cached_tokens), meter.queue_wait_s
             )
         waited_s, first_at = completion.queue_wait_s, meter.first_at
-        return Asked(
+        return ShadowAnswer(
             generation_id=work.generation_id,
             backend=backend.name,
             version=version,
@@ -261,7 +261,7 @@ class Asker:
             texts = await asyncio.to_thread(lambda: [self._redact(one.content) for one in plan.messages])
         except Exception:
             # Whatever the operator's function raises: what it has not passed is not sent.
-            raise NotAsked(Fate.REDACTION_FAILED) from None
+            raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         messages = tuple(
             replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
         )
@@ -322,7 +322,7 @@ def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow
     )
 
 
-def _closed(row: UsageRow, asked: Asked, meter: Meter) -> UsageRow:
+def _closed(row: UsageRow, asked: ShadowAnswer, meter: AnswerStream) -> UsageRow:
     return msgspec.structs.replace(
         row,
         finish_reason=asked.finish_reason.value,

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from accounting.shadow_values import ShadowPair, ShadowSide
 from budgeting.values import Role
 from gateway.contracts.values import Usage
-from gateway.shadow.asking import Asked
+from gateway.shadow.asking import ShadowAnswer
 from gateway.shadow.checks import Check, Exam
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way, meaning_likeness
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Copy
-from resilience.leg_limits import LegUsage, Price
+from resilience.leg_limits import LegPrice, LegUsage
 from resilience.similar import SimilarQuestions
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JudgedPair:
     """Both answers as they may be shown to a judge: redacted."""
 
     question: str
@@ -44,15 +44,15 @@ class Comparer:
     checks: Mapping[str, Check]
     redact: Redactor
     model: SimilarQuestions | None
-    prices: Mapping[str, Price]
+    prices: Mapping[str, LegPrice]
     keep_texts: bool
     unix_time: Callable[[], float]
 
-    def compare(self, copy: Copy, asked: Asked) -> tuple[ShadowPair, Told]:
+    def compare(self, copy: Copy, asked: ShadowAnswer) -> tuple[ShadowPair, JudgedPair]:
         """The pair, and what a judge may see. Raises what the redactor raises."""
         answer, request = copy.answer, copy.request
         question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
-        told = Told(
+        told = JudgedPair(
             self._redacted(question),
             tuple(map(self._redacted, _sent(copy))) if asked.failure is None else (),
             self._redacted(answer.output_text),

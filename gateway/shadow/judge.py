@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from budgeting.values import Message, Plan, Role, SectionCounts
 from gateway.contracts.values import ResponseFormat, Sampling
 from gateway.shadow.asking import Asks, NotAsked, Order
-from gateway.shadow.comparing import Told
+from gateway.shadow.comparing import JudgedPair
 from gateway.shadow.sampling import Copy
 
 RUBRIC = (
@@ -50,7 +50,7 @@ class Judge:
     encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]]
     random: random.Random
 
-    async def judge(self, copy: Copy, told: Told) -> str | None:
+    async def judge(self, copy: Copy, told: JudgedPair) -> str | None:
         """``primary``, ``shadow``, ``tie`` or ``unclear``; ``None`` when nobody was asked or could answer."""
         if self.random.random() >= self.sample or not self.asks.idle(self.backend):
             return None

@@ -17,11 +17,11 @@ import structlog
 from accounting.errors import AccountingError
 from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
-from gateway.generation.dispatcher import Outcome
+from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
-from gateway.shadow.asking import Asked, Asks, NotAsked, Order
-from gateway.shadow.comparing import Comparer, Told
-from gateway.shadow.sampling import Copy, Fate, Line, chosen
+from gateway.shadow.asking import Asks, NotAsked, Order, ShadowAnswer
+from gateway.shadow.comparing import Comparer, JudgedPair
+from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 
 # How often a backend without room is looked at again.
 POLL_S = 0.1
@@ -51,7 +51,7 @@ class KeepsPairs(Protocol):
 class Judges(Protocol):
     """Who says which answer is better."""
 
-    async def judge(self, copy: Copy, told: Told) -> str | None:
+    async def judge(self, copy: Copy, told: JudgedPair) -> str | None:
         """The verdict, or ``None``; raises nothing."""
 
 
@@ -65,7 +65,7 @@ class ShadowFigures:
         lost: pairs that the database did not take in time.
     """
 
-    fates: Mapping[Fate, int]
+    fates: Mapping[ShadowOutcome, int]
     waiting: int
     waiting_bytes: int
     active: int
@@ -92,7 +92,7 @@ class Shadow:
     def __init__(
         self,
         *,
-        line: Line,
+        line: ShadowQueue,
         asks: Asks,
         comparer: Comparer,
         pairs: KeepsPairs,
@@ -114,12 +114,12 @@ class Shadow:
         self._unix_time = unix_time
         self._sleep = sleep
         self._log = structlog.get_logger("shadow")
-        self._fates: Counter[Fate] = Counter()
+        self._fates: Counter[ShadowOutcome] = Counter()
         self._some = asyncio.Event()
         self._unwritten: deque[ShadowPair] = deque()
         self._active = self._written = self._lost = 0
 
-    def mirror(self, job: Job, outcome: Outcome, answer: Answer) -> None:
+    def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Take a copy of an answered request when its route and the sample say so.
 
         Only answers that a model gave, and not this very backend, are worth comparing; text completions
@@ -137,12 +137,12 @@ class Shadow:
         if self._line.offer(copy):
             self._some.set()
         else:
-            self._fates[Fate.QUEUE_FULL] += 1
+            self._fates[ShadowOutcome.QUEUE_FULL] += 1
 
     def figures(self) -> ShadowFigures:
         """For the metrics."""
         return ShadowFigures(
-            {fate: self._fates[fate] for fate in Fate},
+            {fate: self._fates[fate] for fate in ShadowOutcome},
             len(self._line),
             self._line.size_bytes,
             self._active,
@@ -177,15 +177,15 @@ class Shadow:
                 self._fates[await self._one(copy)] += 1
             except Exception as error:
                 # One copy is lost, not the shadow; its text may stand in the error's.
-                self._fates[Fate.DEFECT] += 1
+                self._fates[ShadowOutcome.DEFECT] += 1
                 self._log.error("shadow failed", error_type=type(error).__name__)
             finally:
                 self._active -= 1
 
-    async def _one(self, copy: Copy) -> Fate:
+    async def _one(self, copy: Copy) -> ShadowOutcome:
         while await self._late() or not self._asks.idle(copy.backend):
             if self._clock() - copy.made_at >= self._deadline_s:
-                return Fate.TOO_OLD
+                return ShadowOutcome.TOO_OLD
             await self._sleep(POLL_S)
         try:
             asked = await self._asks.ask(
@@ -195,7 +195,7 @@ class Shadow:
             return refused.fate
         return await self._keep(copy, asked)
 
-    async def _keep(self, copy: Copy, asked: Asked) -> Fate:
+    async def _keep(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
         pair, told = await asyncio.to_thread(self._comparer.compare, copy, asked)
         if self._judge is not None and asked.failure is None:
             pair = replace(pair, judged=await self._judge.judge(copy, told))
@@ -203,7 +203,7 @@ class Shadow:
             self._unwritten.append(pair)
         else:
             self._lost += 1
-        return Fate.COMPARED if asked.failure is None else Fate.FAILED
+        return ShadowOutcome.COMPARED if asked.failure is None else ShadowOutcome.FAILED
 
     async def _late(self) -> bool:
         """Whether the event loop has more to do than it can."""

@@ -13,7 +13,7 @@ from gateway.routing.rank import stable_fraction
 from gateway.routing.target import Target
 
 
-class Fate(StrEnum):
+class ShadowOutcome(StrEnum):
     """What became of a request that the sample chose; stable codes of the metrics."""
 
     COMPARED = "compared"
@@ -58,7 +58,7 @@ def chosen(generation_id: str, sample: float) -> bool:
     return stable_fraction("shadow", generation_id) < sample
 
 
-class Line:
+class ShadowQueue:
     """Copies in order of arrival; when it is full, the newest is let go.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from accounting.keys import KeyLimits
-from accounting.quotas import DAY_S, Ask, Settlement, Verdict
+from accounting.quotas import DAY_S, QuotaRequest, QuotaVerdict, Settlement
 
 LEASE_S = 10.0
 """How long a process that is not heard of still holds tokens; a running one renews five times in it. The
@@ -25,7 +25,9 @@ class LimitStore(Protocol):
     async def close(self) -> None:
         """Let go of connections."""
 
-    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
+    async def take(
+        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+    ) -> QuotaVerdict | None:
         """Decide on a request, all limits in one round trip.
 
         ``fresh``: the holder has nothing held that it knows of, so a lease that is over may begin anew.

@@ -17,12 +17,12 @@ from accounting.quotas import (
     LIMITS,
     LOOK_AGAIN_S,
     MAX_HOLD_S,
-    Ask,
     Excess,
     Figures,
     HoldId,
+    QuotaRequest,
+    QuotaVerdict,
     Settlement,
-    Verdict,
     amounts,
 )
 from gateway.state.errors import StateUnavailable
@@ -189,7 +189,9 @@ class RedisLimitStore:
         """Close all connections."""
         await self._client.aclose()
 
-    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
+    async def take(
+        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+    ) -> QuotaVerdict | None:
         """Decide on a request."""
         own = amounts(limits)
         hold = ask.hold or _NOBODY
@@ -209,7 +211,7 @@ class RedisLimitStore:
             None if limit is None else Figures(limit, told[3 + 2 * i], told[4 + 2 * i] / 1000)
             for i, limit in enumerate(own)
         )
-        return Verdict(_excess(told, own, ask), figures, told[1])
+        return QuotaVerdict(_excess(told, own, ask), figures, told[1])
 
     async def settle(self, told: Sequence[Settlement]) -> None:
         """Replace what is held by what was used."""
@@ -236,7 +238,7 @@ class RedisLimitStore:
         return answer
 
 
-def _excess(told: Sequence[int], limits: Sequence[int | None], ask: Ask) -> Excess | None:
+def _excess(told: Sequence[int], limits: Sequence[int | None], ask: QuotaRequest) -> Excess | None:
     worst, _, wait_ms = told[:3]
     if not worst:
         return None

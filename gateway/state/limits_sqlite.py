@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from accounting.keys import KeyLimits
-from accounting.quotas import Ask, Settlement, Tally, Verdict
+from accounting.quotas import KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import KEPT_S, LEASE_S
 
@@ -64,10 +64,12 @@ class SqliteLimitStore:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._shut)
         self._thread.shutdown(wait=False)
 
-    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
+    async def take(
+        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+    ) -> QuotaVerdict | None:
         """Decide on a request."""
 
-        def decide(connection: sqlite3.Connection, now: float) -> Verdict | None:
+        def decide(connection: sqlite3.Connection, now: float) -> QuotaVerdict | None:
             leases = _Leases(connection, now)
             if ask.tokens and ask.hold is not None:
                 if not fresh and not leases(ask.hold.holder):
@@ -204,13 +206,13 @@ def _lease(connection: sqlite3.Connection, holder: str, now: float) -> None:
     connection.execute("INSERT OR REPLACE INTO limit_holders VALUES (?, ?)", (holder, now + LEASE_S))
 
 
-def _load(connection: sqlite3.Connection, key_id: str, limits: KeyLimits) -> Tally:
+def _load(connection: sqlite3.Connection, key_id: str, limits: KeyLimits) -> KeyUsage:
     with closing(connection.execute("SELECT kept FROM limit_tallies WHERE key_id = ?", (key_id,))) as found:
         row = found.fetchone()
-    return Tally(limits, None if row is None else row[0])
+    return KeyUsage(limits, None if row is None else row[0])
 
 
-def _save(connection: sqlite3.Connection, key_id: str, tally: Tally, now: float) -> None:
+def _save(connection: sqlite3.Connection, key_id: str, tally: KeyUsage, now: float) -> None:
     connection.execute("INSERT OR REPLACE INTO limit_tallies VALUES (?, ?, ?)", (key_id, tally.keep(), now))
 
 

@@ -131,3 +131,10 @@ def check_read(after: int, limit: int) -> None:
     """Refuse a read without a bound. Raises ValueError."""
     if after < 0 or not 1 <= limit <= MAX_READ:
         raise ValueError(f"given after={after}, limit={limit}; allowed: after from 0, limit 1 to {MAX_READ}")
+
+
+class FollowsStream(Protocol):
+    """What is needed of a follower."""
+
+    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
+        """Whether that record is in force here in time."""

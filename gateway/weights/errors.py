@@ -67,7 +67,7 @@ class TookTooLong(FetchError):
     """``weights.timeout_seconds`` have passed."""
 
 
-class Stopped(FetchError):
+class FetchStopped(FetchError):
     """The fetch was told to stop; what has arrived stays for the next one."""
 
 

@@ -19,9 +19,9 @@ from gateway.weights.errors import (
     CacheUnusable,
     DiskFull,
     FetchError,
+    FetchStopped,
     LibraryMissing,
     NotThere,
-    Stopped,
     UnknownLocation,
     Unreachable,
 )
@@ -88,7 +88,7 @@ class HubFetcher:
         assert child.stdout is not None
         for line in child.stdout:
             if stop is not None and stop.is_set():
-                raise Stopped(f"{location.repo}: fetching was stopped; what has arrived is kept")
+                raise FetchStopped(f"{location.repo}: fetching was stopped; what has arrived is kept")
             if not line.startswith("{"):
                 continue
             told = json.loads(line)

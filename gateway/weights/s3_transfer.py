@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
-from gateway.weights.errors import Corrupt, FetchError, LibraryMissing, Stopped, Unreachable
+from gateway.weights.errors import Corrupt, FetchError, FetchStopped, LibraryMissing, Unreachable
 from gateway.weights.intervals import Interval, segments
 from gateway.weights.location import S3Prefix
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import S3Options, meaning, transient
 from gateway.weights.selection import is_small
-from gateway.weights.values import Meter, OnProgress, RemoteFile
+from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
 
 # A range per request: long enough that a request's latency is a few percent of it, short enough that all
 # connections have work on one file.
@@ -69,7 +69,7 @@ class Transfer:
 
     def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:
         """Have all of ``files`` here; manifests first, then the small ones."""
-        self._meter = Meter(sum(file.size for file in files), on_progress)
+        self._meter = ByteCounter(sum(file.size for file in files), on_progress)
         self._meter.add(0)
         with (
             ThreadPoolExecutor(FILES_AT_ONCE, "weights-file") as self._files,
@@ -96,11 +96,11 @@ class Transfer:
         if failures:
             self._failed.set()
             # What another thread's failure stopped is not the reason.
-            raise next((error for error in failures if not isinstance(error, Stopped)), failures[0])
+            raise next((error for error in failures if not isinstance(error, FetchStopped)), failures[0])
 
     def _check_stop(self) -> None:
         if self._stop.is_set() or self._failed.is_set():
-            raise Stopped(f"{self._prefix.url}: fetching was stopped; what has arrived is kept")
+            raise FetchStopped(f"{self._prefix.url}: fetching was stopped; what has arrived is kept")
 
     def _file(self, file: RemoteFile) -> None:
         with self._locked(file):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.config.engine import WeightsSection
 from gateway.config.settings import Settings
-from gateway.weights.errors import Stopped, TookTooLong
+from gateway.weights.errors import FetchStopped, TookTooLong
 from gateway.weights.hub import HubFetcher
 from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
 from gateway.weights.s3 import S3Fetcher
@@ -149,7 +149,7 @@ def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path
     url = _url(location)
     try:
         return fetcher.fetch(url, cache, wanted=is_small, stop=stop)
-    except Stopped:
+    except FetchStopped:
         raise TookTooLong(
             f"{url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; start again"
         ) from None

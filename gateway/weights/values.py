@@ -69,7 +69,7 @@ def ignore(progress: Progress) -> None:
     """Nobody watches."""
 
 
-class Meter:
+class ByteCounter:
     """Adds up bytes from several threads and tells of them."""
 
     def __init__(self, total: int, on_progress: OnProgress) -> None:

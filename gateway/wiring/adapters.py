@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.base_model import BaseModel, base_model
-from adapters.catalogue import State as VersionState
+from adapters.catalogue import AdapterState as VersionState
+from adapters.demand import AdapterDemand
 from adapters.events import AdapterEvent
-from adapters.heat import Heat
 from adapters.registry import AdapterRegistry
 from adapters.registry_file import RegistryContent, read_registry_file
 from adapters.store import AdapterStore
 from adapters.values import Adapter
-from gateway.admin.adapters import AdapterDesk
+from gateway.admin.adapters import AdapterAdmin
 from gateway.config.settings import Settings
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.importer import AdapterImport
-from gateway.lora.loader import AdapterRooms, LoadsElsewhere
+from gateway.lora.loader import LoadsElsewhere, LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
-from gateway.lora.registry import STREAM, AdapterBook
+from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.state.audit import Audit
 from gateway.weights.source import make_s3_fetcher
-from gateway.wiring.state import State
+from gateway.wiring.state import StateParts
 from observability.adapter_metrics import AdapterFigures
 
 
@@ -44,10 +44,10 @@ class Adapters:
     """
 
     registry: AdapterRegistry
-    rooms: AdapterRooms
+    rooms: LoraLoader
     orders: AdapterOrders
     importer: AdapterImport
-    desk: AdapterDesk
+    desk: AdapterAdmin
     bring: Callable[[Adapter], Awaitable[None]]
 
     @property
@@ -74,7 +74,7 @@ class Adapters:
 
 def make_adapters(
     settings: Settings,
-    state: State,
+    state: StateParts,
     *,
     audit: Audit,
     emit: Callable[[AdapterEvent], None],
@@ -100,7 +100,9 @@ def make_adapters(
     def changed() -> None:
         rooms.wake()
 
-    book = AdapterBook(state.store, registry, base_models=(base_id,), folder_of=store.path, changed=changed)
+    book = AdapterProjection(
+        state.store, registry, base_models=(base_id,), folder_of=store.path, changed=changed
+    )
     book.follow(state.follow(STREAM, book.take))
     source = AdapterSource(
         store,
@@ -110,10 +112,10 @@ def make_adapters(
         timeout_s=section.fetch_timeout_seconds,
         catalogue=lambda: book.catalogue,
     )
-    rooms = AdapterRooms(
+    rooms = LoraLoader(
         registry,
         book,
-        heat=Heat(section.half_life_seconds),
+        heat=AdapterDemand(section.half_life_seconds),
         folder=folder,
         bring=source.bring,
         emit=emit,
@@ -123,12 +125,12 @@ def make_adapters(
         workers=workers,
     )
     orders = AdapterOrders(state.store, me=new_id("proc"), load=rooms.preload_ordered)
-    desk = AdapterDesk(book, registry, rooms, orders, source, audit, base_id, routed)
+    desk = AdapterAdmin(book, registry, rooms, orders, source, audit, base_id, routed)
     importer = AdapterImport(content, book, source, base_model=base_id)
     return Adapters(registry, rooms, orders, importer, desk, source.bring)
 
 
-def adapters_folder(settings: Settings, state: State) -> Path:
+def adapters_folder(settings: Settings, state: StateParts) -> Path:
     """Where adapters are kept: as configured, else beside the state store's file, else in the user's cache.
 
     Absolute: engines load from it whatever their working directory.

@@ -15,7 +15,7 @@ from engine.errors import EngineDead
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.host import EngineHost, MakeHost, Resident
-from gateway.backends.lora_slots import AdapterShelf, MakeShelf
+from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
@@ -78,7 +78,7 @@ def make_engines(
     clock: Callable[[], float],
     on_step: Callable[[int], None],
     emit: Callable[[SupervisorEvent], None],
-    make_shelf: MakeShelf = AdapterShelf,
+    make_shelf: MakeSlots = LoraSlots,
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     engine_pool: Callable[[str], ResidentBackend] | None = None,
 ) -> Engines:
@@ -132,7 +132,7 @@ def _host(
     clock: Callable[[], float],
     on_step: Callable[[int], None],
     emit: Callable[[SupervisorEvent], None],
-    make_shelf: MakeShelf,
+    make_shelf: MakeSlots,
 ) -> SupervisedHost | None:
     section = settings.engine
     make = engine_maker(settings, token_bytes, make_shelf)
@@ -153,7 +153,7 @@ def _host(
 
 
 def engine_maker(
-    settings: Settings, token_bytes: Callable[[int], bytes], make_shelf: MakeShelf = AdapterShelf
+    settings: Settings, token_bytes: Callable[[int], bytes], make_shelf: MakeSlots = LoraSlots
 ) -> MakeHost | None:
     """What makes an engine of the configured kind; all that it needs is read here, once."""
     section = settings.engine

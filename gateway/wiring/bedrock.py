@@ -13,7 +13,7 @@ from gateway.backends.bedrock.backend import FEATURES, BedrockBackend
 from gateway.backends.bedrock.caching import cacheable_from
 from gateway.backends.bedrock.prefill import takes_prefill
 from gateway.backends.bedrock.regions import Regions
-from gateway.backends.bedrock.request import RequestWriter
+from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Access, Transport
 from gateway.backends.bedrock.values import Guardrail
 from gateway.config.backends import BedrockSection
@@ -48,7 +48,7 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
     return BedrockBackend(
         name,
         model=section.model_id,
-        writer=RequestWriter(
+        writer=ConverseWriter(
             section.model_id, worth_caching, Guardrail(guardrail.id, guardrail.version) if guardrail else None
         ),
         transport=Transport(

@@ -14,19 +14,19 @@ from accounting.keys import KeyRing
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent
 from budgeting.counting import ChatTokenizer
-from gateway.admin.admission import AdmissionDesk
-from gateway.admin.chaos import ChaosDesk
-from gateway.admin.prompts import PromptDesk
-from gateway.admin.usage import UsageDesk
+from gateway.admin.admission import AdmissionAdmin
+from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.prompts import PromptAdmin
+from gateway.admin.usage import UsageAdmin
 from gateway.backends.fleet import Fleet
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
-from gateway.health.drain import Drain, DrainDesk
+from gateway.health.drain import Drain, DrainAdmin
 from gateway.health.once_ready import OnceReady
 from gateway.health.probe import HealthProbe
-from gateway.health.rolling_stats import Vitals
+from gateway.health.rolling_stats import RollingStats
 from gateway.http.respond import log_defect
 from gateway.journey import Journey
 from gateway.lora.model_cards import model_cards
@@ -37,9 +37,9 @@ from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.published import Publishing
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.edge_record import EdgeReporter
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
-from gateway.routing.check import Known
+from gateway.routing.check import KnownNames
 from gateway.routing.revision import rules_naming
 from gateway.state.audit import Audit
 from gateway.weights.source import prepare
@@ -63,7 +63,7 @@ from gateway.wiring.tracing import make_tracing
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.state_metrics import StateCollector
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 from observability.tracing_metrics import TraceCollector
 from observability.workers import WorkerCollector
 from resilience.supervisor_events import EngineRestarted, SupervisorEvent
@@ -105,7 +105,7 @@ def build(
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     text = ModelText(tokenizer, settings.engine.max_model_len, canonicalizer)
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
 
     def stepped(preemptions: int) -> None:
         vitals.saw_preemptions(preemptions)
@@ -160,7 +160,7 @@ def build(
         new_id=new_id,
     )
     limits = settings.admission.limits()
-    known = Known(fleet.backends, versions.ids, adapters.servable, limits)
+    known = KnownNames(fleet.backends, versions.ids, adapters.servable, limits)
     routing = make_routing(Path(settings.routing.file), state, known=known, audit=audit, unix_time=unix_time)
     canary = make_canary(state, routing.book, audit, new_id=new_id, unix_time=unix_time)
     revision = routing.book.current
@@ -182,7 +182,7 @@ def build(
     metrics.slo.read(Targets(revision))
     metrics.registry.register(routing.collector())
     metrics.registry.register(canary.collector())
-    hub = Hub(metrics)
+    hub = EventDispatcher(metrics)
     limiting = make_limiting(
         settings.state, registry=metrics.registry, clock=clock, unix_time=unix_time, new_id=new_id
     )
@@ -194,10 +194,10 @@ def build(
         if observe is not None:
             observe(record)
 
-    reception = Reception()
+    reception = InFlightRequests()
     drain = Drain(reception, lame_duck_s=settings.server.lame_duck_seconds)
     metrics.read_in_flight(lambda: reception.in_flight)
-    admission_desk = AdmissionDesk(limits, revision=revision, clock=clock, unix_time=unix_time)
+    admission_desk = AdmissionAdmin(limits, revision=revision, clock=clock, unix_time=unix_time)
 
     def decided(event: AdmissionEvent) -> None:
         admission_desk.saw(event)
@@ -309,7 +309,7 @@ def build(
         health=OnceReady(health) if settings.server.ping == "once_ready" else health,
         idempotency=state.idempotency,
         text=lambda: text.service,
-        prompts=PromptDesk(
+        prompts=PromptAdmin(
             registry=versions,
             publishing=publishing,
             canonicalizer=canonicalizer,
@@ -334,14 +334,14 @@ def build(
         version=version(),
         tell_edge=EdgeReporter(tracing, hub.emit, clock).tell,
         open_metrics=not settings.auth.metrics,
-        chaos=None if chaos is None else ChaosDesk(chaos, audit),
-        usage=UsageDesk(ledger.select),
+        chaos=None if chaos is None else ChaosAdmin(chaos, audit),
+        usage=UsageAdmin(ledger.select),
         adapters=loras.desk,
         routing=routing.desk,
         canary=canary.desk,
         key_desk=keys.desk,
         shadow=shadows.desk,
-        drain=DrainDesk(drain, audit),
+        drain=DrainAdmin(drain, audit),
     )
     return Gateway(
         settings, services, reception, engines, ledger, state, tracing, text, fleet, routing, weights,

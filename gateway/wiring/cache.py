@@ -15,7 +15,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.response_cache import CacheConfig
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
-from resilience.leg_limits import FREE, LegLimit, LegLimits, LegSkipped, Price
+from resilience.leg_limits import FREE, LegLimit, LegLimits, LegPrice, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, CacheFigures, Store
@@ -83,7 +83,7 @@ def make_leg_limits(
     *,
     clock: Callable[[], float],
     emit: Callable[[LegSkipped], None],
-    price: Callable[[str], Price] | None = None,
+    price: Callable[[str], LegPrice] | None = None,
 ) -> LegLimits:
     """Construct the limits of ``fallback.limits``; ``price`` says what a leg costs, else its own section."""
     limits = {
@@ -93,19 +93,19 @@ def make_leg_limits(
     return LegLimits(limits, clock=clock, emit=emit)
 
 
-def leg_limit(section: LegLimitConfig, price: Price) -> LegLimit:
+def leg_limit(section: LegLimitConfig, price: LegPrice) -> LegLimit:
     """One leg's limit, with what the backend costs."""
     spend = section.max_spend_usd_per_minute
     return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
 
 
-def price_of(backend: BackendConfig) -> Price:
+def price_of(backend: BackendConfig) -> LegPrice:
     """What a backend costs; nothing when nobody said."""
     price = backend.price
     if price is None:
         return FREE
     cached = price.cached_usd_per_million
-    return Price(
+    return LegPrice(
         input_nanousd=round(price.input_usd_per_million * NANOUSD),
         output_nanousd=round(price.output_usd_per_million * NANOUSD),
         cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),

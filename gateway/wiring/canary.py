@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.admin.canary import CanaryDesk
-from gateway.routing.book import RoutingBook
+from gateway.admin.canary import CanaryAdmin
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import STREAM
-from gateway.routing.canary_tally import Tally
+from gateway.routing.canary_tally import CanaryTally
+from gateway.routing.projection import RoutingProjection
 from gateway.state.audit import Audit
-from gateway.wiring.state import State
+from gateway.wiring.state import StateParts
 from observability.canary_metrics import CanaryCollector, CanaryFigures
 
 
@@ -26,8 +26,8 @@ class Canary:
     """
 
     driver: CanaryDriver
-    desk: CanaryDesk
-    tally: Tally
+    desk: CanaryAdmin
+    tally: CanaryTally
 
     def collector(self) -> CanaryCollector:
         """For the metrics."""
@@ -50,16 +50,16 @@ class Canary:
 
 
 def make_canary(
-    state: State,
-    book: RoutingBook,
+    state: StateParts,
+    book: RoutingProjection,
     audit: Audit,
     *,
     new_id: Callable[[str], str],
     unix_time: Callable[[], float],
 ) -> Canary:
     """Build it; its stream is followed as the routing's is."""
-    tally = Tally(lambda name: book.current().routes.get(name), unix_time)
+    tally = CanaryTally(lambda name: book.current().routes.get(name), unix_time)
     driver = CanaryDriver(state.store, book, audit, tally, me=new_id("proc"), unix_time=unix_time)
     driver.follow(state.follow_latest(STREAM, driver.take))
-    desk = CanaryDesk(driver, book, state.store, audit, new_id=lambda: new_id("canary"), unix_time=unix_time)
+    desk = CanaryAdmin(driver, book, state.store, audit, new_id=lambda: new_id("canary"), unix_time=unix_time)
     return Canary(driver, desk, tally)

@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from accounting.keys import KeyRing
-from gateway.admin.keys import KeyDesk
+from gateway.admin.keys import KeyAdmin
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller
 from gateway.keys.authenticate import Keys
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
-from gateway.keys.registry import STREAM, KeyBook
+from gateway.keys.registry import STREAM, KeyProjection
 from gateway.routing.revision import Revision
 from gateway.state.audit import Audit
-from gateway.wiring.state import State
+from gateway.wiring.state import StateParts
 
 
 @dataclass(frozen=True, slots=True)
-class KeyHouse:
+class KeyParts:
     """Who gets in, and who decides on it.
 
     Args:
@@ -29,18 +29,18 @@ class KeyHouse:
     """
 
     door: Keys
-    desk: KeyDesk
+    desk: KeyAdmin
     use: KeyUse
 
 
-def make_keys(ring: KeyRing, state: State, *, audit: Audit, unix_time: Callable[[], float]) -> KeyHouse:
+def make_keys(ring: KeyRing, state: StateParts, *, audit: Audit, unix_time: Callable[[], float]) -> KeyParts:
     """Build it around a ring that knows the first admin key."""
     use = KeyUse(state.store, unix_time=unix_time)
     state.follow(USE_STREAM, use.take)
-    book = KeyBook(state.store, ring, use)
+    book = KeyProjection(state.store, ring, use)
     book.follow(state.follow(STREAM, book.take))
-    desk = KeyDesk(ring, book, use, audit, unix_time)
-    return KeyHouse(Keys(ring, use.saw), desk, use)
+    desk = KeyAdmin(ring, book, use, audit, unix_time)
+    return KeyParts(Keys(ring, use.saw), desk, use)
 
 
 def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Sequence[ModelCard]:

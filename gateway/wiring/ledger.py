@@ -18,7 +18,7 @@ from gateway.config.settings import Settings
 from gateway.wiring.backends import Engines
 from gateway.wiring.cache import price_of
 from resilience.leg_limits import FREE
-from resilience.leg_limits import Price as LegPrice
+from resilience.leg_limits import LegPrice as LegPrice
 
 
 def make_ledger(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from admission.controller import AdmissionController
 from gateway.config.resilience import ResilienceSection
-from gateway.generation.output_guard import Watch
-from gateway.generation.remedies import Recovery
+from gateway.generation.output_guard import OutputGuard
+from gateway.generation.remedies import Remediation
 from observability.resilience_metrics import ResilienceMetrics
 from resilience.blame import Blame
 from resilience.events import ResilienceEvent
@@ -23,7 +23,7 @@ class Resilience:
     """What the dispatcher needs."""
 
     guard: Guard
-    watch: Watch
+    watch: OutputGuard
 
 
 def make_resilience(
@@ -52,7 +52,7 @@ def make_resilience(
         if restart_engine is not None and backend in on_engine:
             restart_engine(reason)
 
-    recovery = Recovery(
+    recovery = Remediation(
         gate_of=admission.gate_name, scale=admission.scale, restart=restart, clock=clock, emit=emit
     )
     budget = RetryBudget(
@@ -60,5 +60,5 @@ def make_resilience(
     )
     metrics.read_budget(lambda: {name: budget.left(name, clock()) for name in budget.backends})
     guard = Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=recovery.saw, budget=budget)
-    watch = Watch(section.degenerate_action, section.limits(), emit, Blame(clock))
+    watch = OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock))
     return Resilience(guard, watch)

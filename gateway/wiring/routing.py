@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.admin.routing import RoutingDesk
-from gateway.routing.book import STREAM, RoutingBook, Seed
-from gateway.routing.check import Known
+from gateway.admin.routing import RoutingAdmin
+from gateway.routing.check import KnownNames
+from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import RoutingFileError, make_revision, read_routing
 from gateway.state.audit import Audit
-from gateway.wiring.state import State
+from gateway.wiring.state import StateParts
 from observability.routing_metrics import RoutingCollector
 
 
@@ -25,8 +25,8 @@ class Routing:
         seed: what the routing file says.
     """
 
-    book: RoutingBook
-    desk: RoutingDesk
+    book: RoutingProjection
+    desk: RoutingAdmin
     seed: Seed
 
     def collector(self) -> RoutingCollector:
@@ -40,16 +40,16 @@ class Routing:
 
 
 def make_routing(
-    file: Path, state: State, *, known: Known, audit: Audit, unix_time: Callable[[], float]
+    file: Path, state: StateParts, *, known: KnownNames, audit: Audit, unix_time: Callable[[], float]
 ) -> Routing:
-    """Build it; a wrong file is an error only when the state has no revision (:meth:`RoutingBook.start`)."""
+    """Build it; a wrong file is an error only when the state has no revision."""
     seed = read_seed(file, known)
-    book = RoutingBook(state.store, known=known, seed=seed, unix_time=unix_time)
+    book = RoutingProjection(state.store, known=known, seed=seed, unix_time=unix_time)
     book.follow(state.follow(STREAM, book.take))
-    return Routing(book, RoutingDesk(book, audit), seed)
+    return Routing(book, RoutingAdmin(book, audit), seed)
 
 
-def read_seed(file: Path, known: Known) -> Seed:
+def read_seed(file: Path, known: KnownNames) -> Seed:
     """The routing file, validated whole."""
     try:
         config = read_routing(file)

@@ -21,7 +21,7 @@ from gateway.ports import Services
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.model_text import ModelText
 from gateway.prompts.published import Publishing
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import Weights
@@ -29,11 +29,11 @@ from gateway.wiring.adapters import Adapters
 from gateway.wiring.backends import Engines
 from gateway.wiring.cache import Answers
 from gateway.wiring.canary import Canary
-from gateway.wiring.keys import KeyHouse
+from gateway.wiring.keys import KeyParts
 from gateway.wiring.limits import Limiting
 from gateway.wiring.routing import Routing
 from gateway.wiring.shadow import Shadows
-from gateway.wiring.state import State
+from gateway.wiring.state import StateParts
 from observability.tracing import Tracing
 
 # Longest wait for the last usage rows and spans when the gateway stops.
@@ -48,10 +48,10 @@ class Gateway:
 
     settings: Settings
     services: Services
-    reception: Reception
+    reception: InFlightRequests
     engines: Engines
     ledger: Ledger
-    state: State
+    state: StateParts
     tracing: Tracing
     text: ModelText
     fleet: Fleet
@@ -61,7 +61,7 @@ class Gateway:
     answers: Answers
     adapters: Adapters
     canary: Canary
-    keys: KeyHouse
+    keys: KeyParts
     limiting: Limiting
     shadows: Shadows
     first_ready: FirstReady

@@ -11,7 +11,7 @@ from accounting.account import Accounts
 from accounting.shadow_pairs import ShadowPairStore
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
-from gateway.admin.shadow import ShadowDesk
+from gateway.admin.shadow import ShadowAdmin
 from gateway.backends.port import Backend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
@@ -24,10 +24,10 @@ from gateway.shadow.hooks import HookError, load_hook
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, keep_all, redact_personal
-from gateway.shadow.sampling import Line
+from gateway.shadow.sampling import ShadowQueue
 from gateway.wiring.cache import NANOUSD, shipped_model
 from observability.shadow_metrics import ShadowCollector, ShadowShown
-from resilience.leg_limits import LegLimit, LegLimits, Price
+from resilience.leg_limits import LegLimit, LegLimits, LegPrice
 from resilience.similar import SimilarModelError, SimilarQuestions
 
 DAY_S = 86_400.0
@@ -45,7 +45,7 @@ class Shadows:
     """
 
     shadow: Shadow
-    desk: ShadowDesk
+    desk: ShadowAdmin
     limits: LegLimits
 
     def collector(self) -> ShadowCollector:
@@ -76,7 +76,7 @@ def make_shadow(
     accounts: Accounts,
     spelling: Spelling,
     text: Callable[[], TextService],
-    price: Callable[[str], Price],
+    price: Callable[[str], LegPrice],
     clock: Callable[[], float],
     unix_time: Callable[[], float],
     new_id: Callable[[str], str],
@@ -136,7 +136,7 @@ def make_shadow(
         settings.ledger.url, keep_pairs=section.keep_pairs, keep_s=section.keep_days * DAY_S
     )
     shadow = Shadow(
-        line=Line(section.queue, section.queue_bytes),
+        line=ShadowQueue(section.queue, section.queue_bytes),
         asks=asker,
         comparer=Comparer(checks, redact, _meanings(), prices, section.keep_texts, unix_time),
         pairs=pairs,
@@ -146,7 +146,7 @@ def make_shadow(
         clock=clock,
         unix_time=unix_time,
     )
-    return Shadows(shadow, ShadowDesk(pairs), limits)
+    return Shadows(shadow, ShadowAdmin(pairs), limits)
 
 
 def _redactor(name: str) -> Redactor:

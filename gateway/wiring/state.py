@@ -10,18 +10,18 @@ from pathlib import Path
 from gateway.config.state import StateConfig
 from gateway.prompts.published import StreamPublished
 from gateway.prompts.published_table import table_of
-from gateway.state.follower import Follower
 from gateway.state.idempotency import IdempotencyKeeper
-from gateway.state.latest import Latest
+from gateway.state.latest_record import LatestRecord
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
+from gateway.state.stream_follower import StreamFollower
 from gateway.state.url import StoreKind, parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
 from observability.state_metrics import StreamStatus
 
 
 @dataclass(slots=True)
-class State:
+class StateParts:
     """The state store as a gateway holds it.
 
     Args:
@@ -41,7 +41,7 @@ class State:
     idempotency: IdempotencyKeeper
     copies: Path | None
     clock: Callable[[], float]
-    followers: dict[str, Follower | Latest] = field(default_factory=dict)
+    followers: dict[str, StreamFollower | LatestRecord] = field(default_factory=dict)
     _reached: bool = False
 
     @property
@@ -62,21 +62,21 @@ class State:
         held = any(one.number > 0 for one in self.followers.values())
         return self.healthy or (self.shared and (self._reached or held))
 
-    def follow(self, stream: str, apply: Callable[[Record], None]) -> Follower:
+    def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
         """Follow ``stream``, when this is opened and while it runs; one follower a stream.
 
         Raises ValueError for a second one.
         """
         self._check_new(stream)
         copy = None if self.copies is None else LocalCopy(self.copies, stream)
-        follower = Follower(self.store, stream, apply, copy=copy, clock=self.clock)
+        follower = StreamFollower(self.store, stream, apply, copy=copy, clock=self.clock)
         self.followers[stream] = follower
         return follower
 
-    def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> Latest:
+    def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> LatestRecord:
         """The same for a stream of which the last record is all that counts. Raises ValueError."""
         self._check_new(stream)
-        latest = self.followers[stream] = Latest(self.store, stream, apply)
+        latest = self.followers[stream] = LatestRecord(self.store, stream, apply)
         return latest
 
     def _check_new(self, stream: str) -> None:
@@ -111,14 +111,16 @@ class State:
             await self.store.close()
 
 
-def make_state(config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]) -> State:
+def make_state(
+    config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]
+) -> StateParts:
     """Build what ``state`` of the configuration says.
 
     Raises:
         ConfigError: the url is not understood, or what it needs is not installed.
     """
     url = parse_state_url(config.url)
-    return State(
+    return StateParts(
         shown=url.shown,
         path=url.path,
         shared=url.kind is StoreKind.REDIS,
@@ -131,7 +133,7 @@ def make_state(config: StateConfig, *, clock: Callable[[], float], unix_time: Ca
     )
 
 
-def published_store(state: State) -> StreamPublished:
+def published_store(state: StateParts) -> StreamPublished:
     """Published prompts in the state store, with what an earlier version left in its SQLite file."""
     return (
         StreamPublished(state.store)

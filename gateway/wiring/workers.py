@@ -9,15 +9,15 @@ from types import MappingProxyType
 
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.choice import Choice
 from gateway.backends.workers.client import Timeouts, WorkerClient
-from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter
+from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.health import HealthRules
 from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
+from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
-from gateway.backends.workers.pool import Pool
-from gateway.backends.workers.presence import Presence
+from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.worker import WatchRules, Worker
+from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import Feature
 
@@ -81,13 +81,13 @@ def make_workers(
         )
 
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
-    choice = Choice(
+    choice = WorkerChoice(
         urls,
         factor=section.affinity_load_factor,
         index_blocks=section.affinity_index_blocks,
         affinity=section.affinity,
     )
-    presence = Presence(clock)
+    presence = WorkersInService(clock)
     workers = [
         Worker(
             url,
@@ -132,7 +132,7 @@ def make_workers(
         name,
         model=section.model,
         workers=workers,
-        writer=RequestWriter(
+        writer=CompletionWriter(
             model=section.model,
             dialect=dialect,
             token_ids=section.prompt == "token_ids",
@@ -141,7 +141,7 @@ def make_workers(
             loads=section.load_adapters,
             folder=section.adapters_folder,
         ),
-        pool=Pool(workers, choice, max_running=section.max_running, random=random.Random()),
+        pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
         presence=presence,
         features=features,
         token_bytes=token_bytes,

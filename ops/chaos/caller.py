@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from ops.chaos.heard import Heard
-from ops.chaos.workload import Question
+from ops.chaos.workload import ChaosRequest
 from ops.replay.sse import EventSplitter, EventTooLarge
 
 PATH = "/v1/generate"
@@ -27,7 +27,7 @@ TIMEOUT, CONNECT, CUT_OFF, BAD_ANSWER = (
 )
 
 
-class Caller:
+class ChaosCaller:
     """One gateway's caller; use as ``async with``.
 
     Args:
@@ -72,9 +72,9 @@ class Caller:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, question: Question, max_tokens: int, deadline_ms: int | None) -> Heard:
+    async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> Heard:
         """Ask, and hear to the end; every failure but cancellation is in what was heard."""
-        assert self._session is not None, "a Caller is used inside `async with`"
+        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         heard = Heard(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
         try:
@@ -99,7 +99,7 @@ class Caller:
 
     async def told(self, path: str, body: object = None) -> Any:
         """An operator's path, as JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
-        assert self._session is not None, "a Caller is used inside `async with`"
+        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         method = "GET" if body is None else "POST"
         data = None if body is None else orjson.dumps(body)
         async with (
@@ -115,7 +115,7 @@ class Caller:
 
         ``engine`` is one of them while the engine restarts, though other backends may keep the gateway ready.
         """
-        assert self._session is not None, "a Caller is used inside `async with`"
+        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         try:
             async with (
                 asyncio.timeout(CONNECT_TIMEOUT_S),

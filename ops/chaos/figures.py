@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.chaos.fate import Billed
+from ops.chaos.request_fate import Billed
 
 # Counters whose growth the report shows, series by series.
 TOLD = (

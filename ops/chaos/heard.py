@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.chaos.workload import Question
+from ops.chaos.workload import ChaosRequest
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Heard:
         ended: whether an answer or an error came, and not just silence or a closed connection.
     """
 
-    question: Question
+    question: ChaosRequest
     sent_s: float
     status: int | None = None
     first_s: float | None = None

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ops.chaos.fate import Fate, Happened
 from ops.chaos.figures import Holdings
-from ops.chaos.scenario import Scenario, Verdict
+from ops.chaos.request_fate import Happened, RequestFate
+from ops.chaos.scenario import FateVerdict, Scenario
 
 # Threads and descriptors that pools may keep beyond what there was before: asyncio's own threads, idle
 # connections, SQLite's. What leaks grows with the requests and is soon above it.
@@ -23,7 +23,7 @@ ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryTimes:
     """Seconds after a deed: until ``/ready`` told, until what generates was back, until it was ready.
 
     ``checks`` are those that failed in between.
@@ -36,7 +36,7 @@ class Recovery:
 
 
 @dataclass(slots=True)
-class Report:
+class ChaosReport:
     """A whole run. Times are seconds since the load began.
 
     Args:
@@ -50,7 +50,7 @@ class Report:
 
     scenario: Scenario
     wall_s: float = 0.0
-    fates: list[Fate] = field(default_factory=list)
+    fates: list[RequestFate] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
     readiness: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     told: Mapping[str, float] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def verdicts(self) -> dict[Verdict, int]:
+    def verdicts(self) -> dict[FateVerdict, int]:
         """How many requests had which verdict, in the order of the verdicts."""
         counts = Counter(fate.verdict for fate in self.fates)
-        return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
+        return {verdict: counts[verdict] for verdict in FateVerdict if counts[verdict]}
 
     @property
     def ok(self) -> bool:
@@ -91,7 +91,7 @@ class Report:
                 f"{label}: no request was under way, so nothing is shown" for label in sorted(idle)
             )
 
-    def recoveries(self) -> Mapping[Happened, Recovery]:
+    def recoveries(self) -> Mapping[Happened, RecoveryTimes]:
         """How ``/ready`` took each deed that broke a process."""
         found = {}
         for one in self.happened:
@@ -100,13 +100,13 @@ class Report:
             later = [(at_s - one.at_s, failing) for at_s, failing in self.readiness if at_s >= one.at_s]
             down = next((after for after, failing in later if failing), None)
             if down is None:
-                found[one] = Recovery(None, None, None, frozenset())
+                found[one] = RecoveryTimes(None, None, None, frozenset())
                 continue
             later = [(after, failing) for after, failing in later if after >= down]
             up = next((number for number, (_, failing) in enumerate(later) if not failing), len(later))
             back = next((after for after, failing in later if not failing & ENGINE_CHECKS), None)
             checks = frozenset[str]().union(*(failing for _, failing in later[:up]))
-            found[one] = Recovery(down, back, later[up][0] if up < len(later) else None, checks)
+            found[one] = RecoveryTimes(down, back, later[up][0] if up < len(later) else None, checks)
         return found
 
     def as_json(self) -> dict[str, Any]:

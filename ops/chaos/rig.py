@@ -22,7 +22,7 @@ import yaml
 
 from ops.chaos.errors import RigError
 from ops.chaos.processes import Process, engine_pids, free_port, module
-from ops.chaos.scenario import BedrockFault, Start
+from ops.chaos.scenario import BedrockFault, ScenarioStart
 
 KEY = "chaos-admin-key"
 ROUTE = "self_hosted_generation"
@@ -118,7 +118,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def started(start: Start, folder: Path) -> AsyncIterator[Rig]:
+async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
     """Start what a scenario names; everything has ended behind the block.
 
     Raises:
@@ -159,7 +159,7 @@ async def started(start: Start, folder: Path) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def _bedrock(rig: Rig, running: AsyncExitStack, start: Start, folder: Path) -> dict[str, Any]:
+async def _bedrock(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path) -> dict[str, Any]:
     port, control = free_port(), free_port()
     words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
     process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
@@ -172,7 +172,7 @@ async def _bedrock(rig: Rig, running: AsyncExitStack, start: Start, folder: Path
     return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
 
 
-async def _worker(rig: Rig, running: AsyncExitStack, start: Start, folder: Path, number: int) -> str:
+async def _worker(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path, number: int) -> str:
     role = f"worker:{number}"
     config = _config(
         folder, f"worker-{number}",
@@ -213,7 +213,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _gateway(
-    rig: Rig, running: AsyncExitStack, start: Start, folder: Path, role: str, config: Path
+    rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path, role: str, config: Path
 ) -> str:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},

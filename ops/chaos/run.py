@@ -15,16 +15,16 @@ from contextlib import AbstractContextManager
 import aiohttp
 import psutil
 
-from ops.chaos.caller import CONNECT, Caller
+from ops.chaos.caller import CONNECT, ChaosCaller
 from ops.chaos.errors import RigError
-from ops.chaos.fate import Billed, Happened, Known, fate_of
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
 from ops.chaos.heard import Heard
-from ops.chaos.report import Report
+from ops.chaos.report import ChaosReport
+from ops.chaos.request_fate import Billed, ExpectedAnswers, Happened, fate_of
 from ops.chaos.rig import Rig
 from ops.chaos.scenario import Deed, Scenario
 from ops.chaos.timeline import Timeline
-from ops.chaos.workload import TITLES, Question, text_of
+from ops.chaos.workload import TITLES, ChaosRequest, text_of
 
 # How often `/ready` is asked: the detection of a fault is told to this.
 READY_POLL_S = 0.05
@@ -38,7 +38,7 @@ CLIENT_CUT_S = 5.0
 ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
 
-class Run:
+class ChaosRun:
     """One run.
 
     Args:
@@ -52,7 +52,7 @@ class Run:
         scenario: Scenario,
         rig: Rig,
         *,
-        watch: Callable[[Run], AbstractContextManager[None]] | None = None,
+        watch: Callable[[ChaosRun], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.scenario = scenario
         self.heard: list[Heard] = []
@@ -65,13 +65,13 @@ class Run:
         self._pieces = 0
         self._news = asyncio.Event()
         self._timeline = Timeline(scenario.faults, scenario.random)
-        self._report = Report(scenario)
+        self._report = ChaosReport(scenario)
 
     def now_s(self) -> float:
         """Seconds since the load began."""
         return time.monotonic() - self._origin
 
-    async def go(self) -> Report:
+    async def go(self) -> ChaosReport:
         """Run it.
 
         Raises:
@@ -122,8 +122,8 @@ class Run:
         report.judge(ready)
         return report
 
-    def _caller(self) -> Caller:
-        return Caller(
+    def _caller(self) -> ChaosCaller:
+        return ChaosCaller(
             self._rig.url,
             key=self._rig.key,
             timeout_s=self.scenario.load.timeout_s,
@@ -135,20 +135,20 @@ class Run:
         self._pieces += 1
         self._news.set()
 
-    async def _undisturbed(self, caller: Caller) -> Known:
+    async def _undisturbed(self, caller: ChaosCaller) -> ExpectedAnswers:
         load = self.scenario.load
         texts: dict[str, str] = {}
         tokens: dict[str, int] = {}
         for number in range(min(load.streams + load.whole, len(TITLES))):
             text = text_of(number)
             texts[text], tokens[text] = await self._known(caller, number)
-        return Known(texts, tokens, self._rig.bedrock_text)
+        return ExpectedAnswers(texts, tokens, self._rig.bedrock_text)
 
-    async def _known(self, caller: Caller, number: int) -> tuple[str, int]:
+    async def _known(self, caller: ChaosCaller, number: int) -> tuple[str, int]:
         """One undisturbed answer and its tokens; what broke before may take ``settle_s`` to be mended."""
         end = time.monotonic() + self.scenario.settle_s
         for again in itertools.count():
-            question = Question(f"{self._id}known-{number}-{again}", text_of(number), stream=False)
+            question = ChaosRequest(f"{self._id}known-{number}-{again}", text_of(number), stream=False)
             heard = await caller.ask(question, self.scenario.load.max_tokens, None)
             answer = heard.answer or {}
             finish, fallback = answer.get("finish_reason"), answer.get("fallback")
@@ -160,7 +160,7 @@ class Run:
             await asyncio.sleep(AGAIN_S)
         raise AssertionError("counting does not end")
 
-    async def _load(self, caller: Caller) -> None:
+    async def _load(self, caller: ChaosCaller) -> None:
         load = self.scenario.load
         async with asyncio.TaskGroup() as around:
             beside = [
@@ -173,18 +173,18 @@ class Run:
             for task in beside:
                 task.cancel()
 
-    async def _client(self, caller: Caller, number: int, *, stream: bool) -> None:
+    async def _client(self, caller: ChaosCaller, number: int, *, stream: bool) -> None:
         load = self.scenario.load
         for turn in range(load.rounds):
             if load.for_s is not None and self.now_s() >= load.for_s:
                 return
             self.sent += 1
-            question = Question(f"{self._id}{number}-{turn}", text_of(number), stream)
+            question = ChaosRequest(f"{self._id}{number}-{turn}", text_of(number), stream)
             self.heard.append(await caller.ask(question, load.max_tokens, load.deadline_ms))
             if load.pause_s:
                 await asyncio.sleep(load.pause_s)
 
-    async def _sabotage(self, caller: Caller) -> None:
+    async def _sabotage(self, caller: ChaosCaller) -> None:
         streams = max(1, self.scenario.load.streams)
         while not self._timeline.over:
             for deed in self._timeline.due(self.now_s(), self._pieces / streams):
@@ -195,7 +195,7 @@ class Run:
                 async with asyncio.timeout(None if math.isinf(wait_s) else max(0.0, wait_s)):
                     await self._news.wait()
 
-    async def _do(self, caller: Caller, deed: Deed) -> None:
+    async def _do(self, caller: ChaosCaller, deed: Deed) -> None:
         began_s = self.now_s()
         for name, number in ON_UNIX.items():
             role = getattr(deed, name)
@@ -215,19 +215,19 @@ class Run:
                 ) from None
         self.happened.append(Happened(began_s, deed.label, deed.breaks))
 
-    async def _watch_ready(self, caller: Caller) -> None:
+    async def _watch_ready(self, caller: ChaosCaller) -> None:
         while True:
             await self._look(caller)
             await asyncio.sleep(READY_POLL_S)
 
-    async def _look(self, caller: Caller) -> bool:
+    async def _look(self, caller: ChaosCaller) -> bool:
         """Note whether it is ready when that has changed; whether it is."""
         failing, seen = await caller.unready(), self._report.readiness
         if not seen or seen[-1][1] != failing:
             seen.append((self.now_s(), failing))
         return not failing
 
-    async def _ready_again(self, caller: Caller) -> bool:
+    async def _ready_again(self, caller: ChaosCaller) -> bool:
         end_s = self.now_s() + self.scenario.settle_s
         while not await self._look(caller) or self._unseen():
             if self.now_s() >= end_s:
@@ -242,7 +242,7 @@ class Run:
             return False
         return not any(failing and at_s >= broken[-1] for at_s, failing in self._report.readiness)
 
-    async def _at_rest(self, caller: Caller) -> Scrape | None:
+    async def _at_rest(self, caller: ChaosCaller) -> Scrape | None:
         """The figures once nothing is under way, or as they are when that does not come."""
         end, scrape = time.monotonic() + REST_WITHIN_S, None
         while scrape is None or not scrape.at_rest:

@@ -19,7 +19,7 @@ Role = Annotated[str, Field(pattern=ROLE)]
 Settings = dict[str, Any]
 
 
-class Verdict(StrEnum):
+class FateVerdict(StrEnum):
     """What became of a request, from its caller's side. ``lost`` and ``wrong`` must never be."""
 
     WHOLE = "whole"  # the undisturbed answer, by the backend that began it
@@ -32,10 +32,10 @@ class Verdict(StrEnum):
     WRONG = "wrong"  # a whole answer whose text is not what it should be, or that was billed twice
 
 
-NEVER = frozenset({Verdict.LOST, Verdict.WRONG})
+NEVER = frozenset({FateVerdict.LOST, FateVerdict.WRONG})
 
 
-class Start(Section):
+class ScenarioStart(Section):
     """What ``--start`` starts. Workers are gateways with the embedded engine of their own."""
 
     engine: Literal["embedded", "vllm", "none"] = "embedded"
@@ -46,7 +46,7 @@ class Start(Section):
     ready_within_s: Annotated[float, Field(gt=0, le=1800)] = 180.0
 
 
-class Load(Section):
+class ScenarioLoad(Section):
     """What is asked: so many streams and not-streamed requests at once, each ``rounds`` times in a row."""
 
     streams: Annotated[int, Field(ge=0, le=1024)] = 8
@@ -163,11 +163,11 @@ class Scenario(Section):
     """
 
     about: Annotated[str, Field(min_length=1)]
-    start: Start = Start()
-    load: Load = Load()
+    start: ScenarioStart = ScenarioStart()
+    load: ScenarioLoad = ScenarioLoad()
     faults: Annotated[tuple[Fault, ...], Field(max_length=1000)] = ()
     random: RandomFaults | None = None
-    allow: Annotated[tuple[Verdict, ...], Field(min_length=1)] = tuple(sorted(set(Verdict) - NEVER))
+    allow: Annotated[tuple[FateVerdict, ...], Field(min_length=1)] = tuple(sorted(set(FateVerdict) - NEVER))
     settle_s: Annotated[float, Field(ge=0, le=600)] = 30.0
 
 

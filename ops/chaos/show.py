@@ -11,10 +11,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ops.chaos.fate import Fate
-from ops.chaos.report import Report
-from ops.chaos.run import Run
-from ops.chaos.scenario import NEVER, Verdict
+from ops.chaos.report import ChaosReport
+from ops.chaos.request_fate import RequestFate
+from ops.chaos.run import ChaosRun
+from ops.chaos.scenario import NEVER, FateVerdict
 
 REDRAWS_PER_S = 4.0
 COLUMNS = (
@@ -24,15 +24,15 @@ COLUMNS = (
 # Requests shown; of the others the counts tell.
 MOST_ROWS = 60
 _STYLES = {
-    Verdict.WHOLE: "green",
-    Verdict.RESUMED: "green",
-    Verdict.LOST: "bold red",
-    Verdict.WRONG: "bold red",
+    FateVerdict.WHOLE: "green",
+    FateVerdict.RESUMED: "green",
+    FateVerdict.LOST: "bold red",
+    FateVerdict.WRONG: "bold red",
 }
 
 
 @contextmanager
-def progress(console: Console, run: Run) -> Iterator[None]:
+def progress(console: Console, run: ChaosRun) -> Iterator[None]:
     """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
 
     class Line:
@@ -50,10 +50,10 @@ def progress(console: Console, run: Run) -> Iterator[None]:
         yield
 
 
-def tables(report: Report, *, every: bool = False) -> RenderableType:
+def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
     """The result for a person; of many requests those that were not simply whole, unless ``every``."""
     parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
-    shown = [fate for fate in report.fates if every or fate.verdict is not Verdict.WHOLE]
+    shown = [fate for fate in report.fates if every or fate.verdict is not FateVerdict.WHOLE]
     if len(report.fates) <= MOST_ROWS:
         shown = list(report.fates)
     left = len(shown) - MOST_ROWS if not every else 0
@@ -67,7 +67,7 @@ def tables(report: Report, *, every: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _faults(report: Report) -> Table:
+def _faults(report: ChaosReport) -> Table:
     table = Table(title="Faults", title_justify="left", header_style="bold")
     for name in (
         "at s",
@@ -93,7 +93,7 @@ def _faults(report: Report) -> Table:
     return table
 
 
-def _requests(fates: list[Fate]) -> Table:
+def _requests(fates: list[RequestFate]) -> Table:
     table = Table(title="Requests", title_justify="left", header_style="bold")
     for name in COLUMNS:
         table.add_column(name, overflow="fold")
@@ -118,12 +118,12 @@ def _requests(fates: list[Fate]) -> Table:
     return table
 
 
-def _figures(report: Report) -> Table:
+def _figures(report: ChaosReport) -> Table:
     table = Table(title="Figures", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("requests", f"{len(report.fates):,} in {report.wall_s:,.1f} s")
-    for verdict in Verdict:
+    for verdict in FateVerdict:
         count = report.verdicts.get(verdict, 0)
         if count or verdict in NEVER:
             table.add_row(f"  {verdict}", f"{count:,}")

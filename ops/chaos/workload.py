@@ -12,7 +12,7 @@ TITLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ChaosRequest:
     """One request to make.
 
     Args:

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ops.chaos.report import Report
+    from ops.chaos.report import ChaosReport
     from ops.chaos.scenario import Scenario
 
 EXIT_WRONG = 1
@@ -141,31 +141,31 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
         raise ScenarioError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _run(scenario: Scenario, rig: object, console: Console) -> Report:
+def _run(scenario: Scenario, rig: object, console: Console) -> ChaosReport:
     import asyncio
     import signal
     import tempfile
     from contextlib import AbstractContextManager, AsyncExitStack
 
     from ops.chaos.rig import Rig, started
-    from ops.chaos.run import Run
+    from ops.chaos.run import ChaosRun
     from ops.chaos.show import progress
 
-    def watch(run: Run) -> AbstractContextManager[None]:
+    def watch(run: ChaosRun) -> AbstractContextManager[None]:
         return progress(console, run)
 
-    async def main() -> Report:
+    async def main() -> ChaosReport:
         # As Ctrl-C: what was started has sessions of its own and must be ended from here.
         whole = asyncio.current_task()
         assert whole is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)
         if isinstance(rig, Rig):
-            return await Run(scenario, rig, watch=watch).go()
+            return await ChaosRun(scenario, rig, watch=watch).go()
         async with AsyncExitStack() as running:
             folder = running.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-"))
             with console.status("starting…"):
                 own = await running.enter_async_context(started(scenario.start, Path(folder)))
-            return await Run(scenario, own, watch=watch).go()
+            return await ChaosRun(scenario, own, watch=watch).go()
 
     try:
         return asyncio.run(main())

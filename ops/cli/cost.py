@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ops.cli.console import screen, table_of
-from ops.planning.build_or_buy import Build, Buy, Comparison, compare
+from ops.planning.build_or_buy import Build, BuildOrBuy, Buy, compare
 
 # Seed 003's rule of thumb, tokens a day.
 BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
@@ -64,7 +64,7 @@ def cost(
     _show(build, buy, found)
 
 
-def _as_object(build: Build, buy: Buy, found: Comparison) -> dict[str, object]:
+def _as_object(build: Build, buy: Buy, found: BuildOrBuy) -> dict[str, object]:
     return {
         "build": asdict(build),
         "buy": asdict(buy) | {"usd_per_million": buy.usd_per_million},
@@ -72,7 +72,7 @@ def _as_object(build: Build, buy: Buy, found: Comparison) -> dict[str, object]:
     }
 
 
-def _show(build: Build, buy: Buy, found: Comparison) -> None:
+def _show(build: Build, buy: Buy, found: BuildOrBuy) -> None:
     console = screen()
     inputs = table_of("what was put in", "", title="Inputs", title_justify="left")
     inputs.add_row("GPUs a replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
@@ -113,7 +113,7 @@ def _show(build: Build, buy: Buy, found: Comparison) -> None:
     console.print(_rule_of_thumb(found), style="dim")
 
 
-def _rule_of_thumb(found: Comparison) -> str:
+def _rule_of_thumb(found: BuildOrBuy) -> str:
     if BUY_BELOW <= found.tokens_per_day <= BUILD_ABOVE:
         return "Rule of thumb from 10 to 100 M a day: it depends on what the team can run."
     if found.tokens_per_day < BUY_BELOW:

@@ -42,7 +42,7 @@ LOW_DISK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorCheck:
     """One checked thing. ``hint`` says what to do when it is not ok."""
 
     check: str
@@ -85,7 +85,7 @@ def _quiet_logs() -> Iterator[None]:
 
 async def examine(
     config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
-) -> list[Finding]:
+) -> list[DoctorCheck]:
     """All findings, in the order in which a start would meet them; ``watch`` shows a fetch of weights."""
     found = [_python(), _disk()]
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
@@ -101,7 +101,7 @@ async def examine(
     )
     if gateway is None:
         return found
-    found.append(Finding("token counting", True, gateway.text.encoder))
+    found.append(DoctorCheck("token counting", True, gateway.text.encoder))
     found.append(
         await _opened("state store", gateway.state.shown, gateway.state.open, lambda: gateway.state.healthy)
     )
@@ -119,22 +119,22 @@ async def examine(
     return found
 
 
-async def _response_cache(gateway: Gateway) -> Finding:
+async def _response_cache(gateway: Gateway) -> DoctorCheck:
     check, answers = "response cache", gateway.answers
     if answers.resident is None:
-        return Finding(check, True, "off")
+        return DoctorCheck(check, True, "off")
     error = await answers.resident.check()
     await answers.resident.close()
     if error is not None:
         hint = "start Redis, or correct response_cache.url"
-        return Finding(check, False, f"{answers.place}: {error}", hint)
+        return DoctorCheck(check, False, f"{answers.place}: {error}", hint)
     what = "the same and similar questions" if answers.similar else "the same question only"
-    return Finding(check, True, f"{what}, kept in {answers.place}")
+    return DoctorCheck(check, True, f"{what}, kept in {answers.place}")
 
 
-def _python() -> Finding:
+def _python() -> DoctorCheck:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Finding(
+    return DoctorCheck(
         "python",
         sys.version_info >= (3, 11),
         version,
@@ -142,25 +142,25 @@ def _python() -> Finding:
     )
 
 
-def _disk() -> Finding:
+def _disk() -> DoctorCheck:
     free = shutil.disk_usage(".").free
     ok = free >= LOW_DISK_BYTES
-    return Finding(
+    return DoctorCheck(
         "disk", ok, f"{free / 2**30:.1f} GiB free here", "" if ok else "free some: ledger and state grow here"
     )
 
 
-def _keys(settings: Settings) -> Finding:
+def _keys(settings: Settings) -> DoctorCheck:
     if not settings.auth.enabled:
         local = settings.server.host in ("127.0.0.1", "::1", "localhost")
-        return Finding(
+        return DoctorCheck(
             "keys",
             local,
             "off: every caller is the operator",
             "" if local else "set auth.enabled: true beyond loopback",
         )
     ok = bool(os.environ.get("SLUICE_ADMIN_KEY"))
-    return Finding(
+    return DoctorCheck(
         "keys",
         ok,
         "required" if ok else "required, but SLUICE_ADMIN_KEY is not set",
@@ -168,57 +168,57 @@ def _keys(settings: Settings) -> Finding:
     )
 
 
-def _guarded(check: str, make: Callable[[], T], found: list[Finding], detail: str) -> T | None:
+def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail: str) -> T | None:
     try:
         made = make()
     except Exception as error:
         told = [str(fault) for fault in start_errors(error)]
         if not told:
             raise
-        found.append(Finding(check, False, "\n".join(told), "mend what the line names"))
+        found.append(DoctorCheck(check, False, "\n".join(told), "mend what the line names"))
         return None
-    found.append(Finding(check, True, detail))
+    found.append(DoctorCheck(check, True, detail))
     return made
 
 
 async def _opened(
     check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
-) -> Finding:
+) -> DoctorCheck:
     await open_it()
     ok = healthy()
     file = url.startswith("sqlite")
     reason = "is the file writable, the folder there, the disk not full?"
     hint = "" if ok else reason if file else "does the server answer here, and take the user and password?"
-    return Finding(check, ok, url, hint)
+    return DoctorCheck(check, ok, url, hint)
 
 
-def _routing(gateway: Gateway) -> Finding:
+def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
     book, seed, file = gateway.routing.book, gateway.routing.seed, gateway.settings.routing.file
     if book.behind is not None:
         hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
-        return Finding("routing", False, book.behind.reason, hint)
+        return DoctorCheck("routing", False, book.behind.reason, hint)
     if book.head:
-        return Finding("routing", True, f"revision {book.head} in the state store; {file} is not used")
+        return DoctorCheck("routing", True, f"revision {book.head} in the state store; {file} is not used")
     if seed.fault is not None:
-        return Finding("routing", False, str(seed.fault), "mend what the line names")
-    return Finding("routing", True, f"{file}, as revision 1")
+        return DoctorCheck("routing", False, str(seed.fault), "mend what the line names")
+    return DoctorCheck("routing", True, f"{file}, as revision 1")
 
 
-async def _published(gateway: Gateway) -> Finding:
+async def _published(gateway: Gateway) -> DoctorCheck:
     check = "prompt versions"
     try:
         count = await gateway.publishing.check()
     except PromptChanged as error:
-        return Finding(check, False, str(error), "publish the new text under a new id")
+        return DoctorCheck(check, False, str(error), "publish the new text under a new id")
     except StoreUnreachable as error:
-        return Finding(
+        return DoctorCheck(
             check, False, f"cannot be compared with what was published: {error}", "see state store"
         )
-    return Finding(check, True, f"{count} published, unchanged")
+    return DoctorCheck(check, True, f"{count} published, unchanged")
 
 
-async def _ledger(gateway: Gateway) -> Finding:
+async def _ledger(gateway: Gateway) -> DoctorCheck:
     finding = await _opened(
         "ledger", gateway.settings.ledger.url, gateway.ledger.open, lambda: gateway.ledger.healthy
     )
@@ -228,13 +228,13 @@ async def _ledger(gateway: Gateway) -> Finding:
 
 async def _weights(
     gateway: Gateway, watch: Callable[[str], AbstractContextManager[OnProgress]]
-) -> Finding | None:
+) -> DoctorCheck | None:
     """Fetch them as a start would; None when they are here."""
     try:
         with watch(gateway.weights.source) as on_progress:
             await gateway.weights.fetch(on_progress)
     except FetchError as error:
-        return Finding("weights", False, str(error), "mend what the line names")
+        return DoctorCheck("weights", False, str(error), "mend what the line names")
     return None
 
 
@@ -249,10 +249,10 @@ def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
         status.start()
 
 
-async def _engine(gateway: Gateway) -> Finding:
+async def _engine(gateway: Gateway) -> DoctorCheck:
     host = gateway.engines.host
     if host is None:
-        return Finding("engine", True, "none in process (engine.kind: none)")
+        return DoctorCheck("engine", True, "none in process (engine.kind: none)")
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
             facts = await host.start()
@@ -261,7 +261,7 @@ async def _engine(gateway: Gateway) -> Finding:
         told = [str(fault) or "timed out" for fault in start_errors(error)]
         if not told:
             raise
-        return Finding("engine", False, "\n".join(told), "mend what the line names")
+        return DoctorCheck("engine", False, "\n".join(told), "mend what the line names")
     finally:
         await host.stop(5.0)
     details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
@@ -269,12 +269,12 @@ async def _engine(gateway: Gateway) -> Finding:
         f"{gateway.settings.engine.model_id}: {details}; {facts.total_blocks} blocks of "
         f"{facts.block_size} tokens"
     )
-    return Finding(
+    return DoctorCheck(
         "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
     )
 
 
-async def _bedrock(name: str, backend: BedrockBackend) -> Finding:
+async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
     """One real answer of one token: nothing less shows that the account may use the model."""
     check = f"Bedrock access ({name})"
     work = Work("doctor", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
@@ -285,10 +285,12 @@ async def _bedrock(name: str, backend: BedrockBackend) -> Finding:
         told = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
         if isinstance(error, BackendFailure) and error.__cause__ is not None:
             told += f": {error.__cause__}"
-        return Finding(check, False, told, "credentials, region, model access: see docs/bedrock.md")
+        return DoctorCheck(check, False, told, "credentials, region, model access: see docs/bedrock.md")
     finally:
         backend.stop()
-    return Finding(check, True, f"{backend.model} answered a test of {completion.usage.input_tokens} tokens")
+    return DoctorCheck(
+        check, True, f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"
+    )
 
 
 async def _discard(delta: Delta) -> None:

@@ -59,10 +59,10 @@ def deploy(
         settings = load_settings(config)
         serve = _connected(address)
         from ops.ray.application import make_application
-        from ops.ray.place import Place
+        from ops.ray.cluster_place import ClusterPlace
 
         name = settings.ray.application
-        place = Place(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
+        place = ClusterPlace(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
         serve.start(http_options={"host": host, "port": port})
         try:
             serve.run(make_application(settings, place), name=name, route_prefix="/")

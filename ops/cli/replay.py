@@ -87,7 +87,7 @@ def replay(
         _need_extras(plot)
         from ops.replay.contract import ContractName
         from ops.replay.options import Options
-        from ops.replay.report import Slo, as_json
+        from ops.replay.report import ReplaySlo, as_json
 
         if contract not in set(ContractName):
             raise OptionError(f"--contract: {contract!r} is not allowed; {' or '.join(ContractName)} is")
@@ -96,8 +96,8 @@ def replay(
         options = Options(
             trace=trace, url=url, key=key, speed=speed, limit=limit, skip=skip, scale_tokens=scale_tokens,
             concurrency=concurrency, contract=ContractName(contract), route=route, model=model,
-            slo=Slo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed, max_model_len=max_model_len,
-            no_fallback=no_fallback,
+            slo=ReplaySlo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed,
+            max_model_len=max_model_len, no_fallback=no_fallback,
         )  # fmt: skip
         done = _run(options, console)
     except ReplayError as error:
@@ -153,11 +153,11 @@ def _run(options: Options, console: Console) -> Replayed:
 
     import uvloop
 
-    from ops.replay.load import Run
+    from ops.replay.load import ReplayRun
     from ops.replay.session import replay_trace
     from ops.replay.show import progress
 
-    def watch(run: Run, total: int) -> AbstractContextManager[None]:
+    def watch(run: ReplayRun, total: int) -> AbstractContextManager[None]:
         return progress(console, run, total)
 
     async def main() -> Replayed:

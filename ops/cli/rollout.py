@@ -50,7 +50,7 @@ def check(
     """
     from gateway.config.settings import load_settings
     from ops.cli.startup import start_errors
-    from ops.rollout.checks import Verdict, examine
+    from ops.rollout.checks import CheckVerdict, examine
     from ops.rollout.gather import gather
 
     try:
@@ -75,20 +75,20 @@ def check(
         print("\n".join(f"sluice: {line}" for line in told), file=sys.stderr)
         raise typer.Exit(2) from None
 
-    wrong = sum(finding.verdict is Verdict.WRONG for finding in findings)
+    wrong = sum(finding.verdict is CheckVerdict.WRONG for finding in findings)
     if as_json:
         checks = [asdict(finding) for finding in findings]
         print(json.dumps({"ok": not wrong, "checks": checks}, ensure_ascii=False, indent=2))
         raise typer.Exit(1 if wrong else 0)
     from ops.cli.console import screen, table_of
 
-    colours = {Verdict.OK: "green", Verdict.WRONG: "red", Verdict.BY_HAND: "yellow"}
+    colours = {CheckVerdict.OK: "green", CheckVerdict.WRONG: "red", CheckVerdict.BY_HAND: "yellow"}
     table = table_of("", "check", "found", "what to do")
     for finding in findings:
         colour = colours[finding.verdict]
         table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, finding.found, finding.hint)
     console = screen()
     console.print(table)
-    by_hand = sum(finding.verdict is Verdict.BY_HAND for finding in findings)
+    by_hand = sum(finding.verdict is CheckVerdict.BY_HAND for finding in findings)
     console.print(f"{len(findings) - wrong - by_hand} ok, {wrong} wrong, {by_hand} by hand.")
     raise typer.Exit(1 if wrong else 0)

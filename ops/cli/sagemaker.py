@@ -59,7 +59,7 @@ def publish() -> None:
     import boto3
 
     from ops.sagemaker.container import ENDPOINT_ENV, PORT, VARIANT, VARIANT_ENV
-    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, Signals, metric_data, read_metrics
+    from ops.sagemaker.signals import EVERY_ENV, EVERY_S, InstanceSignals, metric_data, read_metrics
     from ops.sagemaker.signals import publish as run
 
     parent = os.getppid()
@@ -67,7 +67,7 @@ def publish() -> None:
     url = f"http://127.0.0.1:{os.environ.get('SLUICE_SERVER__PORT', PORT)}/metrics"
     cloudwatch = boto3.client("cloudwatch", config=_bounded())
 
-    def put(signals: Signals) -> None:
+    def put(signals: InstanceSignals) -> None:
         cloudwatch.put_metric_data(**metric_data(signals, endpoint=endpoint, variant=variant))
 
     def pause(seconds: float) -> bool:
@@ -98,8 +98,8 @@ def deploy(
     with _told():
         spec = load_spec(file)
         if dry_run:
-            there = plan.Standing("another", "InService", spec.instance_type)
-            calls: dict[str, tuple[plan.Call | None, ...]] = {
+            there = plan.EndpointState("another", "InService", spec.instance_type)
+            calls: dict[str, tuple[plan.AwsCall | None, ...]] = {
                 "first": (plan.model_call(spec), plan.config_call(spec)),
                 "when there is none": (plan.endpoint_call(spec, None),),
                 "when it is there": (plan.endpoint_call(spec, there),),

@@ -81,7 +81,7 @@ class Buy:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BuildOrBuy:
     """Both for one load.
 
     Args:
@@ -101,7 +101,7 @@ class Comparison:
         return self.buy_usd_per_day / self.build_usd_per_day
 
 
-def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> Comparison:
+def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> BuildOrBuy:
     """Compare at that load; ``None`` is a full day of one replica.
 
     Raises:
@@ -109,7 +109,7 @@ def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> Comp
     """
     _check(build, buy, tokens_per_day)
     load = build.replica_tokens_per_day if tokens_per_day is None else tokens_per_day
-    return Comparison(
+    return BuildOrBuy(
         tokens_per_day=load,
         replicas=build.replicas(load),
         build_usd_per_day=build.usd_per_day(load),

@@ -15,8 +15,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from gateway.config.ray import RaySection
 from gateway.config.settings import Settings, load_settings
 from observability.logs import configure_logging
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.ingress import ingress_app
-from ops.ray.place import Place
 from ops.ray.placement import placement_of
 from ops.ray.replica import EngineReplica, MakeEngine, configured_engine
 from ops.ray.replicas import ServeReplicas
@@ -64,14 +64,14 @@ def application(args: Mapping[str, Any]) -> Application:
     """
     given = Arguments.model_validate(args)
     settings = load_settings(Path(given.config))
-    place = Place(
+    place = ClusterPlace(
         str(Path(given.config).resolve()), given.folder or str(Path.cwd()), settings.ray.application
     )
     return make_application(settings, place)
 
 
 def make_application(
-    settings: Settings, place: Place, *, make_engine: MakeEngine = configured_engine
+    settings: Settings, place: ClusterPlace, *, make_engine: MakeEngine = configured_engine
 ) -> Application:
     """Ingress replicas in front of engine replicas; ``make_engine`` is named by its module to them."""
     ray = settings.ray
@@ -108,7 +108,7 @@ def _deployment(cls: type, **options: Any) -> Deployment:
 
 def _engine_class(make_engine: MakeEngine) -> type:
     class Engine(EngineReplica):
-        async def __init__(self, place: Place) -> None:  # type: ignore[misc]
+        async def __init__(self, place: ClusterPlace) -> None:  # type: ignore[misc]
             settings = load_settings(Path(place.config))
             self._logs = configure_logging("info", settings.server.log_json)
             super().__init__(place, make_engine, serve.get_replica_context().replica_tag)
@@ -121,7 +121,7 @@ def _engine_class(make_engine: MakeEngine) -> type:
     return Engine
 
 
-def _gateway_class(place: Place) -> type:
+def _gateway_class(place: ClusterPlace) -> type:
     def app() -> FastAPI:
         handle = serve.get_deployment_handle(ENGINES, place.application)
         return ingress_app(place, ServeReplicas(handle))

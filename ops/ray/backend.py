@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from admission.values import Load
-from gateway.backends.begun import check_begun
+from admission.values import BackendLoad
+from gateway.backends.partial_answer import check_begun
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.load import WorkerLoad
 from gateway.backends.workers.scrape import WorkerFigures
 from gateway.contracts.features import Feature
 from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
-from ops.ray.wire import Piece, Route, Signals, encode
+from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
 
 # Signals in a row that may stay away before the replicas count as gone: Serve's controller may be restarted
@@ -114,7 +114,7 @@ class RayBackend:
         self._on_max_model_len = on_max_model_len
         self._clock = clock
         self._load = WorkerLoad(interval_s=rules.signals_s)
-        self._ready: tuple[Signals, ...] = ()
+        self._ready: tuple[ReplicaSignals, ...] = ()
         # Replicas that told their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
         self._silent = 0
@@ -130,7 +130,7 @@ class RayBackend:
         return BackendState.READY if self._ready else BackendState.STARTING
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The replicas together; ``None`` while none has told its figures."""
         told = self._load.told(self._clock())
         if told is None or not self._ready:
@@ -176,7 +176,7 @@ class RayBackend:
         self._silent = 0
         self._heard(told)
 
-    def _heard(self, told: Sequence[Signals]) -> None:
+    def _heard(self, told: Sequence[ReplicaSignals]) -> None:
         names = {one.replica for one in told}
         missed = {**{one.replica: 0 for one in self._ready}, **self._missing}
         self._missing = {
@@ -202,7 +202,7 @@ class RayBackend:
         adapter = work.adapter.adapter_id if work.adapter is not None else None
         chain = chain_of(work.token_ids, self._rules.block_tokens, salt_number(work.cache_salt, adapter))
         stable_blocks = work.prefix_tokens // self._rules.block_tokens
-        route = Route(tuple(chain), stable_blocks, adapter, tuple(self._missing))
+        route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))
         data = encode(work if work.calls is None else replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
         try:
@@ -210,7 +210,7 @@ class RayBackend:
         finally:
             self._load.ended(ticket)
 
-    async def _tried(self, route: Route, data: bytes, out: DeltaSink) -> Completion:
+    async def _tried(self, route: RouterHint, data: bytes, out: DeltaSink) -> Completion:
         for number in range(1, self._rules.max_attempts + 1):
             attempt = _Attempt(out)
             try:
@@ -223,12 +223,12 @@ class RayBackend:
                     raise
                 self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
             if attempt.replica:
-                route = Route(
+                route = RouterHint(
                     route.chain, route.stable_blocks, route.adapter, (*route.avoid, attempt.replica)
                 )
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, route: Route, data: bytes, attempt: _Attempt) -> Completion:
+    async def _attempt(self, route: RouterHint, data: bytes, attempt: _Attempt) -> Completion:
         try:
             async with self._replicas.call(route, data) as pieces:
                 while True:
@@ -249,7 +249,7 @@ class RayBackend:
         except ReplicaLost as error:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"an engine replica went away: {error}") from error
 
-    async def _next(self, pieces: AsyncIterator[Piece], attempt: _Attempt) -> Piece:
+    async def _next(self, pieces: AsyncIterator[ReplicaPiece], attempt: _Attempt) -> ReplicaPiece:
         limit_s = self._rules.idle_s if attempt.delivered else self._rules.first_token_s
         try:
             async with asyncio.timeout(limit_s):
@@ -273,7 +273,7 @@ class _Attempt:
         self.replica = ""
 
 
-def together(told: Sequence[Signals]) -> WorkerFigures:
+def together(told: Sequence[ReplicaSignals]) -> WorkerFigures:
     """Several replicas' figures as one worker's."""
     blocks = sum(one.total_blocks for one in told)
     if blocks:

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.backends.workers.choice import Choice, Wish, WorkerView
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import Hints
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Placed:
     whole: bool
 
 
-class Fleet:
+class ReplicaFleet:
     """The replicas of one deployment.
 
     Args:
@@ -45,7 +45,7 @@ class Fleet:
 
     def __init__(
         self,
-        choice: Choice,
+        choice: WorkerChoice,
         *,
         view: Callable[[str], WorkerView | None],
         clock: Callable[[], float],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.backends.port import Completion, Delta
-from ops.ray.wire import Failed, Piece
+from ops.ray.wire import Failed, ReplicaPiece
 
 # Deltas that a piece of an answer which nobody watches holds, behind the first: a piece costs as much as
 # some ten tokens' other work between two processes, and a lost replica costs at most so many tokens again.
@@ -40,7 +40,7 @@ class Flow:
         self._end = end
         self._wake()
 
-    async def take(self) -> Piece:
+    async def take(self) -> ReplicaPiece:
         """All that is ready, once something is; ``over`` tells whether it was the last. For one task."""
         if self._end is None and len(self._deltas) < self._least:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -50,8 +50,8 @@ class Flow:
             self._least = UNWATCHED_DELTAS
         self.over = self._end is not None
         if isinstance(self._end, Failed):
-            return Piece(deltas=deltas, failed=self._end)
-        return Piece(deltas=deltas, completion=self._end)
+            return ReplicaPiece(deltas=deltas, failed=self._end)
+        return ReplicaPiece(deltas=deltas, completion=self._end)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

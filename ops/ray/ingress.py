@@ -23,11 +23,11 @@ from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 from ops.ray.backend import RayBackend, RayRules
-from ops.ray.place import Place
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.port import EngineReplicas
 
 
-def ingress_app(place: Place, replicas: EngineReplicas) -> FastAPI:
+def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     """The gateway's app for one ingress replica; its lifespan runs the gateway.
 
     ``app.state.over`` tells that the gateway has ended, which before the app's own end is a fault.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from ops.ray.wire import Piece, Route, Signals
+from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint
 
 
 class ReplicaLost(Exception):
@@ -24,10 +24,12 @@ class EngineReplicas(Protocol):
     ``ReplicaLost`` and ``ReplicasFull`` leaves either method beside cancellation.
     """
 
-    def call(self, route: Route, work: bytes) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
+    def call(
+        self, route: RouterHint, work: bytes
+    ) -> AbstractAsyncContextManager[AsyncIterator[ReplicaPiece]]:
         """Ask one of them, which the router chooses, to generate."""
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         """Tell all of them how many requests wait at this gateway, and hear their figures.
 
         Those that do not answer in time are left out; none at all means that there is none. ``ReplicaLost``

@@ -21,11 +21,11 @@ from gateway.config.settings import Settings, load_settings
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import prepare
 from gateway.wiring.backends import engine_maker
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.flow import Flow
-from ops.ray.place import Place
-from ops.ray.wire import Failed, Piece, Signals, decode_work, encode
+from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals, decode_work, encode
 from resilience.classify import classify
-from resilience.failures import BackendFailure, FailureKind, Health
+from resilience.failures import BackendFailure, FailureKind, HealthEffect
 from resilience.supervisor import Supervisor
 from resilience.supervisor_events import SupervisorEvent
 
@@ -69,7 +69,7 @@ class EngineReplica:
 
     def __init__(
         self,
-        place: Place,
+        place: ClusterPlace,
         make_engine: MakeEngine,
         replica: str,
         clock: Callable[[], float] = time.monotonic,
@@ -133,7 +133,7 @@ class EngineReplica:
 
     async def generate(self, route: bytes, work: bytes) -> AsyncIterator[bytes]:
         """Pieces of the answer; ``route`` was the router's. Closing it early ends the sequences."""
-        yield encode(Piece(replica=self._replica))
+        yield encode(ReplicaPiece(replica=self._replica))
         tasks = self._tasks
         try:
             asked = decode_work(work)
@@ -141,11 +141,11 @@ class EngineReplica:
             failure = BackendFailure(
                 FailureKind.INVALID_INPUT, "the gateway's work is not readable: replicas of two versions?"
             )
-            yield encode(Piece(failed=Failed.of(failure)))
+            yield encode(ReplicaPiece(failed=Failed.of(failure)))
             return
         if tasks is None or self._backend.state is not BackendState.READY:
             failure = BackendFailure(FailureKind.BACKEND_UNAVAILABLE, "the replica's engine is not ready")
-            yield encode(Piece(failed=Failed.of(failure)))
+            yield encode(ReplicaPiece(failed=Failed.of(failure)))
             return
         flow = Flow(watched=asked.stream)
         answering = tasks.create_task(self._answer(asked, flow), name=asked.generation_id)
@@ -162,7 +162,10 @@ class EngineReplica:
             failure = classify(error)
             if failure.kind is FailureKind.INTERNAL:
                 self._log.error("internal error", generation_id=work.generation_id, exc_info=error)
-            if failure.policy.health is Health.RESTART_ENGINE and failure.kind is not FailureKind.ENGINE_DEAD:
+            if (
+                failure.policy.health is HealthEffect.RESTART_ENGINE
+                and failure.kind is not FailureKind.ENGINE_DEAD
+            ):
                 self._host.request_restart(failure.kind.value)
             flow.end(Failed.of(failure))
 
@@ -174,12 +177,12 @@ class EngineReplica:
             self._queues.popitem(last=False)
         return encode(self._signals())
 
-    def _signals(self) -> Signals:
+    def _signals(self) -> ReplicaSignals:
         ready, load, facts = self._backend.state is BackendState.READY, self._backend.load, self._host.facts
         longest = facts.max_model_len if facts is not None else 0
         if load is None:
-            return Signals(self._replica, ready, max_model_len=longest)
-        return Signals(
+            return ReplicaSignals(self._replica, ready, max_model_len=longest)
+        return ReplicaSignals(
             self._replica, ready, load.running, load.waiting, load.kv_usage, load.total_blocks,
             load.block_size, longest,
         )  # fmt: skip

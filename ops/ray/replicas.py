@@ -19,7 +19,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from ops.ray.port import ReplicaLost, ReplicasFull
-from ops.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
+from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, decode_piece, decode_signals, encode
 
 # What means that the replica, the way to it, or Serve's own bookkeeping is gone. An exception of our own
 # class never comes this way: a replica sends failures as pieces.
@@ -54,7 +54,7 @@ class ServeReplicas:
         self._plain = handle.options(**direct)
 
     @asynccontextmanager
-    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+    async def call(self, route: RouterHint, work: bytes) -> AsyncIterator[AsyncIterator[ReplicaPiece]]:
         """Ask one of them to generate."""
         response: Any = self._streaming.remote(encode(route), work)
         try:
@@ -63,7 +63,7 @@ class ServeReplicas:
             # Of an answer that is whole this does nothing.
             response.cancel()
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         """Tell how many wait, hear every replica's figures."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -97,7 +97,7 @@ async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> bool:
         return isinstance(error, TimeoutError)
 
 
-async def _pieces(response: AsyncIterator[bytes]) -> AsyncIterator[Piece]:
+async def _pieces(response: AsyncIterator[bytes]) -> AsyncIterator[ReplicaPiece]:
     try:
         async for data in response:
             yield decode_piece(data)

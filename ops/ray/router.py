@@ -1,7 +1,8 @@
 """Serve's request router for the engine deployment: prefix affinity, queue length, KV memory.
 
-The decision is :class:`ops.ray.fleet.Fleet`, which is that for remote workers; this is its shell inside
-Serve. It runs in each ingress replica, on Serve's own loop there. Serve sends the class itself to other
+The decision is :class:`ops.ray.fleet.ReplicaFleet`, which is that for remote workers; this is its shell
+inside Serve.
+It runs in each ingress replica, on Serve's own loop there. Serve sends the class itself to other
 processes, with this module's globals: they stay few.
 """
 
@@ -14,9 +15,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from gateway.backends.workers.choice import Choice, WorkerView
-from ops.ray.fleet import Fleet
-from ops.ray.wire import Route, decode_route
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerView
+from ops.ray.fleet import ReplicaFleet
+from ops.ray.wire import RouterHint, decode_route
 
 GENERATE = "generate"
 
@@ -29,10 +30,10 @@ class PrefixRouter(RequestRouter):
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve with ``request_router_kwargs``, which are :class:`Choice`'s."""
+        """Called by Serve with ``request_router_kwargs``, which are :class:`WorkerChoice`'s."""
         self._by_name: dict[str, RunningReplica] = {}
-        self._fleet = Fleet(
-            Choice((), **kwargs), view=self._view, clock=time.monotonic, random=random.Random()
+        self._fleet = ReplicaFleet(
+            WorkerChoice((), **kwargs), view=self._view, clock=time.monotonic, random=random.Random()
         )
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -80,8 +81,8 @@ class PrefixRouter(RequestRouter):
         return WorkerView(name, requests, float(told.get("kv_usage", 0.0)))
 
 
-def _route_of(pending_request: PendingRequest) -> Route:
+def _route_of(pending_request: PendingRequest) -> RouterHint:
     args: Sequence[Any] = pending_request.args
     if pending_request.metadata.call_method != GENERATE or not args:
-        return Route()
+        return RouterHint()
     return decode_route(args[0])

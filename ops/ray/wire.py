@@ -1,7 +1,7 @@
 """What travels between ingress and engine replicas, as MessagePack: no pickle that depends on a version.
 
-A call is a :class:`Route` for the router, beside the work, which the router does not read. An answer is a
-stream of :class:`Piece`; the first one names the replica.
+A call is a :class:`RouterHint` for the router, beside the work, which the router does not read. An answer is
+a stream of :class:`ReplicaPiece`; the first one names the replica.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gateway.backends.port import Completion, Delta, Work
-from gateway.backends.workers.choice import Wish
+from gateway.backends.workers.worker_choice import Wish
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -36,7 +36,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
     """What a replica sends at once: who it is, pieces of the answer, or how it ended."""
 
     replica: str = ""
@@ -45,7 +45,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     failed: Failed | None = None
 
 
-class Signals(msgspec.Struct, frozen=True):
+class ReplicaSignals(msgspec.Struct, frozen=True):
     """A replica's own figures.
 
     Args:
@@ -69,7 +69,7 @@ class Signals(msgspec.Struct, frozen=True):
     max_model_len: int = 0
 
 
-class Route(msgspec.Struct, frozen=True, array_like=True):
+class RouterHint(msgspec.Struct, frozen=True, array_like=True):
     """What the router wants to know of a call.
 
     Args:
@@ -99,12 +99,12 @@ def _plain(value: object) -> object:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _work = msgspec.msgpack.Decoder(Work)
-_piece = msgspec.msgpack.Decoder(Piece)
-_signals = msgspec.msgpack.Decoder(Signals)
-_route = msgspec.msgpack.Decoder(Route)
+_piece = msgspec.msgpack.Decoder(ReplicaPiece)
+_signals = msgspec.msgpack.Decoder(ReplicaSignals)
+_route = msgspec.msgpack.Decoder(RouterHint)
 
 
-def encode(value: Work | Piece | Signals | Route) -> bytes:
+def encode(value: Work | ReplicaPiece | ReplicaSignals | RouterHint) -> bytes:
     """The bytes of one of these."""
     return _encoder.encode(value)
 
@@ -114,16 +114,16 @@ def decode_work(data: bytes) -> Work:
     return _work.decode(data)
 
 
-def decode_piece(data: bytes) -> Piece:
+def decode_piece(data: bytes) -> ReplicaPiece:
     """The piece. Raises msgspec.DecodeError."""
     return _piece.decode(data)
 
 
-def decode_signals(told: Sequence[bytes]) -> list[Signals]:
+def decode_signals(told: Sequence[bytes]) -> list[ReplicaSignals]:
     """The figures of several replicas. Raises msgspec.DecodeError."""
     return [_signals.decode(one) for one in told]
 
 
-def decode_route(data: bytes) -> Route:
+def decode_route(data: bytes) -> RouterHint:
     """What the router wants to know. Raises msgspec.DecodeError."""
     return _route.decode(data)

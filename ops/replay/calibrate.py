@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ops.replay.contract import Contract
+from ops.replay.contract import ReplayContract
 from ops.replay.errors import TargetError
 from ops.replay.shape import Planned
-from ops.replay.target import Target
+from ops.replay.target import ReplayTarget
 from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
 
 # Each word is counted this many times in a row, behind another word: rounding and the text's edges then do
@@ -36,7 +36,7 @@ class Calibration:
     max_model_len: int
 
 
-async def calibrate(target: Target, contract: Contract) -> Calibration:
+async def calibrate(target: ReplayTarget, contract: ReplayContract) -> Calibration:
     """Weigh the words with ``/tokenize``, then send one short real request for the overhead of its prompt.
 
     The probe also opens the first connection and proves that key, route and model are right before the load
@@ -62,7 +62,7 @@ async def calibrate(target: Target, contract: Contract) -> Calibration:
     )
 
 
-async def _weigh(target: Target, anchor_tokens: int) -> tuple[tuple[str, int], ...] | None:
+async def _weigh(target: ReplayTarget, anchor_tokens: int) -> tuple[tuple[str, int], ...] | None:
     weighed: dict[str, int] = {}
     waiting = iter(WORDS)
 

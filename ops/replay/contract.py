@@ -16,7 +16,7 @@ class ContractName(StrEnum):
 
 
 @dataclass(slots=True)
-class Reading:
+class StreamReading:
     """What a stream has said so far."""
 
     texts: int = 0
@@ -38,7 +38,7 @@ class Reading:
         self.finish_reason = found.get("finish_reason") or self.finish_reason
 
 
-class Contract(Protocol):
+class ReplayContract(Protocol):
     """A way to ask for one streamed answer."""
 
     path: str
@@ -46,10 +46,10 @@ class Contract(Protocol):
     def body(self, text: str, max_tokens: int) -> dict[str, object]:
         """The JSON to post."""
 
-    def read(self, event: Mapping[str, Any], reading: Reading) -> None:
+    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
         """Take one event's object into ``reading``; ``texts`` grows by one for a piece of text."""
 
-    def done(self, reading: Reading) -> None:
+    def done(self, reading: StreamReading) -> None:
         """The stream said ``[DONE]``."""
 
 
@@ -70,7 +70,7 @@ class Native:
             "stream": True,
         }
 
-    def read(self, event: Mapping[str, Any], reading: Reading) -> None:
+    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
         """``token``, ``done`` or ``error``."""
         match event.get("type"):
             case "token":
@@ -86,7 +86,7 @@ class Native:
                 reading.code = error_code(event) or "error"
                 reading.ended = True
 
-    def done(self, reading: Reading) -> None:
+    def done(self, reading: StreamReading) -> None:
         """Not part of this contract; the ``done`` event ends it."""
         reading.ended = True
 
@@ -111,7 +111,7 @@ class OpenAI:
             "stream_options": {"include_usage": True},
         }
 
-    def read(self, event: Mapping[str, Any], reading: Reading) -> None:
+    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
         """A ``chat.completion.chunk``, or an error."""
         if "error" in event:
             reading.code = error_code(event) or "error"
@@ -127,7 +127,7 @@ class OpenAI:
         if isinstance(extras := event.get("sluice"), Mapping):
             reading.extras(extras)
 
-    def done(self, reading: Reading) -> None:
+    def done(self, reading: StreamReading) -> None:
         """``[DONE]`` ends it."""
         reading.ended = True
 

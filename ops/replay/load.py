@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from ops.replay.outcome import Outcome
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
 
-Send = Callable[[Planned, str, float], Awaitable[Outcome]]
+Send = Callable[[Planned, str, float], Awaitable[ReplayedRequest]]
 
 
 class _Stopped(Exception):
@@ -17,7 +17,7 @@ class _Stopped(Exception):
 
 
 @dataclass(slots=True)
-class Run:
+class ReplayRun:
     """A replay under way, and then what it came to.
 
     Args:
@@ -28,7 +28,7 @@ class Run:
         wall_s: from the start to the end of the last request.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ReplayedRequest] = field(default_factory=list)
     sent: int = 0
     in_flight: int = 0
     interrupted: bool = False
@@ -48,7 +48,7 @@ async def run_load(
     concurrency: int,
     clock: Callable[[], float],
     stop: asyncio.Event,
-    run: Run,
+    run: ReplayRun,
 ) -> None:
     """Send all of ``requests``; fills ``run`` as it goes.
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ops.replay.contract import ContractName
 from ops.replay.errors import OptionError
-from ops.replay.report import Slo
+from ops.replay.report import ReplaySlo
 
 MAX_CONCURRENCY = 10_000
 # Seed 000: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
-DEFAULT_SLO = Slo(ttft_ms=200.0, total_ms=1400.0)
+DEFAULT_SLO = ReplaySlo(ttft_ms=200.0, total_ms=1400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Options:
     contract: ContractName = ContractName.NATIVE
     route: str | None = None
     model: str | None = None
-    slo: Slo = DEFAULT_SLO
+    slo: ReplaySlo = DEFAULT_SLO
     timeout_s: float = 120.0
     seed: int = 0
     max_model_len: int | None = None

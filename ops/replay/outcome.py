@@ -12,7 +12,7 @@ BAD_STREAM = "client_bad_stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayedRequest:
     """One request, as its client saw it. Seconds; ``due_s`` and ``sent_s`` count from the replay's start.
 
     Args:

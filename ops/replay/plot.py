@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.replay.outcome import Outcome
-from ops.replay.report import Report
+from ops.replay.outcome import ReplayedRequest
+from ops.replay.report import ReplayReport
 from ops.replay.statistics import percentile
 
 INK, FAINT, GRID = "#22313f", "#7b8794", "#e4e9ee"
@@ -15,7 +15,9 @@ BLUE, GREEN, RED, AMBER = "#2a6fb0", "#2f9e6e", "#d64545", "#e0a030"
 PERCENTILES = (0.50, 0.90, 0.99)
 
 
-def draw(path: Path, result: Report, outcomes: Sequence[Outcome], *, title: str, subtitle: str) -> None:
+def draw(
+    path: Path, result: ReplayReport, outcomes: Sequence[ReplayedRequest], *, title: str, subtitle: str
+) -> None:
     """Write a PNG to ``path``. Raises OSError when it cannot be written; needs matplotlib."""
     # The figure is made without pyplot: that one keeps global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -94,7 +96,7 @@ def _cdf(axes: Any, ordered: Sequence[float], heading: str, colour: str, slo_ms:
     axes.text(1, 1.045, told, transform=axes.transAxes, ha="right", fontsize=9, color=INK)
 
 
-def _timeline(axes: Any, outcomes: Sequence[Outcome]) -> None:
+def _timeline(axes: Any, outcomes: Sequence[ReplayedRequest]) -> None:
     _plain(axes, "Over the replay")
     axes.set_xlabel("seconds since the start, when the request was sent", fontsize=8.5, color=FAINT)
     whole = [outcome for outcome in outcomes if outcome.ok]
@@ -135,7 +137,7 @@ def _timeline(axes: Any, outcomes: Sequence[Outcome]) -> None:
     )  # fmt: skip
 
 
-def in_flight_over_time(outcomes: Sequence[Outcome]) -> tuple[list[float], list[int]]:
+def in_flight_over_time(outcomes: Sequence[ReplayedRequest]) -> tuple[list[float], list[int]]:
     """When the number of requests under way changed, and to what."""
     changes = sorted([(o.sent_s, 1) for o in outcomes] + [(o.done_s, -1) for o in outcomes])
     times, counts, now = [0.0], [0], 0

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ops.replay.load import Run
-from ops.replay.outcome import Outcome
+from ops.replay.load import ReplayRun
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.statistics import Spread, spread
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class ReplaySlo:
     """The limits that goodput counts against, milliseconds from sending."""
 
     ttft_ms: float
@@ -42,7 +42,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplayReport:
     """What a replay came to.
 
     Latencies are milliseconds over whole answers, from sending; ``client_delay_ms`` is over all requests that
@@ -59,7 +59,7 @@ class Report:
     total_ms: Spread
     client_delay_ms: Spread
     tokens: Tokens
-    slo: Slo
+    slo: ReplaySlo
     within_slo: int
     clamped: int
     errors: Mapping[str, int]
@@ -77,11 +77,11 @@ class Report:
         return count / self.wall_s if self.wall_s > 0 else None
 
 
-def report(run: Run, slo: Slo, *, clamped: int = 0) -> Report:
+def report(run: ReplayRun, slo: ReplaySlo, *, clamped: int = 0) -> ReplayReport:
     """The figures of ``run``."""
-    ended: Sequence[Outcome] = run.outcomes
+    ended: Sequence[ReplayedRequest] = run.outcomes
     whole = [outcome for outcome in ended if outcome.ok]
-    return Report(
+    return ReplayReport(
         sent=run.sent,
         completed=len(whole),
         unfinished=run.unfinished,
@@ -112,7 +112,7 @@ def _counted(names: Iterable[str | None]) -> dict[str, int]:
     return dict(Counter(name for name in names if name is not None).most_common())
 
 
-def as_json(result: Report, setup: Mapping[str, object]) -> dict[str, object]:
+def as_json(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, object]:
     """The report for machines; ``setup`` is how the replay was made (trace, options, calibration)."""
     tokens = result.tokens
     return {

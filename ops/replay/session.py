@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ops.replay.calibrate import Calibration, calibrate
-from ops.replay.contract import Contract, ContractName, Native, OpenAI
-from ops.replay.load import Run, run_load
+from ops.replay.contract import ContractName, Native, OpenAI, ReplayContract
+from ops.replay.load import ReplayRun, run_load
 from ops.replay.options import Options
-from ops.replay.outcome import Outcome
-from ops.replay.report import Report, report
+from ops.replay.outcome import ReplayedRequest
+from ops.replay.report import ReplayReport, report
 from ops.replay.shape import Planned, plan
-from ops.replay.target import Target
+from ops.replay.target import ReplayTarget
 from ops.replay.text import TextMaker
 from ops.replay.trace import Trace, read_trace
 
-Watch = Callable[[Run, int], AbstractContextManager[None]]
+Watch = Callable[[ReplayRun, int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Replayed:
     trace: Trace
     calibration: Calibration
     max_model_len: int
-    outcomes: tuple[Outcome, ...]
-    report: Report
+    outcomes: tuple[ReplayedRequest, ...]
+    report: ReplayReport
     below_overhead: int = 0
 
     def setup(self, options: Options) -> dict[str, object]:
@@ -76,7 +76,7 @@ class Replayed:
         }
 
 
-def _unwatched(run: Run, total: int) -> AbstractContextManager[None]:
+def _unwatched(run: ReplayRun, total: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -99,8 +99,8 @@ async def replay_trace(
         ReplayError: the trace, an option or the gateway does not allow a start.
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
-    run = Run()
-    async with Target(
+    run = ReplayRun()
+    async with ReplayTarget(
         options.url,
         key=options.key,
         timeout_s=options.timeout_s,
@@ -115,7 +115,7 @@ async def replay_trace(
         )
         maker = TextMaker(learned.lexicon, options.seed)
 
-        async def send(planned: Planned, text: str, started_at: float) -> Outcome:
+        async def send(planned: Planned, text: str, started_at: float) -> ReplayedRequest:
             return await target.generate(contract, planned, text, started_at=started_at)
 
         with watch(run, len(requests)):
@@ -134,7 +134,7 @@ async def replay_trace(
     return Replayed(trace, learned, longest, tuple(run.outcomes), found, below)
 
 
-async def _contract(options: Options, target: Target) -> Contract:
+async def _contract(options: Options, target: ReplayTarget) -> ReplayContract:
     if options.contract is ContractName.NATIVE:
         return Native(options.route)
     return OpenAI(options.model or await target.first_model(), options.route)

@@ -18,8 +18,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ops.replay.load import Run
-from ops.replay.report import Report
+from ops.replay.load import ReplayRun
+from ops.replay.report import ReplayReport
 from ops.replay.statistics import Spread, percentile
 
 # The bar's own redraws a second; more would disturb the load it shows.
@@ -31,7 +31,7 @@ RECENT = 100
 class _Live(ProgressColumn):
     """In flight, errors, and the recent answers' median TTFT, read from the run when the bar is redrawn."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ReplayRun) -> None:
         super().__init__()
         self._run = run
 
@@ -48,7 +48,7 @@ class _Live(ProgressColumn):
 
 
 @contextmanager
-def progress(console: Console, run: Run, total: int) -> Iterator[None]:
+def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
     """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _Live(run))
 
@@ -69,7 +69,7 @@ def progress(console: Console, run: Run, total: int) -> Iterator[None]:
         yield
 
 
-def tables(result: Report, notes: Mapping[str, str]) -> RenderableType:
+def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     """The result for a person; ``notes`` say how it was made."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")

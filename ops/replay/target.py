@@ -11,9 +11,9 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from ops.replay.contract import Contract, Reading, error_code
+from ops.replay.contract import ReplayContract, StreamReading, error_code
 from ops.replay.errors import TargetError
-from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, Outcome
+from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, ReplayedRequest
 from ops.replay.shape import Planned
 from ops.replay.sse import EventSplitter, EventTooLarge
 
@@ -32,7 +32,7 @@ class TokenCount:
     max_model_len: int | None
 
 
-class Target:
+class ReplayTarget:
     """Calls one gateway; use as ``async with``.
 
     Args:
@@ -90,12 +90,12 @@ class Target:
         return str(models[0]["id"])
 
     async def generate(
-        self, contract: Contract, planned: Planned, text: str, *, started_at: float
-    ) -> Outcome:
+        self, contract: ReplayContract, planned: Planned, text: str, *, started_at: float
+    ) -> ReplayedRequest:
         """Send one request now, read its stream to the end; every failure but cancellation is an outcome."""
         session = self._opened()
         body = orjson.dumps(contract.body(text, planned.max_tokens))
-        reading = Reading()
+        reading = StreamReading()
         ttft_s: float | None = None
         last_s: float | None = None
         status: int | None = None
@@ -127,7 +127,7 @@ class Target:
             reading.code = CONNECT
         except (aiohttp.ClientError, ConnectionError):
             reading.code = CUT_OFF
-        return Outcome(
+        return ReplayedRequest(
             index=planned.index,
             due_s=planned.due_s,
             sent_s=sent_at - started_at,
@@ -178,7 +178,7 @@ class Target:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise RuntimeError("a Target is used inside `async with`")
+            raise RuntimeError("a ReplayTarget is used inside `async with`")
         return self._session
 
 

@@ -27,7 +27,7 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceRequest:
     """One request of a trace.
 
     Args:
@@ -49,7 +49,7 @@ class Trace:
 
     path: str
     format: str
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[TraceRequest, ...]
     block_tokens: int = 0
 
     @property
@@ -75,7 +75,7 @@ def read_trace(path: Path, *, limit: int | None = None, skip: int = 0) -> Trace:
         raise TraceError(f"{path}: no rows (after skipping {skip})")
     read.sort(key=lambda arrival: arrival.at_s)
     first = read[0].at_s
-    arrivals = tuple(Arrival(a.at_s - first, a.input_tokens, a.output_tokens, a.block_ids) for a in read)
+    arrivals = tuple(TraceRequest(a.at_s - first, a.input_tokens, a.output_tokens, a.block_ids) for a in read)
     return Trace(
         path=str(path),
         format="mooncake" if mooncake else "azure",
@@ -84,7 +84,7 @@ def read_trace(path: Path, *, limit: int | None = None, skip: int = 0) -> Trace:
     )
 
 
-def _azure(path: Path, file: TextIO) -> Iterator[Arrival]:
+def _azure(path: Path, file: TextIO) -> Iterator[TraceRequest]:
     rows = csv.DictReader(file)
     missing = [name for name in AZURE_COLUMNS if name not in (rows.fieldnames or ())]
     if missing:
@@ -101,7 +101,7 @@ def _azure(path: Path, file: TextIO) -> Iterator[Arrival]:
         yield _arrival(path, number, at_s, *lengths)
 
 
-def _mooncake(path: Path, file: TextIO) -> Iterator[Arrival]:
+def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRequest]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -119,10 +119,10 @@ def _mooncake(path: Path, file: TextIO) -> Iterator[Arrival]:
 
 def _arrival(
     path: Path, number: int, at_s: float, input_tokens: int, output_tokens: int, blocks: tuple[int, ...] = ()
-) -> Arrival:
+) -> TraceRequest:
     if input_tokens < 0 or output_tokens < 0 or at_s != at_s or at_s in (float("inf"), float("-inf")):
         raise TraceError(f"{path}: line {number}: a length is negative or the time is not finite")
-    return Arrival(at_s, max(1, input_tokens), max(1, output_tokens), blocks)
+    return TraceRequest(at_s, max(1, input_tokens), max(1, output_tokens), blocks)
 
 
 def _seconds(stamp: str) -> float:

@@ -26,7 +26,7 @@ MAX_LEDGER_LAG_S = 5.0
 AFTER_DRAIN_S = 30.0
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What became of a line."""
 
     OK = "ok"
@@ -35,39 +35,39 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RolloutCheck:
     """One line. ``hint`` says what to do when it is not ok."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     hint: str = ""
 
 
-Check = Callable[[Facts], Finding]
+Check = Callable[[Facts], RolloutCheck]
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: Facts) -> list[RolloutCheck]:
     """Every line, in the order in which an operator would go through them."""
     return [check(facts) for check in CHECKS]
 
 
-def _told(check: str, holds: bool, found: str, hint: str) -> Finding:
-    return Finding(check, Verdict.OK if holds else Verdict.WRONG, found, "" if holds else hint)
+def _told(check: str, holds: bool, found: str, hint: str) -> RolloutCheck:
+    return RolloutCheck(check, CheckVerdict.OK if holds else CheckVerdict.WRONG, found, "" if holds else hint)
 
 
-def _by_hand(check: str, found: str, hint: str) -> Finding:
-    return Finding(check, Verdict.BY_HAND, found, hint)
+def _by_hand(check: str, found: str, hint: str) -> RolloutCheck:
+    return RolloutCheck(check, CheckVerdict.BY_HAND, found, hint)
 
 
-def ready(facts: Facts) -> Finding:
+def ready(facts: Facts) -> RolloutCheck:
     """The gateway takes traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
     return _told("ready", bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
 
 
-def ready_in_time(facts: Facts) -> Finding:
+def ready_in_time(facts: Facts) -> RolloutCheck:
     """It was ready soon enough after its start (seed 000 §13)."""
     check, hint = "ready soon after start", "local weights instead of a download; a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
@@ -77,7 +77,7 @@ def ready_in_time(facts: Facts) -> Finding:
     return _told(check, took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
 
 
-def generates(facts: Facts) -> Finding:
+def generates(facts: Facts) -> RolloutCheck:
     """Every backend, fallback legs included, has just generated."""
     backends: Mapping[str, Any] = facts.deep.get("backends", {})
     sick = [
@@ -88,7 +88,7 @@ def generates(facts: Facts) -> Finding:
     return _told("every backend generates", bool(backends) and not sick, found, hint)
 
 
-def has_another_leg(facts: Facts) -> Finding:
+def has_another_leg(facts: Facts) -> RolloutCheck:
     """Each route has something to fall back on that is not only an apology."""
     bare = [
         name
@@ -99,7 +99,7 @@ def has_another_leg(facts: Facts) -> Finding:
     return _told("each route has a second leg", not bare, ", ".join(bare) or "all have", hint)
 
 
-def real_workload(facts: Facts) -> Finding:
+def real_workload(facts: Facts) -> RolloutCheck:
     """Measured on the real workload, not on one prompt (seed 000 §13)."""
     check = "benchmarked on real traffic"
     hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
@@ -114,7 +114,7 @@ def real_workload(facts: Facts) -> Finding:
     )
 
 
-def soaked(facts: Facts) -> Finding:
+def soaked(facts: Facts) -> RolloutCheck:
     """Half an hour with long conversations and changing adapters (seed 000 §13)."""
     check = "soak test"
     if facts.soak is None:
@@ -125,7 +125,7 @@ def soaked(facts: Facts) -> Finding:
     return _told(check, held, found, f"at least {SOAK_S / 60:.0f} min without an error")
 
 
-def latency(facts: Facts) -> Finding:
+def latency(facts: Facts) -> RolloutCheck:
     """First token and whole answer together meet what the routes promise (seed 000 §13)."""
     check, late, seen = "latency within the routes' SLO", [], 0.0
     for labels, asked in facts.having("sluice_slo_requests_total"):
@@ -144,7 +144,7 @@ def latency(facts: Facts) -> Finding:
     )
 
 
-def prefix_hits(facts: Facts) -> Finding:
+def prefix_hits(facts: Facts) -> RolloutCheck:
     """What was computed before is found in the cache again (seed 000 §13: after prompt changes)."""
     check = "prefix cache hits as expected"
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
@@ -155,7 +155,7 @@ def prefix_hits(facts: Facts) -> Finding:
     return _told(check, share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
 
 
-def gated_adapters(facts: Facts) -> Finding:
+def gated_adapters(facts: Facts) -> RolloutCheck:
     """No adapter serves without an evaluation that it passed (seed 000 §13).
 
     What came with ``adapters.file`` is active from the start and was never asked for one: whoever wrote the
@@ -174,7 +174,7 @@ def gated_adapters(facts: Facts) -> Finding:
     return _told(check, not wrong, found, hint)
 
 
-def canary_first(facts: Facts) -> Finding:
+def canary_first(facts: Facts) -> RolloutCheck:
     """The last canary was not rolled back, or has been looked at since."""
     last = facts.canary.get("canary")
     check, hint = "last canary", "sluice canary status: why it ended, before the next one"
@@ -183,7 +183,7 @@ def canary_first(facts: Facts) -> Finding:
     return _told(check, last.get("phase") != "rolled_back", str(last.get("phase")), hint)
 
 
-def shadowed(facts: Facts) -> Finding:
+def shadowed(facts: Facts) -> RolloutCheck:
     """The other backend's answers have been compared before it gets traffic (seed 000 §12)."""
     check = "shadow comparison"
     if not any(route.get("shadow") for route in _routes(facts).values()):
@@ -194,7 +194,7 @@ def shadowed(facts: Facts) -> Finding:
     return _told(check, pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs")
 
 
-def can_go_back(facts: Facts) -> Finding:
+def can_go_back(facts: Facts) -> RolloutCheck:
     """A rollback is possible at the routing layer (seed 000 §13)."""
     if isinstance(facts.rollback, str):
         hint = "the first change makes one: `sluice routes apply`"
@@ -203,14 +203,14 @@ def can_go_back(facts: Facts) -> Finding:
     return _told("rollback possible", True, f"would change {changes} things", "")
 
 
-def in_force(facts: Facts) -> Finding:
+def in_force(facts: Facts) -> RolloutCheck:
     """The last revision is what this gateway routes by."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
     return _told("revision in force", not behind, found, "docs/runbooks, SluiceStateBehind")
 
 
-def ledger(facts: Facts) -> Finding:
+def ledger(facts: Facts) -> RolloutCheck:
     """Usage reaches its database in time, and none was lost."""
     lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
     found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
@@ -219,13 +219,13 @@ def ledger(facts: Facts) -> Finding:
     )
 
 
-def keys_on(facts: Facts) -> Finding:
+def keys_on(facts: Facts) -> RolloutCheck:
     """Operators' paths ask for a key."""
     found = "/admin answers without one" if facts.open_admin else "asked for"
     return _told("keys", not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
 
 
-def alerts(facts: Facts) -> Finding:
+def alerts(facts: Facts) -> RolloutCheck:
     """Prometheus has loaded our rules and evaluates them (seed 000 §13; that they fire, the tests prove)."""
     check, hint = "alert rules loaded", "rule_files of Prometheus: deploy/prometheus/*.yaml"
     if facts.rules is None:
@@ -247,7 +247,7 @@ def alerts(facts: Facts) -> Finding:
     )
 
 
-def time_to_drain(facts: Facts) -> Finding:
+def time_to_drain(facts: Facts) -> RolloutCheck:
     """Who stops the gateway waits for its drain."""
     check, hint = "time to drain", "terminationGracePeriodSeconds, TimeoutStopSec above it"
     if facts.drain_s is None or facts.grace_s is None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ops.sagemaker.container import VARIANT
 from ops.sagemaker.plan import (
-    Call,
-    Standing,
+    AwsCall,
+    EndpointState,
     config_call,
     endpoint_call,
     model_call,
@@ -41,7 +41,7 @@ class Aws:
         """SageMaker's own client."""
         return self.clients["sagemaker"]
 
-    def make(self, call: Call) -> Any:
+    def make(self, call: AwsCall) -> Any:
         """Make a call."""
         return getattr(self.clients[call.service], call.method)(**call.arguments)
 
@@ -75,7 +75,7 @@ def deploy(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) -> None:
         told(f"scaling: {scaling.method}")
 
 
-def look(name: str, aws: Aws) -> Standing | None:
+def look(name: str, aws: Aws) -> EndpointState | None:
     """The endpoint as it is; ``None`` when there is none."""
     try:
         endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
@@ -85,7 +85,9 @@ def look(name: str, aws: Aws) -> Standing | None:
             return None
         raise
     types = [v.get("InstanceType") for v in config["ProductionVariants"] if v["VariantName"] == VARIANT]
-    return Standing(endpoint["EndpointConfigName"], endpoint["EndpointStatus"], types[0] if types else None)
+    return EndpointState(
+        endpoint["EndpointConfigName"], endpoint["EndpointStatus"], types[0] if types else None
+    )
 
 
 def status(name: str, aws: Aws) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def delete(name: str, aws: Aws, told: Callable[[str], None], *, at_most_s: float
         told(f"model {model}: deleted")
 
 
-def _create(call: Call, key: str, aws: Aws, told: Callable[[str], None]) -> None:
+def _create(call: AwsCall, key: str, aws: Aws, told: Callable[[str], None]) -> None:
     try:
         aws.make(call)
     except Exception as error:

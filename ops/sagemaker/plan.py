@@ -22,7 +22,7 @@ POLICIES = ("active-sequences", "waiting-requests")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AwsCall:
     """One call: boto3's service and method, and its arguments."""
 
     service: str
@@ -31,7 +31,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EndpointState:
     """The endpoint as it is; ``instance_type`` of the configuration that is in force."""
 
     config_name: str
@@ -39,7 +39,7 @@ class Standing:
     instance_type: str | None
 
 
-def model_call(spec: EndpointSpec) -> Call:
+def model_call(spec: EndpointSpec) -> AwsCall:
     """``create_model``."""
     container: dict[str, Any] = {
         "Image": spec.image,
@@ -52,10 +52,10 @@ def model_call(spec: EndpointSpec) -> Call:
     if spec.subnets:
         network = {"Subnets": list(spec.subnets), "SecurityGroupIds": list(spec.security_groups)}
         arguments["VpcConfig"] = network
-    return Call("sagemaker", "create_model", _named("ModelName", spec, arguments))
+    return AwsCall("sagemaker", "create_model", _named("ModelName", spec, arguments))
 
 
-def config_call(spec: EndpointSpec) -> Call:
+def config_call(spec: EndpointSpec) -> AwsCall:
     """``create_endpoint_config`` for the model of the same file."""
     variant = {
         "VariantName": VARIANT,
@@ -70,32 +70,32 @@ def config_call(spec: EndpointSpec) -> Call:
     arguments: dict[str, Any] = {"ProductionVariants": [variant]}
     if spec.kms_key_id is not None:
         arguments["KmsKeyId"] = spec.kms_key_id
-    return Call("sagemaker", "create_endpoint_config", _named("EndpointConfigName", spec, arguments))
+    return AwsCall("sagemaker", "create_endpoint_config", _named("EndpointConfigName", spec, arguments))
 
 
-def endpoint_call(spec: EndpointSpec, standing: Standing | None) -> Call | None:
+def endpoint_call(spec: EndpointSpec, standing: EndpointState | None) -> AwsCall | None:
     """``create_endpoint``, ``update_endpoint``, or nothing when it stands there already."""
     config_name = config_call(spec).arguments["EndpointConfigName"]
     arguments: dict[str, Any] = {"EndpointName": spec.name, "EndpointConfigName": config_name}
     if standing is None:
-        return Call("sagemaker", "create_endpoint", {**arguments, "Tags": _tags(spec)})
+        return AwsCall("sagemaker", "create_endpoint", {**arguments, "Tags": _tags(spec)})
     if standing.config_name == config_name and standing.status == "InService":
         return None
     # Scaled out by load, it must not start its new version with the smallest fleet.
     arguments |= {"RetainAllVariantProperties": True, "DeploymentConfig": _deployment(spec)}
-    return Call("sagemaker", "update_endpoint", arguments)
+    return AwsCall("sagemaker", "update_endpoint", arguments)
 
 
-def unregister_call(name: str) -> Call:
+def unregister_call(name: str) -> AwsCall:
     """Take the variant out of autoscaling; SageMaker asks for it before another instance type, and an end."""
-    return Call("application-autoscaling", "deregister_scalable_target", _target(name))
+    return AwsCall("application-autoscaling", "deregister_scalable_target", _target(name))
 
 
-def scaling_calls(spec: EndpointSpec) -> tuple[Call, ...]:
+def scaling_calls(spec: EndpointSpec) -> tuple[AwsCall, ...]:
     """Bounds, then a policy for each signal: either scales out, both must agree to scale in."""
     scaling, target = spec.scaling, _target(spec.name)
     bounds = {**target, "MinCapacity": scaling.min_instances, "MaxCapacity": scaling.max_instances}
-    calls = [Call("application-autoscaling", "register_scalable_target", bounds)]
+    calls = [AwsCall("application-autoscaling", "register_scalable_target", bounds)]
     goals = ((ACTIVE, scaling.active_sequences), (WAITING, scaling.waiting_requests))
     for policy, (metric, goal) in zip(POLICIES, goals, strict=True):
         tracking = {
@@ -115,7 +115,7 @@ def scaling_calls(spec: EndpointSpec) -> tuple[Call, ...]:
         }
         named = {"PolicyName": f"{spec.name}-{policy}", "PolicyType": "TargetTrackingScaling"}
         arguments = {**target, **named, "TargetTrackingScalingPolicyConfiguration": tracking}
-        calls.append(Call("application-autoscaling", "put_scaling_policy", arguments))
+        calls.append(AwsCall("application-autoscaling", "put_scaling_policy", arguments))
     return tuple(calls)
 
 

@@ -28,7 +28,7 @@ _WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class InstanceSignals:
     """One instance's load: sequences running, requests waiting here or in the engine, share of KV used."""
 
     active: float
@@ -36,21 +36,21 @@ class Signals:
     kv_usage: float
 
 
-def signals_of(text: str) -> Signals:
+def signals_of(text: str) -> InstanceSignals:
     """Read them from Prometheus' text format; families that are missing count as 0."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def values(*names: str) -> Iterable[float]:
         return (sample.value for sample in samples if sample.name in names)
 
-    return Signals(
+    return InstanceSignals(
         sum(values("vllm:num_requests_running")),
         sum(values(*_WAITING_FAMILIES)),
         max(values("vllm:kv_cache_usage_perc"), default=0.0),
     )
 
 
-def metric_data(signals: Signals, *, endpoint: str, variant: str) -> dict[str, Any]:
+def metric_data(signals: InstanceSignals, *, endpoint: str, variant: str) -> dict[str, Any]:
     """The arguments of CloudWatch's ``put_metric_data``."""
     dimensions = [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": variant}]
     figures: Mapping[str, tuple[float, str]] = {
@@ -76,7 +76,7 @@ def read_metrics(url: str) -> str:
 
 def publish(
     read: Callable[[], str],
-    put: Callable[[Signals], None],
+    put: Callable[[InstanceSignals], None],
     *,
     pause: Callable[[float], bool],
     every_s: float = EVERY_S,

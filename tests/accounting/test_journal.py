@@ -26,7 +26,7 @@ from accounting.events import (
     RowsLost,
     RowsReplayed,
 )
-from accounting.journal import REST_S, Entry, Journal
+from accounting.journal import REST_S, Journal, PendingRow
 from accounting.journal_files import DAMAGED, SUFFIX, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame, read
 from accounting.ledger import Durability, Ledger
@@ -189,10 +189,10 @@ async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -
         gap_s=2.0,
     )
     journal.open()
-    journal.append(Entry(row("gen_1"), 0.0))
+    journal.append(PendingRow(row("gen_1"), 0.0))
     assert await journal.durable()
     for number in (2, 3):
-        journal.append(Entry(row(f"gen_{number}"), 0.0))
+        journal.append(PendingRow(row(f"gen_{number}"), 0.0))
         for _ in range(5):
             await asyncio.sleep(0)
     assert kept(tmp_path) == ["gen_1"]

@@ -15,15 +15,15 @@ from accounting.quotas import (
     LIMITS,
     LOOK_AGAIN_S,
     MAX_HOLD_S,
-    Ask,
     Excess,
     Figures,
     HoldId,
+    KeyUsage,
+    QuotaRequest,
     Quotas,
+    QuotaVerdict,
+    QuotaWindow,
     Settlement,
-    Tally,
-    Verdict,
-    Window,
 )
 
 PER_MINUTE = KeyLimits(requests_per_minute=3)
@@ -46,11 +46,11 @@ class Book:
         self._numbers = itertools.count(1)
 
     def enter(self, key: str, limits: KeyLimits) -> Excess | None:
-        return self.quotas.take(key, limits, Ask(requests=1)).excess
+        return self.quotas.take(key, limits, QuotaRequest(requests=1)).excess
 
-    def hold(self, tokens: int, limits: KeyLimits = TOKENS, key: str = "a") -> tuple[HoldId, Verdict]:
+    def hold(self, tokens: int, limits: KeyLimits = TOKENS, key: str = "a") -> tuple[HoldId, QuotaVerdict]:
         hold = HoldId("me", next(self._numbers))
-        return hold, self.quotas.take(key, limits, Ask(tokens=tokens, hold=hold))
+        return hold, self.quotas.take(key, limits, QuotaRequest(tokens=tokens, hold=hold))
 
     def held(self, tokens: int, limits: KeyLimits = TOKENS) -> HoldId:
         hold, verdict = self.hold(tokens, limits)
@@ -66,7 +66,7 @@ class Book:
         self.quotas.settle(Settlement("a", limits, hold, None, used, sure=False))
 
     def figures(self, limits: KeyLimits = TOKENS) -> tuple[Figures | None, ...]:
-        return self.quotas.take("a", limits, Ask()).figures
+        return self.quotas.take("a", limits, QuotaRequest()).figures
 
     def remaining(self, limits: KeyLimits = TOKENS) -> int:
         return min(one.remaining for one in self.figures(limits) if one is not None)
@@ -102,7 +102,7 @@ def test_no_minute_ever_holds_more_requests_than_the_limit_and_what_may_pass_pas
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.0, 20.0, allow_nan=False)), max_size=40))
 def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, float]]) -> None:
     now = 1_000.0
-    window = Window(100, LIMITS[1])
+    window = QuotaWindow(100, LIMITS[1])
     for amount, pause in asked:
         now += pause
         if window.remaining(now) < amount:
@@ -121,18 +121,18 @@ def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, 
 )
 def test_what_is_kept_and_loaded_again_decides_as_before(steps: list[tuple[str, int, float]]) -> None:
     """As a store does between two requests."""
-    living, stored, now = Tally(TOKENS), Tally(TOKENS).keep(), 1_000.0
+    living, stored, now = KeyUsage(TOKENS), KeyUsage(TOKENS).keep(), 1_000.0
     holds: list[HoldId] = []
     for number, (what, amount, pause) in enumerate(steps):
         now += pause
-        loaded = Tally(TOKENS, stored)
+        loaded = KeyUsage(TOKENS, stored)
         if what == "settle" and holds:
             told = Settlement("a", TOKENS, holds.pop(0), None, min(amount, 100))
             living.settle(told, now)
             loaded.settle(told, now)
         else:
             hold = HoldId("me", number)
-            ask = Ask(tokens=amount, hold=hold) if what == "hold" else Ask()
+            ask = QuotaRequest(tokens=amount, hold=hold) if what == "hold" else QuotaRequest()
             verdict = living.take(ask, now)
             assert loaded.take(ask, now) == verdict
             if what == "hold" and verdict.excess is None:
@@ -203,14 +203,16 @@ def test_use_counts_when_it_was_held_so_a_long_answer_does_not_block_the_next_mi
 
 
 def test_what_a_holder_held_that_is_gone_counts_no_longer() -> None:
-    tally, now = Tally(TOKENS), 1_000.0
-    assert tally.take(Ask(tokens=100, hold=HoldId("gone", 1)), now).excess is None
-    ask = Ask(tokens=100, hold=HoldId("me", 1))
+    tally, now = KeyUsage(TOKENS), 1_000.0
+    assert tally.take(QuotaRequest(tokens=100, hold=HoldId("gone", 1)), now).excess is None
+    ask = QuotaRequest(tokens=100, hold=HoldId("me", 1))
     assert tally.take(ask, now, alive=lambda _: True).excess is not None
     verdict = tally.take(ask, now, alive=lambda holder: holder == "me")
     assert verdict.excess is None
     tally.settle(Settlement("a", TOKENS, HoldId("gone", 1), None, 70, sure=False), now)
-    assert verdict.figures == tally.take(Ask(), now).figures, "told late and unsurely: it counts no more"
+    assert verdict.figures == tally.take(QuotaRequest(), now).figures, (
+        "told late and unsurely: it counts no more"
+    )
 
 
 def test_what_is_never_settled_is_held_for_a_day_at_most(book: Book) -> None:
@@ -222,7 +224,7 @@ def test_what_is_never_settled_is_held_for_a_day_at_most(book: Book) -> None:
 
 def test_what_was_decided_elsewhere_is_counted_whatever_the_limits_are(book: Book) -> None:
     for _ in range(9):
-        book.quotas.count("a", PER_MINUTE, Ask(requests=1))
+        book.quotas.count("a", PER_MINUTE, QuotaRequest(requests=1))
     assert book.enter("a", PER_MINUTE) is not None
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
 from accounting.ledger import Ledger
-from accounting.reports import DIMENSIONS, Page, Report, Span
+from accounting.reports import DIMENSIONS, Page, Span, UsageReport
 from accounting.store import GenerationStore
 from accounting.store_schema import HEAD
 from accounting.tables import metadata
@@ -75,7 +75,7 @@ async def holding(url: str, *rows: UsageRow) -> AsyncIterator[Ledger]:
 
 
 async def lines(ledger: Ledger, *by: str, **more: object) -> list[dict[str, object]]:
-    report = Report(by, **more)  # type: ignore[arg-type]
+    report = UsageReport(by, **more)  # type: ignore[arg-type]
     return [report.line(line) for line in await ledger.select(report.query())]
 
 

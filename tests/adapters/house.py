@@ -8,22 +8,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from adapters.demand import AdapterDemand
 from adapters.events import AdapterEvent
-from adapters.heat import Heat
 from adapters.registry import AdapterRegistry
 from adapters.registry_file import RegistryContent
 from adapters.store import AdapterStore
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound
-from gateway.admin.adapters import AdapterDesk
+from gateway.admin.adapters import AdapterAdmin
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.importer import AdapterImport
-from gateway.lora.loader import AdapterRooms, LoadsElsewhere
+from gateway.lora.loader import LoadsElsewhere, LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
-from gateway.lora.registry import STREAM, AdapterBook
+from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.state.audit import Audit
-from gateway.state.follower import Follower
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.stream_follower import StreamFollower
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
 
@@ -61,10 +61,10 @@ class Gate:
     """A gateway's registry and all around it."""
 
     registry: AdapterRegistry
-    book: AdapterBook
+    book: AdapterProjection
     source: AdapterSource
-    rooms: AdapterRooms
-    desk: AdapterDesk
+    rooms: LoraLoader
+    desk: AdapterAdmin
     store: AdapterStore
     events: list[AdapterEvent]
 
@@ -87,10 +87,10 @@ async def gate(
     """One that follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
     registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
-    book = AdapterBook(
+    book = AdapterProjection(
         state, registry, base_models=("tiny",), folder_of=store.path, changed=lambda: rooms.wake()
     )
-    follower = Follower(state, STREAM, book.take, copy=None, clock=asyncio.get_running_loop().time)
+    follower = StreamFollower(state, STREAM, book.take, copy=None, clock=asyncio.get_running_loop().time)
     book.follow(follower)
     source = AdapterSource(
         store,
@@ -100,10 +100,10 @@ async def gate(
         timeout_s=30.0,
         catalogue=lambda: book.catalogue,
     )
-    rooms = AdapterRooms(
+    rooms = LoraLoader(
         registry,
         book,
-        heat=Heat(60.0),
+        heat=AdapterDemand(60.0),
         folder=folder,
         bring=source.bring,
         emit=events.append,
@@ -113,7 +113,7 @@ async def gate(
         workers=lambda: workers,
     )
     orders = AdapterOrders(state, me=str(folder), load=rooms.preload_ordered)
-    desk = AdapterDesk(
+    desk = AdapterAdmin(
         book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed
     )
     await state.open()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adapters import changes
-from adapters.catalogue import Catalogue, CatalogueError, State, apply
+from adapters.catalogue import AdapterState, Catalogue, CatalogueError, apply
 from adapters.changes import NotEvaluatedError
 from adapters.verify import Verified
 
@@ -45,9 +45,9 @@ class Registry:
 
 def test_a_version_is_staged_until_an_alias_leads_to_it() -> None:
     registry = Registry().register("v1")
-    assert registry.now.version("v1").state is State.STAGED
+    assert registry.now.version("v1").state is AdapterState.STAGED
     registry.promote("v1")
-    assert registry.now.version("v1").state is State.ACTIVE
+    assert registry.now.version("v1").state is AdapterState.ACTIVE
     assert registry.now.aliases["manga"].resolve(0.5) == "v1"
 
 
@@ -58,7 +58,7 @@ def test_a_version_without_an_alias_is_active_under_its_own_name_and_only_whole(
     with pytest.raises(CatalogueError, match="a share of an alias"):
         registry.promote("v1", alias=None, percent=10)
     registry.promote("v1", alias=None, force=True)
-    assert registry.now.version("v1").state is State.ACTIVE
+    assert registry.now.version("v1").state is AdapterState.ACTIVE
     assert registry.now.named_by("v1") == ()
 
 
@@ -104,7 +104,7 @@ def test_a_canary_takes_its_share_of_sessions_and_keeps_them_when_it_grows() -> 
     registry.promote("v2", percent=50)
     grown = registry.now.aliases["manga"]
     assert all(grown.resolve(n / 100) == "v2" for n in range(100) if alias.resolve(n / 100) == "v2")
-    assert registry.now.version("v2").state is State.CANARY
+    assert registry.now.version("v2").state is AdapterState.CANARY
 
 
 def test_ending_a_canary_stages_its_version_again() -> None:
@@ -112,7 +112,7 @@ def test_ending_a_canary_stages_its_version_again() -> None:
     registry.promote("v1")
     registry.promote("v2", percent=10)
     registry.append(changes.end_canary(registry.now, "manga"))
-    assert registry.now.version("v2").state is State.STAGED
+    assert registry.now.version("v2").state is AdapterState.STAGED
     assert registry.now.aliases["manga"].resolve(0.0) == "v1"
 
 
@@ -132,7 +132,7 @@ def test_a_rollback_takes_the_canary_away() -> None:
     registry.promote("v3", percent=5)
     registry.append(changes.roll_back(registry.now, "manga"))
     alias = registry.now.aliases["manga"]
-    assert (alias.target, alias.canary, registry.now.version("v3").state) == ("v1", None, State.STAGED)
+    assert (alias.target, alias.canary, registry.now.version("v3").state) == ("v1", None, AdapterState.STAGED)
 
 
 def test_a_rollback_leads_only_to_where_the_alias_was_so_that_it_passes_by_no_evaluation() -> None:
@@ -240,12 +240,12 @@ class Machine(RuleBasedStateMachine):
         for alias in now.aliases.values():
             for fraction in (0.0, 0.5, 0.999):
                 name = alias.resolve(fraction)
-                assert name is None or now.version(name).state in (State.ACTIVE, State.CANARY)
+                assert name is None or now.version(name).state in (AdapterState.ACTIVE, AdapterState.CANARY)
 
     @invariant()
     def a_canary_stands_behind_an_alias(self) -> None:
         for version in self.registry.now.versions.values():
-            if version.state is State.CANARY:
+            if version.state is AdapterState.CANARY:
                 assert self.registry.now.named_by(version.adapter_id)
 
     @invariant()

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from adapters import changes
-from adapters.catalogue import CatalogueError, State
+from adapters.catalogue import AdapterState, CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterNotHere, UnknownAdapter
 from adapters.events import AdapterLoaded, AdapterUnloaded
@@ -267,7 +267,7 @@ async def test_the_registrys_file_is_taken_in_once_and_does_not_undo_what_operat
         await one.desk.retire("v1", who="key_1")
         await one.importing(listed).run()
         assert uses(one, "style") == "v2"
-        assert one.book.catalogue.version("v1").state is State.RETIRED
+        assert one.book.catalogue.version("v1").state is AdapterState.RETIRED
 
 
 async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one_stays(

@@ -13,13 +13,13 @@ from adapters.events import (
 )
 from observability.adapter_metrics import AdapterFigures, AdapterMetrics
 from observability.metrics import Metrics
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 
 
 def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
     metrics = Metrics(version="0")
     metrics.adapters.read(lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8))
-    hub = Hub(metrics)
+    hub = EventDispatcher(metrics)
     for event in (
         AdapterAsked("a", resident=False),
         AdapterLoaded("a", 0.02),

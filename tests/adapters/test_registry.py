@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.catalogue import Alias, State
+from adapters.catalogue import AdapterState, Alias
 from adapters.errors import RegistryFileError, UnknownAdapter
 from adapters.registry import AdapterRegistry, Lease
 from adapters.registry_file import MAX_FILE_BYTES
-from adapters.selection import Offer
+from adapters.selection import AdapterOffer
 from adapters.values import Adapter, Selection, SelectionRule
 
 MANGA = Adapter("manga_domain_v3", 3, "demo", "adapters/manga")
@@ -171,9 +171,13 @@ def test_what_a_routing_may_name_is_what_callers_get_or_will_when_the_file_is_ta
     servable = adapters.servable
     adapters.expect(["coming", "manga_domain_v3", "refused"])
     adapters.offer(
-        Offer(
+        AdapterOffer(
             {"manga_domain_v3": MANGA, "new": MANGA, "gone": MANGA},
-            {"manga_domain_v3": State.ACTIVE, "new": State.STAGED, "gone": State.RETIRED},
+            {
+                "manga_domain_v3": AdapterState.ACTIVE,
+                "new": AdapterState.STAGED,
+                "gone": AdapterState.RETIRED,
+            },
             {"manga_domain": Alias("manga_domain", "manga_domain_v3"), "empty": Alias("empty", None)},
             {"refused": "not_finite: NaN"},
         )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adapters.heat import Heat
-from adapters.residency import LONGEST_WAIT_S, Broken, Full, Load, Ready, Residency
+from adapters.demand import AdapterDemand
+from adapters.residency import LONGEST_WAIT_S, Broken, Full, LoadDecision, Ready, Residency
 
 NAMES = "abcdef"
 
@@ -28,7 +28,7 @@ def test_a_loaded_adapter_is_ready_and_other_weights_under_its_name_are_not() ->
     residency = Residency(2)
     loaded(residency, "a")
     assert residency.decide("a", "folder/a", {"a"}, 0.0) == Ready()
-    assert residency.decide("a", "folder/a2", {"a"}, 0.0) == Load()
+    assert residency.decide("a", "folder/a2", {"a"}, 0.0) == LoadDecision()
 
 
 def test_the_least_hot_makes_room_and_of_equally_hot_ones_the_longest_idle() -> None:
@@ -36,7 +36,7 @@ def test_the_least_hot_makes_room_and_of_equally_hot_ones_the_longest_idle() -> 
     loaded(residency, "a", "b")
     used(residency, "a", 3, now=1.0)
     used(residency, "b", 1, now=2.0)
-    assert residency.decide("c", "folder/c", {"a", "b"}, 3.0) == Load("b")
+    assert residency.decide("c", "folder/c", {"a", "b"}, 3.0) == LoadDecision("b")
     used(residency, "b", 2, now=1.0)  # equal now, but used before
     used(residency, "a", 0, now=2.0)
     equal = Residency(2)
@@ -51,7 +51,7 @@ def test_the_least_hot_makes_room_and_of_equally_hot_ones_the_longest_idle() -> 
 
 
 def test_heat_fades_so_that_yesterdays_favourite_makes_room() -> None:
-    residency = Residency(2, Heat(half_life_s=10.0))
+    residency = Residency(2, AdapterDemand(half_life_s=10.0))
     loaded(residency, "old", "new")
     used(residency, "old", 100, now=0.0)
     used(residency, "new", 2, now=100.0)
@@ -65,13 +65,13 @@ def test_what_is_used_or_pinned_is_never_taken_and_the_answer_is_full() -> None:
     residency.pin(["b"])
     assert residency.decide("c", "folder/c", {"a", "b"}, 0.0) == Full(pinned=1)
     residency.leave("a", 1.0)
-    assert residency.decide("c", "folder/c", {"a", "b"}, 1.0) == Load("a")
+    assert residency.decide("c", "folder/c", {"a", "b"}, 1.0) == LoadDecision("a")
 
 
 def test_what_a_cancelled_load_left_behind_makes_room_first() -> None:
     residency = Residency(2)
     loaded(residency, "a")
-    assert residency.decide("c", "folder/c", {"a", "orphan"}, 0.0) == Load("orphan")
+    assert residency.decide("c", "folder/c", {"a", "orphan"}, 0.0) == LoadDecision("orphan")
 
 
 def test_a_broken_adapter_waits_longer_each_time_and_at_most_a_minute() -> None:
@@ -81,7 +81,7 @@ def test_a_broken_adapter_waits_longer_each_time_and_at_most_a_minute() -> None:
         refused = residency.decide("a", "folder/a", set(), now + waits[-1] / 2)
         assert refused == Broken("no such folder", pytest.approx(waits[-1] / 2))
         now += waits[-1]
-        assert residency.decide("a", "folder/a", set(), now) == Load()
+        assert residency.decide("a", "folder/a", set(), now) == LoadDecision()
     assert waits[:3] == [1.0, 2.0, 4.0] and waits[-1] == LONGEST_WAIT_S
     loaded(residency, "a", now=now)
     residency.unloaded("a")
@@ -111,11 +111,11 @@ def test_a_pinned_one_makes_room_for_itself_and_a_merely_hot_one_does_not() -> N
 
 
 def test_heat_is_kept_over_a_restart_and_has_faded_meanwhile() -> None:
-    heat = Heat(half_life_s=60.0)
+    heat = AdapterDemand(half_life_s=60.0)
     for _ in range(8):
         heat.touch("a", 0.0)
     heat.touch("b", 0.0)
-    later = Heat(half_life_s=60.0)
+    later = AdapterDemand(half_life_s=60.0)
     later.restore(heat.snapshot(0.0), 1_000.0, age_s=120.0)
     assert later.of("a", 1_000.0) == pytest.approx(2.0)
     assert later.hottest(["a", "b", "c"], 1_000.0) == ["a", "b"]
@@ -123,7 +123,7 @@ def test_heat_is_kept_over_a_restart_and_has_faded_meanwhile() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 100)), max_size=50))
 def test_heat_is_never_more_than_the_requests_there_were(touches: list[tuple[str, float]]) -> None:
-    heat, now = Heat(10.0), 0.0
+    heat, now = AdapterDemand(10.0), 0.0
     for name, wait in touches:
         now += wait
         heat.touch(name, now)
@@ -137,7 +137,7 @@ class Engine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.residency = Residency(3, Heat(5.0))
+        self.residency = Residency(3, AdapterDemand(5.0))
         self.held: dict[str, str] = {}
         self.users: list[str] = []
         self.pinned: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ class Engine(RuleBasedStateMachine):
         folder = f"folder/{name}"
         self.residency.enter(name, self.now)
         decision = self.residency.decide(name, folder, self.held, self.now)
-        if isinstance(decision, Load):
+        if isinstance(decision, LoadDecision):
             if decision.evict is not None:
                 assert decision.evict in self.held
                 assert decision.evict not in self.users and decision.evict not in self.pinned

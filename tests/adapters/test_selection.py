@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.catalogue import Alias, State
+from adapters.catalogue import AdapterState, Alias
 from adapters.errors import AdapterForbidden, UnknownAdapter
-from adapters.selection import Choice, Offer, choose, select, session_fraction
+from adapters.selection import AdapterChoice, AdapterOffer, choose, select, session_fraction
 from adapters.values import Adapter, Selection, SelectionRule
 
 RULES = (
@@ -66,9 +66,14 @@ def test_a_choice_names_the_first_rule_that_the_request_satisfies(
 
 V1, V2 = Adapter("v1", 1, "demo", "p1", {"kind": "x"}), Adapter("v2", 2, "demo", "p2", {"kind": "x"})
 OLD, NEW = Adapter("old", 3, "demo", "p3"), Adapter("new", 4, "demo", "p4")
-OFFER = Offer(
+OFFER = AdapterOffer(
     adapters={one.adapter_id: one for one in (V1, V2, OLD, NEW)},
-    states={"v1": State.ACTIVE, "v2": State.CANARY, "old": State.RETIRED, "new": State.STAGED},
+    states={
+        "v1": AdapterState.ACTIVE,
+        "v2": AdapterState.CANARY,
+        "old": AdapterState.RETIRED,
+        "new": AdapterState.STAGED,
+    },
     aliases={"style": Alias("style", "v1", "v2", 25.0), "early": Alias("early", None, "v2", 10.0)},
     refused={"bad": "not_finite: NaN"},
 )
@@ -127,7 +132,7 @@ def test_where_a_rule_leads_to_what_is_not_served_the_base_may_answer_and_a_wish
 ) -> None:
     rules = (SelectionRule({}, name),)
     chosen = select(Selection(None, rules, allowed=allowed, or_base=True), OFFER)
-    assert chosen == Choice(None, "rule[0]", missing=name)
+    assert chosen == AdapterChoice(None, "rule[0]", missing=name)
     for refused in (Selection(None, rules, allowed=allowed), Selection(name, allowed=allowed, or_base=True)):
         with pytest.raises((UnknownAdapter, AdapterForbidden)):
             select(refused, OFFER)
@@ -139,7 +144,7 @@ def test_an_alias_that_has_only_a_canary_serves_only_its_sessions() -> None:
     assert served
     for key in keys:
         if key in served:
-            assert select(Selection("early", sticky_key=key), OFFER) == Choice(V2, "canary(10%)")
+            assert select(Selection("early", sticky_key=key), OFFER) == AdapterChoice(V2, "canary(10%)")
         else:
             with pytest.raises(UnknownAdapter, match="no version for all sessions yet"):
                 select(Selection("early", sticky_key=key), OFFER)
@@ -155,11 +160,11 @@ def test_a_key_limited_to_some_adapters_may_use_these_by_name_or_alias_and_no_ot
 
 
 def test_a_rule_by_labels_leads_to_the_newest_active_version_that_has_them_all() -> None:
-    def offer(second: State) -> Offer:
-        return Offer({"v1": V1, "v2": V2}, {"v1": State.ACTIVE, "v2": second})
+    def offer(second: AdapterState) -> AdapterOffer:
+        return AdapterOffer({"v1": V1, "v2": V2}, {"v1": AdapterState.ACTIVE, "v2": second})
 
     rule = SelectionRule({}, None, {"kind": "x"})
-    assert select(Selection(None, (rule,)), offer(State.STAGED)) == Choice(V1, "rule[0]")
-    assert select(Selection(None, (rule,)), offer(State.ACTIVE)) == Choice(V2, "rule[0]")
+    assert select(Selection(None, (rule,)), offer(AdapterState.STAGED)) == AdapterChoice(V1, "rule[0]")
+    assert select(Selection(None, (rule,)), offer(AdapterState.ACTIVE)) == AdapterChoice(V2, "rule[0]")
     nobody = SelectionRule({}, None, {"kind": "y"})
-    assert select(Selection(None, (nobody,)), offer(State.ACTIVE)) == Choice(None, "none")
+    assert select(Selection(None, (nobody,)), offer(AdapterState.ACTIVE)) == AdapterChoice(None, "none")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from admission.events import Outcome
-from admission.gate import Gate, Refusal, Ticket, TicketState
-from admission.values import Demand, Limits, Load, Reason
+from admission.events import SlotOutcome
+from admission.gate import BackendGate, Refusal, TicketState
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
-IDLE = Load(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=4)
+IDLE = BackendLoad(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=4)
 DEMAND = Demand(
     backend="local", tenant="acme", priority=0, input_tokens=100, max_output_tokens=50, arrived_at=0.0
 )
@@ -24,24 +25,24 @@ def ask(**changes: object) -> Demand:
 class Door:
     """Offers, looks and releases at a time that the test moves."""
 
-    limits: Limits = field(default_factory=Limits)
-    load: Load | None = IDLE
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    load: BackendLoad | None = IDLE
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.limits, random=random.Random(7))
+        self.gate = BackendGate(self.limits, random=random.Random(7))
         self.tell(self.load)
 
-    def tell(self, load: Load | None) -> None:
+    def tell(self, load: BackendLoad | None) -> None:
         self.gate.told(load, self.now)
 
-    def offer(self, demand: Demand = DEMAND) -> Ticket | Refusal:
+    def offer(self, demand: Demand = DEMAND) -> AdmissionTicket | Refusal:
         return self.gate.offer(demand, self.now)
 
-    def enter(self, demand: Demand = DEMAND) -> Ticket:
+    def enter(self, demand: Demand = DEMAND) -> AdmissionTicket:
         """Offer and look; it must have been taken into the line."""
         offered = self.offer(demand)
-        assert isinstance(offered, Ticket), offered
+        assert isinstance(offered, AdmissionTicket), offered
         self.gate.pump(self.now)
         return offered
 
@@ -50,10 +51,12 @@ class Door:
         offered = self.offer(demand)
         if isinstance(offered, Refusal):
             return offered.reason
-        self.gate.release(offered, Outcome.IGNORED, self.now, output_tokens=0)
+        self.gate.release(offered, SlotOutcome.IGNORED, self.now, output_tokens=0)
         return None
 
-    def end(self, ticket: Ticket, outcome: Outcome = Outcome.SUCCEEDED, *, tokens: int = 50) -> list[Ticket]:
+    def end(
+        self, ticket: AdmissionTicket, outcome: SlotOutcome = SlotOutcome.SUCCEEDED, *, tokens: int = 50
+    ) -> list[AdmissionTicket]:
         """Its work ends; who goes on after it."""
         self.gate.release(ticket, outcome, self.now, output_tokens=tokens)
         return self.gate.pump(self.now)

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.forecast import Growing, Held, KvForecast, Pool, fullest
+from admission.forecast import Growing, KvForecast, KvPoolTokens, ReservedTokens, fullest
 
-ANY = st.lists(st.builds(Held, st.integers(0, 500), st.integers(1, 200), st.integers(0, 200)), max_size=30)
+ANY = st.lists(
+    st.builds(ReservedTokens, st.integers(0, 500), st.integers(1, 200), st.integers(0, 200)), max_size=30
+)
 
 
-def stepped(held: list[Held]) -> int:
+def stepped(held: list[ReservedTokens]) -> int:
     """The most tokens held at any step, by walking through them: each grows until its end, then is gone."""
     peak = 0
     for step in range(1, 302):
@@ -19,41 +21,41 @@ def stepped(held: list[Held]) -> int:
     return peak
 
 
-def longest_first(held: list[Held]) -> list[Growing]:
+def longest_first(held: list[ReservedTokens]) -> list[Growing]:
     return sorted(one.growing for one in held)
 
 
 @given(ANY)
-def test_the_peak_is_what_stepping_through_every_token_finds(held: list[Held]) -> None:
+def test_the_peak_is_what_stepping_through_every_token_finds(held: list[ReservedTokens]) -> None:
     assert fullest(longest_first(held)).tokens == stepped(held)
 
 
-@given(ANY, st.builds(Held, st.integers(0, 500), st.integers(1, 200)))
-def test_one_more_sequence_never_lowers_the_peak(held: list[Held], more: Held) -> None:
+@given(ANY, st.builds(ReservedTokens, st.integers(0, 500), st.integers(1, 200)))
+def test_one_more_sequence_never_lowers_the_peak(held: list[ReservedTokens], more: ReservedTokens) -> None:
     assert fullest(longest_first(held), extra=more).tokens >= fullest(longest_first(held)).tokens
 
 
 def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
-    short, long = Held(1000, 10), Held(10, 500)
+    short, long = ReservedTokens(1000, 10), ReservedTokens(10, 500)
     assert fullest(longest_first([short, long])).tokens < short.now + short.left + long.now + long.left
 
 
 def test_what_the_engine_holds_beyond_our_own_counts_stays_in_the_forecast() -> None:
     forecast = KvForecast()
-    forecast.add(1, Held(84, 100))
-    pool = Pool(total_blocks=100, block_size=10)
+    forecast.add(1, ReservedTokens(84, 100))
+    pool = KvPoolTokens(total_blocks=100, block_size=10)
     assert forecast.usage(pool) == pytest.approx((84 + 5 + 100) / 1000)
     assert forecast.usage(pool, used=0.5) == pytest.approx((500 + 100) / 1000)
 
 
-MORE = st.builds(Held, st.integers(0, 500), st.integers(1, 200))
+MORE = st.builds(ReservedTokens, st.integers(0, 500), st.integers(1, 200))
 
 
 @given(ANY, st.lists(st.tuples(MORE, st.integers(0, 9)), min_size=1, max_size=8), st.integers(1, 20_000))
 def test_what_fits_is_what_keeps_the_peak_below_the_share(
-    held: list[Held], asked: list[tuple[Held, int]], blocks: int
+    held: list[ReservedTokens], asked: list[tuple[ReservedTokens, int]], blocks: int
 ) -> None:
-    forecast, pool = KvForecast(), Pool(blocks, 1)
+    forecast, pool = KvForecast(), KvPoolTokens(blocks, 1)
     there = dict(enumerate(held))
     for ticket, one in there.items():
         forecast.add(ticket, one)
@@ -74,13 +76,13 @@ def test_what_fits_is_what_keeps_the_peak_below_the_share(
 
 def test_an_unknown_pool_is_never_full() -> None:
     forecast = KvForecast()
-    forecast.add(1, Held(10_000, 10_000))
-    assert forecast.usage(Pool()) == 0.0
+    forecast.add(1, ReservedTokens(10_000, 10_000))
+    assert forecast.usage(KvPoolTokens()) == 0.0
 
 
 def test_a_ticket_that_is_removed_twice_is_a_defect() -> None:
     forecast = KvForecast()
-    forecast.add(1, Held(1, 1))
+    forecast.add(1, ReservedTokens(1, 1))
     forecast.remove(1)
     with pytest.raises(KeyError):
         forecast.remove(1)
@@ -97,7 +99,7 @@ def test_whatever_was_told_of_them_the_totals_and_the_peak_are_of_what_is_held(
 ) -> None:
     forecast = KvForecast()
     for ticket, (prompt, expected, produced, private) in enumerate(steps):
-        forecast.add(ticket, Held(prompt, expected))
+        forecast.add(ticket, ReservedTokens(prompt, expected))
         forecast.produced(ticket, produced, max(expected, produced + 1))
         forecast.cached(ticket, private)
         if ticket % 4 == 3:
@@ -106,5 +108,5 @@ def test_whatever_was_told_of_them_the_totals_and_the_peak_are_of_what_is_held(
             forecast.remove(ticket - 1)
     kept = [forecast.get(t) for t in range(len(steps)) if not (t % 3 == 1 and t + 1 < len(steps))]
     assert forecast.now_tokens == sum(one.now for one in kept)
-    pool = Pool(1000, 1)
+    pool = KvPoolTokens(1000, 1)
     assert forecast.usage(pool) == stepped(kept) / pool.tokens

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from admission.events import Outcome
-from admission.gate import Hold, Refusal, Ticket, TicketState
+from admission.events import SlotOutcome
+from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import Rung
-from admission.ticket import Beyond
-from admission.values import Demand, Limits, Load, Reason
+from admission.ticket import AdmissionTicket, Beyond
+from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from tests.admission.gates import DEMAND, IDLE, Door, ask
 
 
@@ -39,7 +39,9 @@ def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
         (replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
     ],
 )
-def test_what_others_do_to_the_backend_counts_as_well(load: Load, demand: Demand, reason: Reason) -> None:
+def test_what_others_do_to_the_backend_counts_as_well(
+    load: BackendLoad, demand: Demand, reason: Reason
+) -> None:
     assert Door(load=load).reason(demand) is reason
 
 
@@ -50,7 +52,7 @@ def test_high_priority_has_a_fifth_more_room_in_the_queue() -> None:
 
 
 def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest() -> None:
-    door = Door(Limits(max_queue=2, priority_factor=1.0))
+    door = Door(AdmissionLimits(max_queue=2, priority_factor=1.0))
     for _ in range(4):
         door.enter()
     first, newest = door.enter(ask(priority=-1)), door.enter(ask(priority=-1))
@@ -63,8 +65,8 @@ def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest(
 
 
 def test_the_queue_is_bounded_in_tokens_and_bytes_too() -> None:
-    tokens = Door(Limits(max_queue_tokens=250))
-    sizes = Door(Limits(max_queue_bytes=2_500))
+    tokens = Door(AdmissionLimits(max_queue_tokens=250))
+    sizes = Door(AdmissionLimits(max_queue_bytes=2_500))
     for door, demand in ((tokens, DEMAND), (sizes, ask(size_bytes=1_000))):
         for _ in range(6):
             door.enter(demand)
@@ -102,14 +104,14 @@ def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -
     door.enter(ask(input_tokens=200))
     waiting = door.enter(ask(input_tokens=200))
     assert door.gate.hold is Hold.MEMORY
-    door.gate.release(waiting, Outcome.IGNORED, door.now, output_tokens=0)
+    door.gate.release(waiting, SlotOutcome.IGNORED, door.now, output_tokens=0)
     assert door.gate.hold is None
     door.tell(replace(IDLE, total_blocks=200))
     assert door.enter(ask(input_tokens=200)).state is TicketState.HANDED_ON
 
 
 def test_a_gate_without_a_queue_takes_only_what_goes_on_at_once() -> None:
-    limits = Limits(max_queue=0)
+    limits = AdmissionLimits(max_queue=0)
     assert Door(limits).reason() is None
     assert Door(limits, load=replace(IDLE, running=4)).reason() is Reason.QUEUE_FULL
 
@@ -151,7 +153,7 @@ def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None
 
 def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object) -> Door:
     """A door whose backend has been seen to prefill at that speed."""
-    door = Door(replace(Limits(), **limits))  # type: ignore[arg-type]
+    door = Door(replace(AdmissionLimits(), **limits))  # type: ignore[arg-type]
     for tokens in (100, 1000) * 4:
         ticket = door.enter(ask(input_tokens=tokens))
         door.now += step_s + tokens * s_per_token
@@ -161,9 +163,9 @@ def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object)
 
 
 def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
-    within = Limits(first_token_within_s=2.0)
+    within = AdmissionLimits(first_token_within_s=2.0)
     assert [ask(deadline=at, arrived_at=1.0).due(within) for at in (2.5, 4.0, None)] == [2.5, 3.0, 3.0]
-    assert (ask(deadline=3.0).due(Limits()), ask().due(Limits())) == (3.0, None)
+    assert (ask(deadline=3.0).due(AdmissionLimits()), ask().due(AdmissionLimits())) == (3.0, None)
 
 
 def test_a_route_may_want_late_ones_refused_instead_of_begun() -> None:
@@ -278,7 +280,7 @@ def test_one_handed_on_beyond_the_forecast_says_why() -> None:
 
 
 def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() -> None:
-    door = Door(Limits(max_prefill_tokens=500))
+    door = Door(AdmissionLimits(max_prefill_tokens=500))
     first, second = door.enter(ask(input_tokens=900)), door.enter(ask(input_tokens=900))
     assert (second.state, door.gate.hold) == (TicketState.WAITING, Hold.PREFILL)
     door.gate.first_token(first, door.now, 0)
@@ -286,7 +288,7 @@ def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() ->
 
 
 def test_prefill_holds_nobody_back_where_it_is_known_to_cost_nothing() -> None:
-    door = Door(Limits(max_prefill_tokens=1000))
+    door = Door(AdmissionLimits(max_prefill_tokens=1000))
     for number in range(25):
         door.serve(0.02 + 0.01 * (number % 3), ask(input_tokens=100 + 90 * (number % 7)))
     tickets = [door.enter(ask(input_tokens=900)) for _ in range(4)]
@@ -329,7 +331,7 @@ def test_the_prompt_that_the_engine_found_in_its_cache_needs_no_blocks_of_its_ow
 
 
 def test_the_ladder_shortens_answers_before_it_sheds_and_steps_back_late() -> None:
-    limits = Limits(
+    limits = AdmissionLimits(
         max_queue=100,
         rungs=(Rung(2, max_tokens=30), Rung(4, max_tokens=10, shed_low=True), Rung(6, shed_all=True)),
     )
@@ -339,26 +341,26 @@ def test_the_ladder_shortens_answers_before_it_sheds_and_steps_back_late() -> No
     assert door.reason(ask(priority=-1)) is Reason.LOW_PRIORITY_SHED
     tickets.append(door.enter())
     assert door.reason(ask(priority=1)) is Reason.QUEUE_FULL
-    door.gate.release(tickets[-1], Outcome.IGNORED, door.now, output_tokens=0)
+    door.gate.release(tickets[-1], SlotOutcome.IGNORED, door.now, output_tokens=0)
     assert door.reason() is Reason.QUEUE_FULL  # 5 are waiting: above 0.8 × 6
-    door.gate.release(tickets[-2], Outcome.IGNORED, door.now, output_tokens=0)
+    door.gate.release(tickets[-2], SlotOutcome.IGNORED, door.now, output_tokens=0)
     assert door.reason() is None
 
 
 def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
-    door = Door(replace(Limits(), max_wait_s=60.0))
+    door = Door(replace(AdmissionLimits(), max_wait_s=60.0))
     for number in range(10):
         ticket = door.enter()
-        door.end(ticket, Outcome.DROPPED if number % 3 == 0 else Outcome.SUCCEEDED)
+        door.end(ticket, SlotOutcome.DROPPED if number % 3 == 0 else SlotOutcome.SUCCEEDED)
     reasons = [door.reason() for _ in range(20)]
     assert reasons.count(None) == 2 and reasons.count(Reason.CIRCUIT_OPEN) == 18
     while door.reason() is not None:
         door.now += 0.001
     for _ in range(100):
         offered = door.offer()
-        if isinstance(offered, Ticket):
+        if isinstance(offered, AdmissionTicket):
             door.gate.pump(door.now)
-            door.end(offered, Outcome.DROPPED)
+            door.end(offered, SlotOutcome.DROPPED)
     refused = door.offer()
     assert isinstance(refused, Refusal) and refused.reason is Reason.CIRCUIT_OPEN
     assert refused.retry_after_s >= 20.0
@@ -367,7 +369,7 @@ def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
 
 
 def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
-    door = Door(replace(Limits(), stale_in_flight=2), load=replace(IDLE, max_running=8))
+    door = Door(replace(AdmissionLimits(), stale_in_flight=2), load=replace(IDLE, max_running=8))
     first = [door.enter() for _ in range(4)]
     door.now = 6.0
     assert door.enter().state is TicketState.WAITING
@@ -379,7 +381,9 @@ def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
 
 
 def test_answers_that_are_too_slow_shrink_the_batch_and_good_ones_let_it_grow() -> None:
-    door = Door(replace(Limits(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8))
+    door = Door(
+        replace(AdmissionLimits(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8)
+    )
     tickets = [door.enter() for _ in range(8)]
     for ticket in tickets:
         door.gate.first_token(ticket, door.now, 0)
@@ -387,7 +391,7 @@ def test_answers_that_are_too_slow_shrink_the_batch_and_good_ones_let_it_grow() 
     door.end(tickets[0], tokens=11)
     assert door.gate.limit.value == 7
     for ticket in tickets[1:]:
-        door.end(ticket, Outcome.IGNORED)
+        door.end(ticket, SlotOutcome.IGNORED)
     for _ in range(10):
         running = [door.enter() for _ in range(7)]
         for ticket in running:
@@ -402,7 +406,7 @@ def test_a_ticket_is_released_once_whatever_is_said_about_it() -> None:
     door = Door()
     ticket = door.enter()
     door.end(ticket)
-    door.end(ticket, Outcome.DROPPED)
+    door.end(ticket, SlotOutcome.DROPPED)
     assert (door.gate.in_flight, len(door.gate.forecast)) == (0, 0)
     assert door.gate.circuit.error_rate(door.now) == 0.0
 
@@ -412,12 +416,12 @@ def test_one_that_leaves_the_line_by_itself_is_gone_at_once() -> None:
     for _ in range(4):
         door.enter()
     waiting = door.enter()
-    door.gate.release(waiting, Outcome.IGNORED, door.now, output_tokens=0)
+    door.gate.release(waiting, SlotOutcome.IGNORED, door.now, output_tokens=0)
     assert door.gate.queued == 0 and waiting.state is TicketState.GONE
 
 
 def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_taken_so_far() -> None:
-    door = Door(Limits(max_queue=1, max_wait_s=60.0))
+    door = Door(AdmissionLimits(max_queue=1, max_wait_s=60.0))
     for _ in range(5):
         door.enter()
     door.now = 8.0
@@ -427,12 +431,12 @@ def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_t
 
 
 def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
-    door = Door(Limits(max_wait_s=1000.0))
+    door = Door(AdmissionLimits(max_wait_s=1000.0))
     for _ in range(3):
         door.serve(4.0)
     for _ in range(4):
         door.enter()
-    hasty = door.enter(ask(limits=Limits(max_wait_s=2.0)))
+    hasty = door.enter(ask(limits=AdmissionLimits(max_wait_s=2.0)))
     for _ in range(60):
         door.enter()
     door.now += 2.0

@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from admission.events import Outcome
-from admission.forecast import Pool
-from admission.gate import Gate, Hold, Refusal, Ticket, TicketState
-from admission.ticket import Beyond
-from admission.values import Demand, Limits, Load
+from admission.events import SlotOutcome
+from admission.forecast import KvPoolTokens
+from admission.gate import BackendGate, Hold, Refusal, TicketState
+from admission.ticket import AdmissionTicket, Beyond
+from admission.values import AdmissionLimits, BackendLoad, Demand
 from tests.admission.gates import DEMAND
 
-LIMITS = Limits(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
-POOL = Pool(total_blocks=150, block_size=16)
+LIMITS = AdmissionLimits(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
+POOL = KvPoolTokens(total_blocks=150, block_size=16)
 MAX_RUNNING = 6
 
 
@@ -26,12 +26,12 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = Gate(LIMITS, random=random.Random(3))
+        self.gate = BackendGate(LIMITS, random=random.Random(3))
         self.now = 0.0
         self.offered = 0
-        self.waiting: dict[int, Ticket] = {}
-        self.running: dict[int, Ticket] = {}
-        self.gone: list[Ticket] = []
+        self.waiting: dict[int, AdmissionTicket] = {}
+        self.running: dict[int, AdmissionTicket] = {}
+        self.gone: list[AdmissionTicket] = []
         self.produced: dict[int, int] = {}
         self.foreign = 0
         self.others_share = 0.0
@@ -97,13 +97,13 @@ class Traffic(RuleBasedStateMachine):
             made = self.produced.get(number, 0) + steps * ticket.demand.sequences
             self.produced[number] = min(ticket.max_tokens, made)
             if self.produced[number] >= ticket.max_tokens:
-                self.end(ticket, Outcome.SUCCEEDED)
+                self.end(ticket, SlotOutcome.SUCCEEDED)
         self.now += 0.01 * steps
         self.tell()
 
     @precondition(lambda self: self.running)
-    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(Outcome)))
-    def one_ends(self, pick: random.Random, outcome: Outcome) -> None:
+    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(SlotOutcome)))
+    def one_ends(self, pick: random.Random, outcome: SlotOutcome) -> None:
         self.end(pick.choice(list(self.running.values())), outcome)
         self.settle()
 
@@ -111,13 +111,13 @@ class Traffic(RuleBasedStateMachine):
     @rule(pick=st.randoms(use_true_random=False))
     def one_that_waits_leaves(self, pick: random.Random) -> None:
         ticket = self.waiting.pop(pick.choice(list(self.waiting)))
-        self.gate.release(ticket, Outcome.IGNORED, self.now, output_tokens=0)
+        self.gate.release(ticket, SlotOutcome.IGNORED, self.now, output_tokens=0)
         self.gone.append(ticket)
         self.settle()
 
     @precondition(lambda self: self.gone)
-    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(Outcome)))
-    def one_is_released_again(self, pick: random.Random, outcome: Outcome) -> None:
+    @rule(pick=st.randoms(use_true_random=False), outcome=st.sampled_from(list(SlotOutcome)))
+    def one_is_released_again(self, pick: random.Random, outcome: SlotOutcome) -> None:
         before = self.books()
         ticket = pick.choice(self.gone)
         self.gate.release(ticket, outcome, self.now, output_tokens=7)
@@ -178,11 +178,11 @@ class Traffic(RuleBasedStateMachine):
         self.foreign, self.others_share = 0, 0.0
         for _ in range(1 + len(self.waiting)):
             for ticket in list(self.running.values()):
-                self.end(ticket, Outcome.SUCCEEDED)
+                self.end(ticket, SlotOutcome.SUCCEEDED)
             self.tell()
         assert not self.waiting and self.gate.queued == 0
         for ticket in list(self.running.values()):
-            self.end(ticket, Outcome.SUCCEEDED)
+            self.end(ticket, SlotOutcome.SUCCEEDED)
         self.the_books_balance()
         assert self.gate.next_change() is None
 
@@ -195,7 +195,7 @@ class Traffic(RuleBasedStateMachine):
             for ticket in self.running.values()
         )
         ours = sum(ticket.demand.sequences for ticket in self.running.values())
-        load = Load(
+        load = BackendLoad(
             running=ours + self.foreign,
             kv_usage=min(1.0, held / POOL.tokens + self.others_share),
             total_blocks=POOL.total_blocks,
@@ -223,7 +223,7 @@ class Traffic(RuleBasedStateMachine):
             self.never_over_the_limits(handed_on[-1])
             assert handed_on[-1].beyond is None
 
-    def never_over_the_limits(self, last: Ticket) -> None:
+    def never_over_the_limits(self, last: AdmissionTicket) -> None:
         """The last one handed on to an engine that is at work was within the limits when it was."""
         ours = sum(ticket.demand.sequences for ticket in self.running.values())
         assert ours - last.demand.sequences < MAX_RUNNING
@@ -233,14 +233,14 @@ class Traffic(RuleBasedStateMachine):
         assert load.kv_usage < pressure
         assert self.gate.forecast.usage(POOL, used=load.kv_usage) <= watermark + 1e-9
 
-    def sent_away(self, tickets: list[Ticket]) -> None:
+    def sent_away(self, tickets: list[AdmissionTicket]) -> None:
         for ticket in tickets:
             assert ticket.state is TicketState.GONE and ticket.refusal is not None
             assert ticket.refusal.queued and ticket.refusal.retry_after_s > 0.0
             assert self.waiting.pop(ticket.number) is ticket
             self.gone.append(ticket)
 
-    def end(self, ticket: Ticket, outcome: Outcome) -> None:
+    def end(self, ticket: AdmissionTicket, outcome: SlotOutcome) -> None:
         number = ticket.demand.kind
         assert isinstance(number, int)
         self.gate.release(ticket, outcome, self.now, output_tokens=self.produced.get(number, 0))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from admission.line import CREDIT, MAX_AWAY, SWEEP_FROM, Line, Waiting
+from admission.fair_queue import CREDIT, MAX_AWAY, SWEEP_FROM, FairQueue, Waiting
 
 
 def waiting(number: int, tenant: str = "a", rank: int = 0, **more: float | None) -> Waiting:
@@ -16,14 +16,14 @@ def waiting(number: int, tenant: str = "a", rank: int = 0, **more: float | None)
     return Waiting(number, tenant, rank, **given)  # type: ignore[arg-type]
 
 
-def line(*items: Waiting, aging_s: float = 0.0) -> Line:
-    made = Line(aging_s=aging_s)
+def line(*items: Waiting, aging_s: float = 0.0) -> FairQueue:
+    made = FairQueue(aging_s=aging_s)
     for item in items:
         made.join(item)
     return made
 
 
-def served(made: Line, count: int = 10_000) -> list[Waiting]:
+def served(made: FairQueue, count: int = 10_000) -> list[Waiting]:
     out = []
     while len(out) < count and (item := made.peek()) is not None:
         made.serve(item)
@@ -164,7 +164,7 @@ class AnySequence(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line(aging_s=5.0)
+        self.line = FairQueue(aging_s=5.0)
         self.inside: dict[int, Waiting] = {}
         self.now = 0.0
         self.number = 0

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.events import Outcome
-from admission.gate import Gate, Ticket
+from admission.events import SlotOutcome
+from admission.gate import BackendGate
 from admission.limit import LEAST_SHARE, AdaptiveLimit
 from admission.pace import ENOUGH_WINDOWS, LATE, STEPS, Pace
-from admission.ticket import TicketState
-from admission.values import Limits, Load
+from admission.ticket import AdmissionTicket, TicketState
+from admission.values import AdmissionLimits, BackendLoad
 from tests.admission.gates import DEMAND
 
 TARGET_S = 0.05
@@ -223,14 +223,14 @@ def test_the_limit_does_not_grow_beyond_what_the_pace_allows() -> None:
 
 
 def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ended() -> None:
-    load = Load(total_blocks=10_000, block_size=16, max_running=8)
-    gate = Gate(Limits(tpot_slo_s=TARGET_S, max_wait_s=1e6), random=random.Random(1))
+    load = BackendLoad(total_blocks=10_000, block_size=16, max_running=8)
+    gate = BackendGate(AdmissionLimits(tpot_slo_s=TARGET_S, max_wait_s=1e6), random=random.Random(1))
     now, tokens = 0.0, 1
     gate.told(load, now)
 
-    def enter() -> Ticket:
+    def enter() -> AdmissionTicket:
         offered = gate.offer(replace(DEMAND, max_output_tokens=5_000, produced=lambda: tokens), now)
-        assert isinstance(offered, Ticket)
+        assert isinstance(offered, AdmissionTicket)
         gate.pump(now)
         return offered
 
@@ -241,5 +241,5 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
         gate.told(replace(load, running=8), now)
     assert gate.limit.value == 5, "8 · 50 / 79 ms"
     assert enter().state is TicketState.WAITING
-    gate.release(next(iter(gate.running)), Outcome.SUCCEEDED, now, output_tokens=tokens)
+    gate.release(next(iter(gate.running)), SlotOutcome.SUCCEEDED, now, output_tokens=tokens)
     assert gate.pump(now) == []

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.gate import Gate, Ticket
+from admission.gate import BackendGate
 from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.prefill import PrefillBacklog
-from admission.values import Demand, Limits, Load, Reason
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
 # Learned of an engine: seconds for a prompt token.
 RATE = 0.001
@@ -21,8 +22,8 @@ def demand(now: float, tokens: int = 1000) -> Demand:
     return Demand("pool", "t", 0, tokens, 100, arrived_at=now)
 
 
-def pool(workers: int, waiting: int = 0, running: int = 0) -> Load:
-    return Load(running=running, waiting=waiting, max_running=64 * workers, workers=workers)
+def pool(workers: int, waiting: int = 0, running: int = 0) -> BackendLoad:
+    return BackendLoad(running=running, waiting=waiting, max_running=64 * workers, workers=workers)
 
 
 def test_while_an_engine_has_no_prompt_nothing_is_ahead() -> None:
@@ -80,11 +81,11 @@ def test_what_is_ahead_is_what_a_count_of_each_prompt_says(
 
 
 def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
-    gate = Gate(Limits(max_prefill_tokens=512), random=random.Random(1))
+    gate = BackendGate(AdmissionLimits(max_prefill_tokens=512), random=random.Random(1))
     gate.told(pool(100), 0.0)
     for _ in range(150):
         offered = gate.offer(demand(0.0), 0.0)
-        assert isinstance(offered, Ticket)
+        assert isinstance(offered, AdmissionTicket)
         gate.pump(0.0)
     assert gate.in_flight == 100, "one an engine; before, half of them had none"
 
@@ -112,13 +113,13 @@ def test_a_pool_grows_by_each_engines_good_answers() -> None:
 
 
 def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
-    limits = Limits(max_queue=4, max_wait_s=1e6)
+    limits = AdmissionLimits(max_queue=4, max_wait_s=1e6)
     for workers in (1, 10):
-        gate = Gate(limits, random=random.Random(1))
+        gate = BackendGate(limits, random=random.Random(1))
         # Full of others' requests: nobody can be handed on, and those inside do not wait there.
         gate.told(pool(workers, running=64 * workers), 0.0)
         taken = 0
-        while isinstance(offered := gate.offer(demand(0.0), 0.0), Ticket):
+        while isinstance(offered := gate.offer(demand(0.0), 0.0), AdmissionTicket):
             gate.pump(0.0)
             taken += 1
         assert taken == 4 * workers
@@ -126,7 +127,7 @@ def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
 
 
 def test_what_waits_inside_other_engines_counts_for_each_of_them() -> None:
-    gate = Gate(Limits(), random=random.Random(1))
+    gate = BackendGate(AdmissionLimits(), random=random.Random(1))
     gate.told(pool(100, waiting=100, running=500), 0.0)
     assert gate.depth == 1, "not a hundred: new requests are not refused as by a full queue"
-    assert isinstance(gate.offer(demand(0.0), 0.0), Ticket)
+    assert isinstance(gate.offer(demand(0.0), 0.0), AdmissionTicket)

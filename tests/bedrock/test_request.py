@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.bedrock.requests import RequestChecker
 from budgeting.values import Message
 from gateway.backends.bedrock.caching import cacheable_from
-from gateway.backends.bedrock.request import EARLIER, RequestWriter
+from gateway.backends.bedrock.request import EARLIER, ConverseWriter
 from gateway.backends.bedrock.values import Guardrail
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
@@ -25,7 +25,7 @@ conversations = st.lists(st.builds(Message, st.sampled_from([SYSTEM, USER, ASSIS
 
 
 def written(*messages: Message, cached: bool = False, **sampling: Any) -> dict[str, Any]:
-    return RequestWriter(HAIKU, lambda system: cached).request(work(*messages, **sampling))
+    return ConverseWriter(HAIKU, lambda system: cached).request(work(*messages, **sampling))
 
 
 @given(
@@ -46,7 +46,7 @@ def test_any_conversation_becomes_a_request_that_the_service_takes_and_loses_no_
     told = [message for message in messages if message.content.strip()]
     turns = [message for message in told if message.role is not SYSTEM]
     try:
-        request = RequestWriter(HAIKU, lambda system: cached, Guardrail("abc", "DRAFT")).request(
+        request = ConverseWriter(HAIKU, lambda system: cached, Guardrail("abc", "DRAFT")).request(
             work(*(messages or [Message(USER, "")]), **sampling)
         )
     except BackendFailure as failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.heat import Heat
+from adapters.demand import AdapterDemand
 from benchmarks.adapter_residency import NoHeat, Zipf, compare, jain, simulate
 
 
@@ -23,7 +23,7 @@ def test_without_heat_the_longest_idle_makes_room() -> None:
 
 
 def test_what_was_preloaded_is_found() -> None:
-    assert simulate([(0.0, "a")], Heat(), 2, 0.02, preload=["a", "b", "c"]).hit_rate == 1.0
+    assert simulate([(0.0, "a")], AdapterDemand(), 2, 0.02, preload=["a", "b", "c"]).hit_rate == 1.0
 
 
 def test_fairness_is_one_when_all_are_equal_and_one_in_n_when_one_has_it_all() -> None:

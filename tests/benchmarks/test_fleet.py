@@ -14,10 +14,10 @@ from benchmarks.fleet.__main__ import DATA, Variant, gateways_for, limits_for, m
 from benchmarks.fleet.decisions import cost_of
 from benchmarks.fleet.simulation import Plan, Result, Simulation
 from benchmarks.fleet.traffic import Source, ideal_hits, read_source, traffic
-from evaluation.simulator.measures import Slo
+from evaluation.simulator.measures import SimulatedSlo
 from evaluation.simulator.profiles import A10G_8B_AWQ
 
-SLO = Slo(2.0, 0.1)
+SLO = SimulatedSlo(2.0, 0.1)
 
 
 @pytest.fixture(scope="module")

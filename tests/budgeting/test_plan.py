@@ -16,8 +16,8 @@ from budgeting.values import (
     EvidenceChunk,
     Message,
     Plan,
+    PromptSection,
     Role,
-    Section,
     SectionBudgets,
     SectionCounts,
     SummaryKind,
@@ -166,13 +166,13 @@ def test_a_long_system_part_borrows_from_every_other_section(tokenizer: ChatToke
 @pytest.mark.parametrize(
     ("prompt", "section"),
     [
-        (CanonicalPrompt(system=("rules " * 500,), turns=talk(2)), Section.SYSTEM),
-        (CanonicalPrompt(turns=(*talk(2), Message(USER, "question " * 500))), Section.RECENT_TURNS),
-        (CanonicalPrompt(turns=talk(2), context="history: " + "manga " * 500), Section.RETRIEVAL),
+        (CanonicalPrompt(system=("rules " * 500,), turns=talk(2)), PromptSection.SYSTEM),
+        (CanonicalPrompt(turns=(*talk(2), Message(USER, "question " * 500))), PromptSection.RECENT_TURNS),
+        (CanonicalPrompt(turns=talk(2), context="history: " + "manga " * 500), PromptSection.RETRIEVAL),
     ],
 )
 def test_only_what_may_not_be_trimmed_is_too_long(
-    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, section: Section
+    tokenizer: ChatTokenizer, prompt: CanonicalPrompt, section: PromptSection
 ) -> None:
     with pytest.raises(ContextTooLong) as caught:
         plan(tokenizer, prompt, 200)
@@ -190,7 +190,7 @@ def test_a_raw_prompt_is_counted_as_it_is_and_never_trimmed(tokenizer: ChatToken
         assert found.counts == SectionCounts(recent_turns=len(ids))
         with pytest.raises(ContextTooLong) as caught:
             plan(tokenizer, CanonicalPrompt(raw=raw), len(ids) - 1)
-        assert caught.value.section is Section.RECENT_TURNS
+        assert caught.value.section is PromptSection.RECENT_TURNS
 
 
 def test_a_raw_prompt_of_nothing_or_of_unknown_ids_is_refused(tokenizer: ChatTokenizer) -> None:
@@ -304,7 +304,7 @@ def test_evidence_does_not_borrow_where_the_route_does_not_let_it(tokenizer: Cha
     prompt = CanonicalPrompt(turns=talk(12), evidence=evidence)
     budgets = SectionBudgets(retrieval=150, recent_turns=100, older_summary=0)
     first = plan(tokenizer, prompt, 900, budgets=budgets)
-    second = plan(tokenizer, prompt, 900, budgets=budgets, spare=(Section.RECENT_TURNS,))
+    second = plan(tokenizer, prompt, 900, budgets=budgets, spare=(PromptSection.RECENT_TURNS,))
     assert len(second.dropped_chunks) > len(first.dropped_chunks)
     assert second.counts.retrieval <= 160
     assert second.dropped_turns < first.dropped_turns

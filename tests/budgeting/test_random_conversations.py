@@ -19,8 +19,8 @@ from budgeting.values import (
     EvidenceChunk,
     Message,
     Plan,
+    PromptSection,
     Role,
-    Section,
     SectionBudgets,
 )
 from tests.budgeting.folders import CHATML, COUNTING, HEADERS, UNMARKED, write_folder
@@ -34,9 +34,9 @@ SENTENCES = (
 )  # fmt: skip
 SPECIALS = ("<|begin|>", "<|start|>", "<|end|>", "<|eot|>", "<|im_start|>", "<|im_end|>")
 ORDERS = (
-    (Section.RETRIEVAL, Section.RECENT_TURNS),
-    (Section.RECENT_TURNS, Section.RETRIEVAL),
-    (Section.RETRIEVAL,),
+    (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS),
+    (PromptSection.RECENT_TURNS, PromptSection.RETRIEVAL),
+    (PromptSection.RETRIEVAL,),
     (),
 )
 

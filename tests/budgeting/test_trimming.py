@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.trimming import Offer, largest_that_fits, offers
-from budgeting.values import Section
+from budgeting.trimming import TrimCandidate, largest_that_fits, offers
+from budgeting.values import PromptSection
 
 
 def order(
@@ -24,7 +24,7 @@ def order(
     return [_name(offer) for offer in found]
 
 
-def _name(offer: Offer) -> str:
+def _name(offer: TrimCandidate) -> str:
     if offer.summary:
         return f"summary of {offer.tokens}"
     if offer.chunk is None:
@@ -61,12 +61,12 @@ def test_the_summary_comes_when_both_sections_are_full_and_before_anything_borro
 
 
 def test_spare_tokens_flow_in_the_declared_order() -> None:
-    sections = (Section.RECENT_TURNS, Section.RETRIEVAL)
+    sections = (PromptSection.RECENT_TURNS, PromptSection.RETRIEVAL)
     assert order([60, 60], [60, 60], spare=sections) == ["chunk 0", "turn 1", "turn 0", "chunk 1"]
 
 
 def test_a_section_that_is_not_named_never_borrows() -> None:
-    assert order([60, 60], [60, 60], spare=(Section.RECENT_TURNS,)) == ["chunk 0", "turn 1", "turn 0"]
+    assert order([60, 60], [60, 60], spare=(PromptSection.RECENT_TURNS,)) == ["chunk 0", "turn 1", "turn 0"]
     assert order([60, 60], [60, 60], spare=()) == ["chunk 0", "turn 1"]
 
 

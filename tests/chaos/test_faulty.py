@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
-from gateway.admin.chaos import ChaosDesk
+from gateway.admin.chaos import ChaosAdmin
 from gateway.backends.fault_controls import Chaos
 from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Backend, Delta, Restarting, Work
@@ -169,7 +169,7 @@ def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when
     body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
     streams = MemoryStreams()
     audit = Audit(MemoryStateStore(streams, unix_time=lambda: 1.0), unix_time=lambda: 1.0)
-    services = fake_services(chaos=ChaosDesk(chaos, audit))
+    services = fake_services(chaos=ChaosAdmin(chaos, audit))
     with serving(services) as url, httpx.Client(base_url=url, timeout=60) as client:
         told = client.post("/admin/chaos", json=body, headers=ADMIN)
         assert (told.status_code, told.json()["faults"][0]["kind"]) == (200, "nan_output")

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.bedrock.stand_in import Behaviour, stand_in
 from budgeting.values import Message, Role
 from engine.build import build_engine
-from engine.values import EngineConfig, FinishReason, GenerationRequest, SamplingParams
+from engine.values import EngineConfig, GenerationRequest, SamplingParams, SequenceEnd
 from gateway.config.backends import BedrockSection
 from gateway.wiring.bedrock import make_bedrock
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
@@ -57,7 +57,7 @@ class DemoModel:
         )
         with self._one_at_a_time:
             answer = run_to_end(self._engine, [GenerationRequest("one", ids, sampling)])["one"]
-        ended = "max_tokens" if answer.finish_reason is FinishReason.LENGTH else "end_turn"
+        ended = "max_tokens" if answer.finish_reason is SequenceEnd.LENGTH else "end_turn"
         return Behaviour(
             pieces=tuple(filter(None, answer.deltas)),
             tokens=len(answer.token_ids),

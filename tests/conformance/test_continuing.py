@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.port import Begun, Continue, Delta, Work
+from gateway.backends.port import Continue, Delta, PartialAnswer, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
@@ -29,17 +29,17 @@ def needs_a_way(specimen: Specimen) -> None:
         pytest.skip(f"{specimen.backend.name} declares that it cannot go on with an answer")
 
 
-def begun(specimen: Specimen, text: str, split: int) -> Begun | None:
+def begun(specimen: Specimen, text: str, split: int) -> PartialAnswer | None:
     """The first tokens of ``text``; ``None`` where their text would be other tokens on the way back."""
     ids = specimen.tokenizer.encode(text, add_special_tokens=False)
     given = specimen.tokenizer.decode(ids[:split])
     if Continue.TOKENS in specimen.backend.continues:
-        return Begun(given, ids[:split])
+        return PartialAnswer(given, ids[:split])
     bare = specimen.tokenizer.encode(given.rstrip(), add_special_tokens=False)
-    return Begun(given) if bare == ids[: len(bare)] else None
+    return PartialAnswer(given) if bare == ids[: len(bare)] else None
 
 
-def going_on(specimen: Specimen, question: str, what: Begun, **changes: object) -> Work:
+def going_on(specimen: Specimen, question: str, what: PartialAnswer, **changes: object) -> Work:
     asked = specimen.work(question, **{"max_tokens": TOKENS, **changes})
     return replace(asked, begun=what)
 
@@ -140,7 +140,7 @@ async def test_cancelling_one_that_goes_on_leaves_nothing(specimen: Specimen, af
     needs_a_way(specimen)
     ids = specimen.tokenizer.encode(" a dragon", add_special_tokens=False)
     known = Continue.TOKENS in specimen.backend.continues
-    what = Begun(specimen.tokenizer.decode(ids), ids if known else None)
+    what = PartialAnswer(specimen.tokenizer.decode(ids), ids if known else None)
     seen: list[Delta] = []
     there = asyncio.Event()
 
@@ -164,14 +164,14 @@ async def test_cancelling_one_that_goes_on_leaves_nothing(specimen: Specimen, af
 
 async def test_what_it_has_no_way_for_is_bad_input_and_not_ignored(specimen: Specimen) -> None:
     ways = specimen.backend.continues
-    what = Begun("It", specimen.tokenizer.encode("It", add_special_tokens=False))
+    what = PartialAnswer("It", specimen.tokenizer.encode("It", add_special_tokens=False))
     refused = []
     if not ways:
         refused.append(going_on(specimen, QUESTIONS[0], what))
     elif specimen.computes:
         refused.append(going_on(specimen, QUESTIONS[0], what, n=2))
         if Continue.TEXT not in ways:
-            refused.append(going_on(specimen, QUESTIONS[0], Begun("It")))
+            refused.append(going_on(specimen, QUESTIONS[0], PartialAnswer("It")))
         if Continue.SHAPED not in ways:
             yes = shaped(FormatType.REGEX, "It is")
             refused.append(going_on(specimen, QUESTIONS[0], what, response_format=yes))
@@ -189,7 +189,7 @@ async def test_a_shaped_answer_goes_on_in_its_shape(specimen: Specimen) -> None:
     work = going_on(
         specimen,
         QUESTIONS[0],
-        Begun("yes, of", ids),
+        PartialAnswer("yes, of", ids),
         response_format=shaped(FormatType.CHOICE, '["yes, of course", "no"]'),
     )
     assert (await hear(specimen.backend, work)).text == " course"

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.begun import Edge, check_begun, generate_behind
-from gateway.backends.port import Begun, Completion, Continue, Delta, DeltaSink, Work
+from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind
+from gateway.backends.port import Completion, Continue, Delta, DeltaSink, PartialAnswer, Work
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 
-WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), begun=Begun("It is", (7, 8)))
+WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), begun=PartialAnswer("It is", (7, 8)))
 
 
-def through(edge: Edge, pieces: list[str]) -> tuple[str, bool]:
+def through(edge: TextSplice, pieces: list[str]) -> tuple[str, bool]:
     """What comes out of it, and whether a stop string ended it."""
     given = ""
     for piece in pieces:
@@ -47,7 +47,7 @@ def test_only_a_stop_string_across_the_edge_ends_an_answer(
         for at in range(max(0, split - len(stop) + 1), min(split, len(text)))
         if at + len(stop) > split
     )
-    assert through(Edge(given, stops), pieces) == (("", True) if across else (later, False))
+    assert through(TextSplice(given, stops), pieces) == (("", True) if across else (later, False))
 
 
 @given(
@@ -60,7 +60,7 @@ def test_white_space_that_was_not_sent_is_not_given_twice(white: str, later: str
     again = 0
     while again < min(len(white), len(later)) and white[again] == later[again]:
         again += 1
-    assert through(Edge("It is" + white, (), white), pieces) == (later[again:], False)
+    assert through(TextSplice("It is" + white, (), white), pieces) == (later[again:], False)
 
 
 async def test_the_pieces_that_were_held_back_keep_their_count_ids_and_first_figures() -> None:
@@ -75,7 +75,7 @@ async def test_the_pieces_that_were_held_back_keep_their_count_ids_and_first_fig
             await out(delta)
         return Completion(FinishReason.STOP, Usage(3, 4))
 
-    heard = await _heard(Edge("It is", ["s abX"]), generate)
+    heard = await _heard(TextSplice("It is", ["s abX"]), generate)
     assert heard[0] == [Delta(" abc", 4, 3, 0.5, token_ids=(9, 10, 11, 12))]
     assert heard[1].usage == Usage(3, 4)
 
@@ -86,7 +86,7 @@ async def test_an_answer_that_ends_while_text_is_held_back_gives_it() -> None:
         await out(Delta("", 1))
         return Completion(FinishReason.LENGTH, Usage(3, 2))
 
-    deltas, completion = await _heard(Edge("It is", ["s abX"]), generate)
+    deltas, completion = await _heard(TextSplice("It is", ["s abX"]), generate)
     assert deltas == [Delta(" a", 2)]
     assert completion.finish_reason is FinishReason.LENGTH
 
@@ -101,13 +101,13 @@ async def test_a_stop_string_across_the_edge_ends_the_generation_and_counts_its_
         finally:
             left.append(work)
 
-    deltas, completion = await _heard(Edge("It is", ["s ab ab"]), generate)
+    deltas, completion = await _heard(TextSplice("It is", ["s ab ab"]), generate)
     assert deltas == [Delta("", 2, 2, 0.25)]
     assert completion == Completion(FinishReason.STOP, Usage(3, 2, 2), 0.25)
     assert left == [WORK]
 
 
-async def _heard(edge: Edge, generate: object) -> tuple[list[Delta], Completion]:
+async def _heard(edge: TextSplice, generate: object) -> tuple[list[Delta], Completion]:
     deltas: list[Delta] = []
 
     async def out(delta: Delta) -> None:
@@ -123,7 +123,7 @@ TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
     ("work", "ways", "told"),
     [
         (WORK, frozenset(), "local cannot go on with a begun answer"),
-        (replace(WORK, begun=Begun("It is")), TOKENS, "token ids"),
+        (replace(WORK, begun=PartialAnswer("It is")), TOKENS, "token ids"),
         (replace(WORK, sampling=Sampling(max_tokens=8, n=2)), TOKENS, "n: 2 is given"),
         (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "given shape"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.contracts.dialect import Asked
+from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai_logprobs import Offsets
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.values import Answer, Choice, FinishReason, TokenLogprob
@@ -32,7 +32,7 @@ def answer(**changes: Any) -> Answer:
 
 
 def test_a_chats_logprobs_tell_text_and_bytes_of_every_token() -> None:
-    body = json.loads(ChatDialect().whole(Asked(REQUEST), answer()))
+    body = json.loads(ChatDialect().whole(ParsedRequest(REQUEST), answer()))
     choice = ChatCompletion.model_validate(body, strict=True).choices[0]
     assert choice.logprobs is not None and choice.logprobs.content is not None
     first, half, rest, end = choice.logprobs.content
@@ -44,7 +44,7 @@ def test_a_chats_logprobs_tell_text_and_bytes_of_every_token() -> None:
 
 
 def test_a_completions_logprobs_are_parallel_lists_and_show_the_token_that_came() -> None:
-    body = json.loads(CompletionDialect().whole(Asked(REQUEST), answer()))
+    body = json.loads(CompletionDialect().whole(ParsedRequest(REQUEST), answer()))
     logprobs = Completion.model_validate(body, strict=True).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["Hi", "\ufffd", "\ufffd", "<end>"]
@@ -74,7 +74,7 @@ def test_every_choice_has_its_index_text_and_end(dialect: ChatDialect | Completi
         "one",
         others=(Choice("two", FinishReason.LENGTH), Choice("", FinishReason.STOP, TOKENS[:1])),
     )
-    choices = json.loads(dialect.whole(Asked(REQUEST), several))["choices"]
+    choices = json.loads(dialect.whole(ParsedRequest(REQUEST), several))["choices"]
     texts = [one.get("text", one.get("message", {}).get("content")) for one in choices]
     assert texts == ["one", "two", ""]
     assert [one["index"] for one in choices] == [0, 1, 2]
@@ -84,7 +84,7 @@ def test_every_choice_has_its_index_text_and_end(dialect: ChatDialect | Completi
 
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_chats_stream_of_several_choices_tells_each_role_once_and_each_end(usage: bool) -> None:
-    stream = ChatDialect().frames(Asked(REQUEST, usage))
+    stream = ChatDialect().frames(ParsedRequest(REQUEST, usage))
     data = stream.opening + stream.delta("b", 1) + stream.delta("a") + stream.delta("bb", 1)
     closing = answer_for(
         REQUEST, "a", others=(Choice("bbb", FinishReason.LENGTH), Choice("", FinishReason.STOP))
@@ -105,13 +105,13 @@ def test_a_chats_stream_of_several_choices_tells_each_role_once_and_each_end(usa
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_streams_logprobs_joined_are_those_of_the_whole(chat: bool) -> None:
     dialect = ChatDialect() if chat else CompletionDialect()
-    stream = dialect.frames(Asked(REQUEST))
+    stream = dialect.frames(ParsedRequest(REQUEST))
     data = (
         stream.delta("Hi", 0, TOKENS[:1])
         + stream.delta("", 0, TOKENS[1:2])
         + stream.delta("日", 0, TOKENS[2:])
     )
     pieces = [event["choices"][0]["logprobs"] for event in events(data)]
-    whole = json.loads(dialect.whole(Asked(REQUEST), answer()))["choices"][0]["logprobs"]
+    whole = json.loads(dialect.whole(ParsedRequest(REQUEST), answer()))["choices"][0]["logprobs"]
     for name, value in whole.items():
         assert (value or []) == [one for piece in pieces for one in piece[name] or []]

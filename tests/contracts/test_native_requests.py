@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts.native import NativeRequest, to_request
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import (
     Caller,
@@ -23,7 +23,7 @@ from gateway.contracts.values import (
 from gateway.errors import InvalidJson, InvalidRequest
 
 SECRET = "the caller's private words"
-ORIGIN = Origin(
+ORIGIN = RequestOrigin(
     request_id="req_edge",
     generation_id="gen_1",
     caller=Caller("acme", CallerRole.CALLER, "key_1", max_priority=0),

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts import openai_fields
-from gateway.contracts.dialect import Asked
+from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
-from gateway.contracts.origin import Origin
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, Sampling
 from gateway.errors import InvalidRequest
 
 SECRET = "the caller's private words"
-ORIGIN = Origin(
+ORIGIN = RequestOrigin(
     request_id="req_edge",
     generation_id="gen_1",
     caller=Caller("acme", CallerRole.CALLER, "key_1"),
@@ -29,12 +29,12 @@ ORIGIN = Origin(
 TURN = {"role": "user", "content": SECRET}
 
 
-def chat(**fields: Any) -> Asked:
+def chat(**fields: Any) -> ParsedRequest:
     body = {"model": "demo", "messages": [TURN], **fields}
     return ChatDialect().parse(json.dumps(body).encode(), ORIGIN)
 
 
-def completion(**fields: Any) -> Asked:
+def completion(**fields: Any) -> ParsedRequest:
     body = {"model": "demo", "prompt": SECRET, **fields}
     return CompletionDialect().parse(json.dumps(body).encode(), ORIGIN)
 

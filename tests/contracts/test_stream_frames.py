@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.contracts.dialect import Asked, Frames
+from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
 from gateway.contracts.values import Caller, CallerRole, Contract, Fallback, FinishReason, GenerateRequest
@@ -32,7 +32,7 @@ def frames(kind: str, *, include_usage: bool = False) -> Frames:
     if kind == "native":
         return NativeFrames()
     dialect = ChatDialect() if kind == "chat" else CompletionDialect()
-    return dialect.frames(Asked(REQUEST, include_usage))
+    return dialect.frames(ParsedRequest(REQUEST, include_usage))
 
 
 def events(data: bytes) -> list[Any]:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from gateway.config.errors import ConfigError
 from ops.cli.main import app
 from ops.sagemaker.deploy import POLL_S, Aws, EndpointError, delete, deploy, status
-from ops.sagemaker.plan import Call, Standing, config_call, endpoint_call, model_call, scaling_calls
-from ops.sagemaker.signals import Signals, metric_data, publish, signals_of
+from ops.sagemaker.plan import AwsCall, EndpointState, config_call, endpoint_call, model_call, scaling_calls
+from ops.sagemaker.signals import InstanceSignals, metric_data, publish, signals_of
 from ops.sagemaker.spec import EndpointSpec, load_spec
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "endpoint.yaml"
@@ -47,7 +47,7 @@ class Cloud:
         self.time = Time()
         self.aws = Aws(clients, self.time, self.time.sleep)
 
-    def expect(self, call: Call, answer: Mapping[str, Any]) -> None:
+    def expect(self, call: AwsCall, answer: Mapping[str, Any]) -> None:
         self._stubs[call.service].add_response(call.method, dict(answer), dict(call.arguments))
 
     def endpoint(self, status: str, config: str, **more: Any) -> None:
@@ -156,7 +156,7 @@ def test_an_update_keeps_the_fleets_size_and_can_roll_back(cloud: Cloud, spec: E
     cloud.config("sluice-000000000000")
     cloud.expect(model_call(spec), {"ModelArn": ARN})
     cloud.expect(config_call(spec), {"EndpointConfigArn": ARN})
-    update = endpoint_call(spec, Standing("sluice-000000000000", "InService", "ml.g5.xlarge"))
+    update = endpoint_call(spec, EndpointState("sluice-000000000000", "InService", "ml.g5.xlarge"))
     assert update is not None and update.arguments["RetainAllVariantProperties"] is True
     assert update.arguments["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
     cloud.expect(update, {"EndpointArn": ARN})
@@ -172,7 +172,7 @@ def test_another_instance_type_leaves_autoscaling_for_the_update(cloud: Cloud, s
     cloud.expect(model_call(spec), {"ModelArn": ARN})
     cloud.expect(config_call(spec), {"EndpointConfigArn": ARN})
     cloud.unregistered()
-    update = endpoint_call(spec, Standing("sluice-000000000000", "InService", "ml.g6.xlarge"))
+    update = endpoint_call(spec, EndpointState("sluice-000000000000", "InService", "ml.g6.xlarge"))
     assert update is not None
     cloud.expect(update, {"EndpointArn": ARN})
     cloud.endpoint("InService", config_name(spec))
@@ -214,7 +214,9 @@ def test_waiting_has_an_end(cloud: Cloud, spec: EndpointSpec) -> None:
 
 def test_a_rolling_update_goes_by_batches(spec: EndpointSpec) -> None:
     update = spec.update.model_copy(update={"kind": "rolling", "batch_percent": 20})
-    call = endpoint_call(spec.model_copy(update={"update": update}), Standing("other", "InService", None))
+    call = endpoint_call(
+        spec.model_copy(update={"update": update}), EndpointState("other", "InService", None)
+    )
     assert call is not None
     policy = call.arguments["DeploymentConfig"]["RollingUpdatePolicy"]
     assert policy["MaximumBatchSize"] == {"Type": "CAPACITY_PERCENT", "Value": 20}
@@ -225,7 +227,7 @@ def test_scaling_follows_queue_and_active_sequences(spec: EndpointSpec) -> None:
     assert (register.arguments["MinCapacity"], register.arguments["MaxCapacity"]) == (1, 4)
     tracked = [p.arguments["TargetTrackingScalingPolicyConfiguration"] for p in policies]
     metrics = [t["CustomizedMetricSpecification"] for t in tracked]
-    published = metric_data(Signals(1, 2, 0.5), endpoint=spec.name, variant="main")
+    published = metric_data(InstanceSignals(1, 2, 0.5), endpoint=spec.name, variant="main")
     for metric in metrics:
         [data] = [d for d in published["MetricData"] if d["MetricName"] == metric["MetricName"]]
         assert (published["Namespace"], data["Dimensions"]) == (metric["Namespace"], metric["Dimensions"])
@@ -368,8 +370,8 @@ vllm:kv_cache_usage_perc{model_name="m"} 0.75
 
 
 def test_signals_are_what_runs_and_all_that_waits() -> None:
-    assert signals_of(METRICS) == Signals(61.0, 7.0, 0.75)
-    assert signals_of("") == Signals(0.0, 0.0, 0.0)
+    assert signals_of(METRICS) == InstanceSignals(61.0, 7.0, 0.75)
+    assert signals_of("") == InstanceSignals(0.0, 0.0, 0.0)
 
 
 def test_signals_have_the_form_that_cloudwatch_takes() -> None:
@@ -383,7 +385,7 @@ def test_signals_have_the_form_that_cloudwatch_takes() -> None:
 
 
 def test_publishing_goes_on_after_a_failure_and_ends_with_the_gateway() -> None:
-    put: list[Signals] = []
+    put: list[InstanceSignals] = []
     reads = iter([OSError("the gateway starts"), METRICS, RuntimeError("throttled"), METRICS])
     pauses = iter([False, False, False, False, True])
 
@@ -394,4 +396,4 @@ def test_publishing_goes_on_after_a_failure_and_ends_with_the_gateway() -> None:
         return answer
 
     publish(read, put.append, pause=lambda seconds: next(pauses))
-    assert put == [Signals(61.0, 7.0, 0.75)] * 2
+    assert put == [InstanceSignals(61.0, 7.0, 0.75)] * 2

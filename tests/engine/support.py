@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from engine.engine import Engine
 from engine.values import (
     EngineInfo,
-    FinishReason,
     GenerationRequest,
     SamplingParams,
+    SequenceEnd,
     SequenceOutput,
-    TokenLogprob,
+    TokenIdLogprob,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -128,11 +128,11 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     deltas: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenIdLogprob] = field(default_factory=list)
     last: SequenceOutput | None = None
 
     @property
-    def finish_reason(self) -> FinishReason | None:
+    def finish_reason(self) -> SequenceEnd | None:
         return None if self.last is None else self.last.finish_reason
 
     def take(self, output: SequenceOutput) -> None:

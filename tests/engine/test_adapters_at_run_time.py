@@ -15,9 +15,9 @@ from engine.errors import (
     AdapterNotLoaded,
     EngineDead,
     NoAdapterRoom,
-    UnknownAdapter,
+    NoSuchAdapter,
 )
-from engine.values import EngineConfig, EngineSignals, FinishReason, GenerationRequest
+from engine.values import EngineConfig, EngineSignals, GenerationRequest, SequenceEnd
 from tests.engine.adapters import peft_greedy, write_adapter
 from tests.engine.support import DEMO_MODEL, greedy, random_prompts, reference_greedy
 
@@ -52,7 +52,7 @@ async def generate(
     with client.submit(GenerationRequest(name, prompt, greedy(tokens), adapter_id=adapter_id)) as ticket:
         while True:
             output = await ticket.receive()
-            assert output.finish_reason is not FinishReason.ERROR, output.error
+            assert output.finish_reason is not SequenceEnd.ERROR, output.error
             found += output.token_ids
             if output.finish_reason is not None:
                 return found
@@ -60,7 +60,7 @@ async def generate(
 
 async def test_an_adapter_is_loaded_used_and_unloaded(tiny_model: Path, adapters: dict[str, Path]) -> None:
     async with running(tiny_model) as client:
-        with pytest.raises(UnknownAdapter, match="adapter 'a' is not loaded"):
+        with pytest.raises(NoSuchAdapter, match="adapter 'a' is not loaded"):
             client.submit(GenerationRequest("x", PROMPT, greedy(1), adapter_id="a"))
         await client.load_adapter("a", str(adapters["a"]))
         assert client.adapters == {"a": str(adapters["a"])}
@@ -69,7 +69,7 @@ async def test_an_adapter_is_loaded_used_and_unloaded(tiny_model: Path, adapters
         assert client.signals.adapters_resident == ("a",)
         await client.unload_adapter("a")
         assert not client.adapters
-        with pytest.raises(UnknownAdapter):
+        with pytest.raises(NoSuchAdapter):
             client.submit(GenerationRequest("x", PROMPT, greedy(1), adapter_id="a"))
         with pytest.raises(AdapterNotLoaded):
             await client.unload_adapter("a")

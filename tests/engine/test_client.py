@@ -16,7 +16,7 @@ import uvloop
 from engine.client import EngineClient, receive_any
 from engine.engine import Engine
 from engine.errors import (
-    DuplicateRequest,
+    DuplicateSequence,
     EngineBusy,
     EngineDead,
     EngineStartError,
@@ -27,10 +27,10 @@ from engine.errors import (
 from engine.values import (
     EngineConfig,
     EngineSignals,
-    FinishReason,
     GenerationRequest,
+    GrammarKind,
     SamplingParams,
-    Shape,
+    SequenceEnd,
     StructuredOutput,
 )
 from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
@@ -176,7 +176,7 @@ async def test_a_slow_receiver_gets_everything_in_one_output(tiny_model: Path) -
             output = await ticket.receive()
         assert list(output.token_ids) == quick.token_ids
         assert output.text == quick.text
-        assert output.finish_reason is FinishReason.LENGTH
+        assert output.finish_reason is SequenceEnd.LENGTH
         assert output.queue_wait_s is not None
 
 
@@ -189,7 +189,7 @@ async def test_requests_that_cannot_run_are_refused_when_submitted(tiny_model: P
         tickets = [
             client.submit(GenerationRequest(name, PROMPT, greedy(500, ignore_eos=True))) for name in "abc"
         ]
-        with pytest.raises(DuplicateRequest):
+        with pytest.raises(DuplicateSequence):
             client.submit(GenerationRequest("a", PROMPT, greedy(1)))
         with pytest.raises(EngineBusy):
             client.submit(GenerationRequest("d", PROMPT, greedy(1)))
@@ -356,7 +356,7 @@ async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tin
 
 async def test_a_bad_shape_is_told_with_its_problem(tiny_model: Path) -> None:
     async with running(tiny_model) as client:
-        shape = StructuredOutput(Shape.REGEX, "[a-")
+        shape = StructuredOutput(GrammarKind.REGEX, "[a-")
         answer = await collect(client, GenerationRequest("a", PROMPT, SamplingParams(5, structured=shape)))
         assert answer.last is not None and answer.last.detail is not None
         assert (answer.last.error, answer.last.request_id) == ("invalid_grammar", "a")

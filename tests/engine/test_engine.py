@@ -14,10 +14,10 @@ from engine.attention import group_by_shape
 from engine.block_pool import BlockPool
 from engine.engine import Engine
 from engine.errors import (
-    DuplicateRequest,
-    EmptyPrompt,
+    DuplicateSequence,
     EngineBusy,
     InvalidSampling,
+    NoPromptTokens,
     PromptTooLong,
     RequestRefused,
     UnknownToken,
@@ -26,7 +26,7 @@ from engine.lora import AdapterBank, LoraWeights
 from engine.runner import OutOfMemory, StepResult
 from engine.scheduler import Chunk, Scheduler
 from engine.structured import Grammars
-from engine.values import FinishReason, GenerationRequest, SamplingParams
+from engine.values import GenerationRequest, SamplingParams, SequenceEnd
 from tests.engine.support import (
     EOS,
     greedy,
@@ -89,7 +89,7 @@ def test_the_end_token_stops_without_text_and_is_among_the_ids(make_engine: Make
     engine = scripted_engine(ScriptedRunner([300, 301, 1, 302]))
     answer = run_to_end(engine, [GenerationRequest("a", PROMPT, greedy(10))])["a"]
     assert answer.token_ids == [300, 301, 1]
-    assert answer.finish_reason is FinishReason.STOP
+    assert answer.finish_reason is SequenceEnd.STOP
     assert answer.last is not None
     assert answer.last.stop_reason is None
     assert answer.last.output_tokens == 3
@@ -99,14 +99,14 @@ def test_the_end_token_is_passed_when_asked_to_ignore_it() -> None:
     engine = scripted_engine(ScriptedRunner([300, 1, 301, 302]))
     answer = run_to_end(engine, [GenerationRequest("a", PROMPT, greedy(4, ignore_eos=True))])["a"]
     assert answer.token_ids == [300, 1, 301, 302]
-    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.finish_reason is SequenceEnd.LENGTH
 
 
 def test_a_stop_id_ends_and_is_named_as_the_reason() -> None:
     engine = scripted_engine(ScriptedRunner([300, 301, 302]))
     answer = run_to_end(engine, [GenerationRequest("a", PROMPT, greedy(10, stop_token_ids=(301,)))])["a"]
     assert answer.token_ids == [300, 301]
-    assert answer.finish_reason is FinishReason.STOP
+    assert answer.finish_reason is SequenceEnd.STOP
     assert answer.last is not None
     assert answer.last.stop_reason == 301
 
@@ -114,14 +114,14 @@ def test_a_stop_id_ends_and_is_named_as_the_reason() -> None:
 def test_a_stop_string_that_spans_tokens_is_cut_and_named_as_the_reason() -> None:
     text, deltas, reason, stop = say("free returns within two weeks.", greedy(64, stop=("rns wit",)))
     assert text == "free retu"
-    assert (reason, stop) == (FinishReason.STOP, "rns wit")
+    assert (reason, stop) == (SequenceEnd.STOP, "rns wit")
     assert not any("r" in delta[-1:] for delta in deltas)
 
 
 def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
     text, _, reason, _ = say("come again\nUs", greedy(64, stop=("\nUser:",)))
     assert text == "come again\nUs"
-    assert reason is FinishReason.STOP
+    assert reason is SequenceEnd.STOP
 
 
 def test_japanese_and_emoji_arrive_whole() -> None:
@@ -142,7 +142,7 @@ def test_max_tokens_and_the_models_length_end_with_length(make_engine: MakeEngin
     )
     assert len(answers["short"].token_ids) == 3
     assert len(answers["long"].token_ids) == 4
-    assert {answer.finish_reason for answer in answers.values()} == {FinishReason.LENGTH}
+    assert {answer.finish_reason for answer in answers.values()} == {SequenceEnd.LENGTH}
 
 
 def test_the_models_length_is_lowered_to_what_the_pool_holds(make_engine: MakeEngine) -> None:
@@ -189,7 +189,7 @@ def test_an_abort_reaches_a_waiting_and_a_half_prefilled_request(make_engine: Ma
 @pytest.mark.parametrize(
     ("prompt", "sampling", "error"),
     [
-        ((), greedy(1), EmptyPrompt),
+        ((), greedy(1), NoPromptTokens),
         ((5,) * 1024, greedy(1), PromptTooLong),
         ((5, 512), greedy(1), UnknownToken),
         ((-1,), greedy(1), UnknownToken),
@@ -222,7 +222,7 @@ def test_a_request_that_can_never_run_is_refused_alone(
 def test_a_second_request_with_the_same_id_and_one_too_many_are_refused() -> None:
     engine = scripted_engine(ScriptedRunner([300]), max_requests=2)
     engine.add(GenerationRequest("a", PROMPT, greedy(1)))
-    with pytest.raises(DuplicateRequest):
+    with pytest.raises(DuplicateSequence):
         engine.add(GenerationRequest("a", PROMPT, greedy(1)))
     engine.add(GenerationRequest("b", PROMPT, greedy(1)))
     with pytest.raises(EngineBusy):
@@ -255,7 +255,7 @@ def test_a_nan_ends_its_own_request_and_neither_its_neighbours_nor_who_has_its_b
             engine, [poisoned, *[GenerationRequest(str(n), p, greedy(12)) for n, p in enumerate(prompts)]]
         )
         bad = answers.pop("bad")
-        assert bad.finish_reason is FinishReason.ERROR
+        assert bad.finish_reason is SequenceEnd.ERROR
         assert bad.last is not None
         assert bad.last.error == "nan_output"
         assert bad.token_ids == []
@@ -271,7 +271,7 @@ def test_an_infinite_logit_ends_its_request_alone(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     answer = run_to_end(make_engine(folder), [GenerationRequest("a", PROMPT, greedy(4))])["a"]
     assert answer.last is not None
-    assert (answer.finish_reason, answer.last.error) == (FinishReason.ERROR, "nan_output")
+    assert (answer.finish_reason, answer.last.error) == (SequenceEnd.ERROR, "nan_output")
 
 
 def test_a_step_without_memory_preempts_the_newer_ones_and_all_end_in_time() -> None:
@@ -290,7 +290,7 @@ def test_a_request_too_large_for_memory_by_itself_ends_with_an_error_and_the_oth
         [GenerationRequest("big", PROMPT * 6, greedy(5)), GenerationRequest("small", PROMPT, greedy(5))],
     )
     assert answers["big"].last is not None
-    assert (answers["big"].finish_reason, answers["big"].last.error) == (FinishReason.ERROR, "out_of_memory")
+    assert (answers["big"].finish_reason, answers["big"].last.error) == (SequenceEnd.ERROR, "out_of_memory")
     assert answers["small"].token_ids == [300, 1]
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.client import EngineClient, Ticket
+from engine.client import EngineClient, EngineTicket
 from engine.engine import Engine
 from engine.errors import EngineDead
 from engine.model import Decoder
 from engine.runner import OutOfMemory
-from engine.values import EngineConfig, FinishReason, GenerationRequest
+from engine.values import EngineConfig, GenerationRequest, SequenceEnd
 from tests.engine.failing_child import FATAL_TOKEN
 from tests.engine.support import (
     Answer,
@@ -68,7 +68,7 @@ class FailingClient(EngineClient):
     child_module = "tests.engine.failing_child"
 
 
-async def collect(ticket: Ticket) -> Answer:
+async def collect(ticket: EngineTicket) -> Answer:
     answer = Answer()
     with ticket:
         while answer.finish_reason is None:
@@ -96,7 +96,7 @@ async def test_a_nan_ends_its_request_with_its_own_code_and_the_engine_process_g
             for number, prompt in enumerate(prompts)
         ]
         answers = await asyncio.gather(*map(collect, (bad, *good)))
-        assert answers[0].finish_reason is FinishReason.ERROR
+        assert answers[0].finish_reason is SequenceEnd.ERROR
         assert answers[0].last is not None
         assert (answers[0].last.error, answers[0].token_ids) == ("nan_output", [])
         assert [answer.token_ids for answer in answers[1:]] == expected
@@ -143,7 +143,7 @@ def test_a_request_for_which_there_is_no_memory_even_alone_ends_alone(make_engin
         [GenerationRequest("big", HEALTHY * 2, greedy(4)), GenerationRequest("small", HEALTHY, greedy(4))],
     )
     assert answers["big"].last is not None
-    assert (answers["big"].finish_reason, answers["big"].last.error) == (FinishReason.ERROR, "out_of_memory")
+    assert (answers["big"].finish_reason, answers["big"].last.error) == (SequenceEnd.ERROR, "out_of_memory")
     assert len(answers["small"].token_ids) == 4
 
 
@@ -184,7 +184,7 @@ async def test_an_exception_inside_the_step_ends_all_requests_with_one_error_and
     await tickets[0].receive()
     tickets.append(client.submit(GenerationRequest("fatal", (5, FATAL_TOKEN), greedy(4))))
 
-    async def end_of(ticket: Ticket) -> str:
+    async def end_of(ticket: EngineTicket) -> str:
         with pytest.raises(EngineDead) as caught:
             while True:
                 await ticket.receive()

@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import InvalidGrammar, InvalidSampling, RequestRefused
 from engine.limits import MAX_SPEC_CHARS, check_request
-from engine.values import GenerationRequest, SamplingParams, Shape, StructuredOutput
+from engine.values import GenerationRequest, GrammarKind, SamplingParams, StructuredOutput
 from tests.engine.support import make_info
 
 
@@ -43,7 +43,7 @@ def test_a_value_out_of_its_range_is_refused_by_name(sampling: dict[str, object]
 @pytest.mark.parametrize("spec", ["x" * (MAX_SPEC_CHARS + 1), "\ud800"])
 def test_a_shape_that_is_too_long_or_no_text_is_refused(spec: str) -> None:
     with pytest.raises(InvalidGrammar, match="regex") as refused:
-        check(structured=StructuredOutput(Shape.REGEX, spec))
+        check(structured=StructuredOutput(GrammarKind.REGEX, spec))
     assert isinstance(refused.value, RequestRefused)
 
 
@@ -55,5 +55,5 @@ def test_the_ends_of_every_range_are_taken() -> None:
         frequency_penalty=2.0,
         logit_bias=((511, -100.0), (0, 100.0)),
         logprobs=20,
-        structured=StructuredOutput(Shape.REGEX, "x" * MAX_SPEC_CHARS),
+        structured=StructuredOutput(GrammarKind.REGEX, "x" * MAX_SPEC_CHARS),
     )

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.engine import Engine
 from engine.errors import (
-    AdapterError,
     AdapterMismatch,
     AdapterNotFound,
     AdapterUnreadable,
     AdapterUnsupported,
+    EngineAdapterError,
     NoAdapterRoom,
 )
 from tests.engine.adapters import write_adapter
@@ -42,8 +42,8 @@ def engine(make_engine: MakeEngine) -> Engine:
     return make_engine(max_lora_rank=8, max_loras=2)
 
 
-def refusal(engine: Engine, folder: Path) -> AdapterError:
-    with pytest.raises(AdapterError) as caught:
+def refusal(engine: Engine, folder: Path) -> EngineAdapterError:
+    with pytest.raises(EngineAdapterError) as caught:
         engine.read_adapter(folder)
     assert "\n" not in str(caught.value)
     assert not engine.signals.adapters_resident

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.engine import Engine
-from engine.values import FinishReason, GenerationRequest
+from engine.values import GenerationRequest, SequenceEnd
 from tests.engine.support import (
     greedy,
     random_prompts,
@@ -118,7 +118,7 @@ def test_a_nan_spares_those_who_share_the_prefix_and_is_never_found_in_the_cache
                 GenerationRequest(f"bad {step}", (*common, *[300] * 20, poison, *[300] * 30), greedy(4))
             )
         for output in engine.step():
-            if output.finish_reason is FinishReason.ERROR:
+            if output.finish_reason is SequenceEnd.ERROR:
                 assert output.error == "nan_output"
                 errors += 1
             else:

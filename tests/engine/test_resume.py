@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.errors import PromptTooLong, UnknownToken
 from engine.limits import check_request
 from engine.text import StopStrings, text_of
-from engine.values import FinishReason, GenerationRequest, SamplingParams, Shape, StructuredOutput
+from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from engine.wire import Add, Command, FrameReader, encode
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import DEMO_MODEL, Answer, greedy, make_info, make_tokenizer, run_to_end
@@ -35,9 +35,9 @@ WAYS = {
         max_tokens=60,
         temperature=1.0,
         seed=3,
-        structured=StructuredOutput(Shape.JSON_SCHEMA, json.dumps(SCHEMA)),
+        structured=StructuredOutput(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
     ),
-    "spread": greedy(200, structured=StructuredOutput(Shape.CHOICE, json.dumps([SPREAD]))),
+    "spread": greedy(200, structured=StructuredOutput(GrammarKind.CHOICE, json.dumps([SPREAD]))),
 }
 
 
@@ -97,7 +97,7 @@ def test_characters_that_a_break_tears_apart_are_given_whole(engine: Engine) -> 
 def test_a_stop_string_that_began_before_the_break_ends_the_rest(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    shape = StructuredOutput(Shape.CHOICE, json.dumps(["The reader asked which volume comes next"]))
+    shape = StructuredOutput(GrammarKind.CHOICE, json.dumps(["The reader asked which volume comes next"]))
     sampling = greedy(100, structured=shape, stop=("ked which vol", "xt"))
     first = whole(engine, sampling)
     assert first.text == "The reader as"
@@ -106,7 +106,7 @@ def test_a_stop_string_that_began_before_the_break_ends_the_rest(
         given = text_of(tokenizer, first.token_ids[:split])
         inside += len(given) > len(first.text)
         assert given[: len(first.text)] + rest.text == first.text, split
-        assert rest.finish_reason is FinishReason.STOP
+        assert rest.finish_reason is SequenceEnd.STOP
         assert rest.last is not None and rest.last.stop_reason == "ked which vol"
         assert rest.token_ids == first.token_ids[split:]
     assert inside > 1, "some splits are inside the stop string"
@@ -117,14 +117,14 @@ def test_an_answer_whose_shape_was_complete_ends_at_once(engine: Engine) -> None
     ended = [token for token in first.token_ids if token > 1]
     request = GenerationRequest("late", PROMPT, WAYS["spread"], begun_token_ids=tuple(ended))
     rest = run_to_end(engine, [request])["late"]
-    assert (rest.text, rest.finish_reason) == ("", FinishReason.STOP)
+    assert (rest.text, rest.finish_reason) == ("", SequenceEnd.STOP)
 
 
 def test_a_begun_answer_of_another_shape_is_refused(engine: Engine) -> None:
     request = GenerationRequest("odd", PROMPT, WAYS["spread"], begun_token_ids=(80, 81))
     rest = run_to_end(engine, [request])["odd"]
     assert rest.last is not None
-    assert (rest.finish_reason, rest.last.error) == (FinishReason.ERROR, "invalid_grammar")
+    assert (rest.finish_reason, rest.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
 
 
 def test_a_resumed_answer_survives_a_preemption(make_engine: MakeEngine) -> None:

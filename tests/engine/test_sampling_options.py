@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.engine import Engine
-from engine.values import FinishReason, GenerationRequest, SamplingParams, Shape, StructuredOutput
+from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from tests.engine.support import greedy, random_prompts, reference_greedy, run_prompts, run_to_end
 from tests.engine.test_engine import POISON, poisoned_model
 
@@ -20,8 +20,8 @@ OPTIONS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 3},
     {"min_p": 0.1, "presence_penalty": 1.5, "logprobs": 0},
     {"top_k": 20, "frequency_penalty": 0.8, "logit_bias": ((5, 8.0), (9, -100.0))},
-    {"structured": StructuredOutput(Shape.REGEX, "[a-z ]+"), "logprobs": 2},
-    {"structured": StructuredOutput(Shape.JSON_OBJECT), "top_p": 0.9, "repetition_penalty": 1.1},
+    {"structured": StructuredOutput(GrammarKind.REGEX, "[a-z ]+"), "logprobs": 2},
+    {"structured": StructuredOutput(GrammarKind.JSON_OBJECT), "top_p": 0.9, "repetition_penalty": 1.1},
 )
 
 
@@ -115,7 +115,7 @@ def test_a_nan_ends_its_own_request_whatever_it_and_its_neighbours_ask_for(
     for one in bad:
         failed = answers[one.request_id]
         assert failed.last is not None
-        assert (failed.finish_reason, failed.last.error) == (FinishReason.ERROR, "nan_output")
+        assert (failed.finish_reason, failed.last.error) == (SequenceEnd.ERROR, "nan_output")
         assert failed.token_ids == [] and failed.logprobs == []
     for name, answer in expected.items():
         if POISON not in answer.token_ids:

@@ -13,7 +13,7 @@ import pytest
 
 from engine.client import EngineClient
 from engine.errors import EngineBusy
-from engine.values import EngineConfig, EngineSignals, FinishReason, GenerationRequest, SamplingParams
+from engine.values import EngineConfig, EngineSignals, GenerationRequest, SamplingParams, SequenceEnd
 
 BLOCKS = 96
 WORKERS = 48
@@ -61,7 +61,7 @@ async def test_mixed_load_with_aborts_ends_with_every_block_free(tiny_model: Pat
                         output = await ticket.receive()
                         tokens += len(output.token_ids)
                         if output.finish_reason is not None:
-                            assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+                            assert output.finish_reason in (SequenceEnd.STOP, SequenceEnd.LENGTH)
                             assert tokens == output.output_tokens
                             ended["finished"] += 1
                             break

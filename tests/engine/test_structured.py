@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
 from engine.structured import MAX_GRAMMARS, Grammars, Matcher
-from engine.values import FinishReason, GenerationRequest, SamplingParams, Shape, StructuredOutput
+from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from tests.engine.support import EOS, Answer, greedy, make_tokenizer, random_prompts, run_to_end
 from tests.engine.test_engine import ScriptedRunner, scripted_engine
 
@@ -74,7 +74,7 @@ patterns = st.recursive(
 )
 
 
-def shaped(shape: Shape, spec: object = "", **options: Any) -> SamplingParams:
+def shaped(shape: GrammarKind, spec: object = "", **options: Any) -> SamplingParams:
     text = spec if isinstance(spec, str) else json.dumps(spec, ensure_ascii=False)
     return SamplingParams(
         **{"max_tokens": 120, "temperature": 1.0, "seed": 1, "structured": StructuredOutput(shape, text)}
@@ -95,26 +95,28 @@ def engine(make_engine: MakeEngine) -> Engine:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 1000))
 def test_whatever_ends_by_itself_is_valid_by_the_schema(engine: Engine, schema: Any, seed: int) -> None:
-    for answer in answers(engine, *[shaped(Shape.JSON_SCHEMA, schema, seed=seed + n) for n in range(3)]):
-        assert answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if answer.finish_reason is FinishReason.STOP:
+    for answer in answers(
+        engine, *[shaped(GrammarKind.JSON_SCHEMA, schema, seed=seed + n) for n in range(3)]
+    ):
+        assert answer.finish_reason in (SequenceEnd.STOP, SequenceEnd.LENGTH)
+        if answer.finish_reason is SequenceEnd.STOP:
             jsonschema.validate(json.loads(answer.text), schema)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pattern=patterns, seed=st.integers(0, 1000))
 def test_whatever_ends_by_itself_matches_the_whole_pattern(engine: Engine, pattern: str, seed: int) -> None:
-    for answer in answers(engine, *[shaped(Shape.REGEX, pattern, seed=seed + n) for n in range(3)]):
-        assert answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if answer.finish_reason is FinishReason.STOP:
+    for answer in answers(engine, *[shaped(GrammarKind.REGEX, pattern, seed=seed + n) for n in range(3)]):
+        assert answer.finish_reason in (SequenceEnd.STOP, SequenceEnd.LENGTH)
+        if answer.finish_reason is SequenceEnd.STOP:
             assert re.fullmatch(pattern, answer.text), answer.text
 
 
 def test_a_json_object_is_one_on_one_line(engine: Engine) -> None:
     ended = [
         answer.text
-        for answer in answers(engine, *[shaped(Shape.JSON_OBJECT, seed=seed) for seed in range(20)])
-        if answer.finish_reason is FinishReason.STOP
+        for answer in answers(engine, *[shaped(GrammarKind.JSON_OBJECT, seed=seed) for seed in range(20)])
+        if answer.finish_reason is SequenceEnd.STOP
     ]
     assert len(ended) > 5
     assert all(isinstance(json.loads(text), dict) and "\n" not in text for text in ended)
@@ -122,8 +124,8 @@ def test_a_json_object_is_one_on_one_line(engine: Engine) -> None:
 
 def test_a_choice_is_one_of_the_choices_and_each_can_come(engine: Engine) -> None:
     choices = ['yes "sir"', "no\\", "漫画 😀"]
-    said = answers(engine, *[shaped(Shape.CHOICE, choices, seed=seed) for seed in range(60)])
-    assert {answer.finish_reason for answer in said} == {FinishReason.STOP}
+    said = answers(engine, *[shaped(GrammarKind.CHOICE, choices, seed=seed) for seed in range(60)])
+    assert {answer.finish_reason for answer in said} == {SequenceEnd.STOP}
     assert {answer.text for answer in said} == set(choices)
 
 
@@ -135,54 +137,54 @@ def test_a_choice_is_one_of_the_choices_and_each_can_come(engine: Engine) -> Non
     ],
 )
 def test_a_grammar_in_either_notation_is_followed(engine: Engine, grammar: str) -> None:
-    for answer in answers(engine, *[shaped(Shape.GRAMMAR, grammar, seed=seed) for seed in range(8)]):
+    for answer in answers(engine, *[shaped(GrammarKind.GRAMMAR, grammar, seed=seed) for seed in range(8)]):
         depth = len(answer.text) // 2
-        if answer.finish_reason is FinishReason.STOP:
+        if answer.finish_reason is SequenceEnd.STOP:
             assert answer.text == "(" * depth + "x" + ")" * depth
 
 
 def test_max_tokens_may_leave_it_incomplete(engine: Engine) -> None:
-    [answer] = answers(engine, shaped(Shape.JSON_SCHEMA, PERSON, max_tokens=4))
-    assert answer.finish_reason is FinishReason.LENGTH
+    [answer] = answers(engine, shaped(GrammarKind.JSON_SCHEMA, PERSON, max_tokens=4))
+    assert answer.finish_reason is SequenceEnd.LENGTH
     assert len(answer.token_ids) == 4
     assert answer.text.startswith("{")
 
 
 def test_it_ends_where_the_grammar_ends_even_when_the_end_token_is_ignored(engine: Engine) -> None:
     for options in ({}, {"ignore_eos": True}):
-        [answer] = answers(engine, shaped(Shape.REGEX, "ab", **options))
-        assert (answer.text, answer.finish_reason) == ("ab", FinishReason.STOP)
+        [answer] = answers(engine, shaped(GrammarKind.REGEX, "ab", **options))
+        assert (answer.text, answer.finish_reason) == ("ab", SequenceEnd.STOP)
 
 
 def test_an_empty_text_is_an_answer_when_the_pattern_says_so(engine: Engine) -> None:
-    [answer] = answers(engine, shaped(Shape.REGEX, ""))
-    assert (answer.text, answer.finish_reason) == ("", FinishReason.STOP)
+    [answer] = answers(engine, shaped(GrammarKind.REGEX, ""))
+    assert (answer.text, answer.finish_reason) == ("", SequenceEnd.STOP)
 
 
 @pytest.mark.parametrize(
     ("shape", "spec", "problem"),
     [
-        (Shape.REGEX, "[a-", "unclosed character class"),
-        (Shape.REGEX, r"(a)\1", "backreferences are not supported"),
-        (Shape.JSON_SCHEMA, '{"type": "wish"}', "Invalid type: wish"),
-        (Shape.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "nowhere"),
-        (Shape.JSON_SCHEMA, '{"not": {}}', "not"),
-        (Shape.JSON_SCHEMA, "[1]", "object"),
-        (Shape.JSON_SCHEMA, "{", "Expecting"),
-        (Shape.JSON_SCHEMA, "[" * 60_000, "recursion"),
-        (Shape.GRAMMAR, "root ::= missing", "missing"),
-        (Shape.GRAMMAR, "start: missing", "missing"),
-        (Shape.GRAMMAR, "nonsense", ""),
+        (GrammarKind.REGEX, "[a-", "unclosed character class"),
+        (GrammarKind.REGEX, r"(a)\1", "backreferences are not supported"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "wish"}', "Invalid type: wish"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "nowhere"),
+        (GrammarKind.JSON_SCHEMA, '{"not": {}}', "not"),
+        (GrammarKind.JSON_SCHEMA, "[1]", "object"),
+        (GrammarKind.JSON_SCHEMA, "{", "Expecting"),
+        (GrammarKind.JSON_SCHEMA, "[" * 60_000, "recursion"),
+        (GrammarKind.GRAMMAR, "root ::= missing", "missing"),
+        (GrammarKind.GRAMMAR, "start: missing", "missing"),
+        (GrammarKind.GRAMMAR, "nonsense", ""),
     ],
 )
 def test_a_bad_shape_ends_its_request_alone_and_names_the_problem(
-    engine: Engine, shape: Shape, spec: str, problem: str
+    engine: Engine, shape: GrammarKind, spec: str, problem: str
 ) -> None:
     bad, good, plain = answers(
-        engine, shaped(shape, spec), shaped(Shape.CHOICE, ["yes"]), greedy(5, ignore_eos=True)
+        engine, shaped(shape, spec), shaped(GrammarKind.CHOICE, ["yes"]), greedy(5, ignore_eos=True)
     )
     assert bad.last is not None and bad.last.detail is not None
-    assert (bad.finish_reason, bad.last.error) == (FinishReason.ERROR, "invalid_grammar")
+    assert (bad.finish_reason, bad.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
     assert f"the {shape.value} is not valid" in bad.last.detail and problem in bad.last.detail
     assert "\n" not in bad.last.detail and len(bad.last.detail) < 400
     assert (good.text, len(plain.token_ids)) == ("yes", 5)
@@ -190,7 +192,7 @@ def test_a_bad_shape_ends_its_request_alone_and_names_the_problem(
 
 def test_the_same_comes_after_preemptions(make_engine: MakeEngine) -> None:
     requests = [
-        GenerationRequest(str(n), prompt, shaped(Shape.JSON_SCHEMA, PERSON, seed=n, max_tokens=60))
+        GenerationRequest(str(n), prompt, shaped(GrammarKind.JSON_SCHEMA, PERSON, seed=n, max_tokens=60))
         for n, prompt in enumerate(random_prompts(20, 512, longest=60))
     ]
     roomy, tight = make_engine(), make_engine(num_blocks=12)
@@ -199,27 +201,31 @@ def test_the_same_comes_after_preemptions(make_engine: MakeEngine) -> None:
     assert tight.signals.preemptions > 3
     for name, answer in preempted.items():
         assert (answer.token_ids, answer.text) == (expected[name].token_ids, expected[name].text)
-        if answer.finish_reason is FinishReason.STOP:
+        if answer.finish_reason is SequenceEnd.STOP:
             jsonschema.validate(json.loads(answer.text), PERSON)
 
 
 def test_penalties_and_bias_cannot_break_the_shape(engine: Engine) -> None:
     pushed = shaped(
-        Shape.CHOICE, ["yes", "no"], logit_bias=((300, 100.0),), repetition_penalty=5.0, presence_penalty=2.0
+        GrammarKind.CHOICE,
+        ["yes", "no"],
+        logit_bias=((300, 100.0),),
+        repetition_penalty=5.0,
+        presence_penalty=2.0,
     )
     assert {answer.text for answer in answers(engine, *[pushed] * 3)} <= {"yes", "no"}
 
 
 def test_a_token_that_the_grammar_does_not_know_ends_its_request_alone() -> None:
     engine = scripted_engine(ScriptedRunner([300, 301, EOS]))
-    shaped_one, plain = answers(engine, shaped(Shape.REGEX, "[0-9]{4}"), greedy(5))
+    shaped_one, plain = answers(engine, shaped(GrammarKind.REGEX, "[0-9]{4}"), greedy(5))
     assert shaped_one.last is not None
-    assert (shaped_one.finish_reason, shaped_one.last.error) == (FinishReason.ERROR, "invalid_grammar")
+    assert (shaped_one.finish_reason, shaped_one.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
     assert plain.token_ids == [300, 301, EOS]
 
 
 def test_a_request_may_leave_while_its_grammar_is_built(engine: Engine) -> None:
-    engine.add(GenerationRequest("a", PROMPT, shaped(Shape.REGEX, "leaving{1,50}")))
+    engine.add(GenerationRequest("a", PROMPT, shaped(GrammarKind.REGEX, "leaving{1,50}")))
     assert engine.signals.waiting == 1
     assert engine.abort("a")
     assert not engine.has_work and engine.signals.waiting == 0
@@ -228,7 +234,7 @@ def test_a_request_may_leave_while_its_grammar_is_built(engine: Engine) -> None:
 
 def test_a_shape_is_built_once_and_the_longest_unused_is_forgotten() -> None:
     grammars = Grammars(make_tokenizer(), 512, (EOS,))
-    shapes = [StructuredOutput(Shape.REGEX, "a" * (n + 1)) for n in range(MAX_GRAMMARS + 1)]
+    shapes = [StructuredOutput(GrammarKind.REGEX, "a" * (n + 1)) for n in range(MAX_GRAMMARS + 1)]
     first, second = (grammars.build(shape) for shape in shapes[:2])
     assert grammars.build(shapes[0]) is first
     for shape in shapes[2:]:
@@ -240,7 +246,7 @@ def test_a_shape_is_built_once_and_the_longest_unused_is_forgotten() -> None:
 def test_a_grammar_that_grows_too_complex_on_its_way_says_so() -> None:
     tokenizer = make_tokenizer()
     grammars = Grammars(tokenizer, 512, (EOS,), max_lexer_states=1000)
-    matcher = Matcher(grammars.build(StructuredOutput(Shape.REGEX, "(.{0,500}x){0,500}")).result())
+    matcher = Matcher(grammars.build(StructuredOutput(GrammarKind.REGEX, "(.{0,500}x){0,500}")).result())
     with pytest.raises(InvalidGrammar, match=r"too complex.*too many states"):
         for token in tokenizer.encode("there is no x in x-ray " * 100).ids:
             matcher.allowed()
@@ -248,6 +254,6 @@ def test_a_grammar_that_grows_too_complex_on_its_way_says_so() -> None:
 
 
 def test_a_model_without_an_end_token_cannot_be_held_to_a_shape() -> None:
-    built = Grammars(make_tokenizer(), 512, ()).build(StructuredOutput(Shape.JSON_OBJECT))
+    built = Grammars(make_tokenizer(), 512, ()).build(StructuredOutput(GrammarKind.JSON_OBJECT))
     with pytest.raises(InvalidGrammar, match="this model"):
         built.result()

@@ -7,13 +7,23 @@ from hypothesis import strategies as st
 from engine.errors import EngineError, PromptTooLong, error_from_code
 from engine.values import (
     EngineSignals,
-    FinishReason,
     GenerationRequest,
     SamplingParams,
+    SequenceEnd,
     SequenceOutput,
     coalesce,
 )
-from engine.wire import MAX_FRAME_BYTES, Abort, Add, Command, Event, FrameReader, ProtocolError, Step, encode
+from engine.wire import (
+    MAX_FRAME_BYTES,
+    Abort,
+    Add,
+    Command,
+    Event,
+    FrameReader,
+    ProtocolError,
+    StepOutputs,
+    encode,
+)
 
 
 @given(cuts=st.lists(st.integers(1, 40), min_size=1))
@@ -34,10 +44,10 @@ def test_messages_arrive_whole_whatever_the_pieces(cuts: list[int]) -> None:
 
 def test_a_step_carries_all_outputs_and_the_signals() -> None:
     outputs = (
-        SequenceOutput("a", "hi", (1, 2), FinishReason.STOP, 3, 2, 0, 0.1, 0.2, None, "END"),
-        SequenceOutput("b", "", (), FinishReason.ERROR, error="nan_output"),
+        SequenceOutput("a", "hi", (1, 2), SequenceEnd.STOP, 3, 2, 0, 0.1, 0.2, None, "END"),
+        SequenceOutput("b", "", (), SequenceEnd.ERROR, error="nan_output"),
     )
-    step = Step(outputs, EngineSignals(running=2, kv_usage=0.5))
+    step = StepOutputs(outputs, EngineSignals(running=2, kv_usage=0.5))
     assert list(FrameReader(Event).feed(encode(step))) == [step]
 
 
@@ -54,10 +64,10 @@ def test_outputs_coalesce_without_losing_text_tokens_or_times() -> None:
         [
             SequenceOutput("a", "x", (1,), None, 5, 1, 0, 0.5, 0.25),
             SequenceOutput("a", "y", (2,), None, 5, 2),
-            SequenceOutput("a", "z", (3, 4), FinishReason.LENGTH, 5, 4, 0, 0.5, 0.25),
+            SequenceOutput("a", "z", (3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5, 0.25),
         ],
     )
-    assert joined == SequenceOutput("a", "xyz", (1, 2, 3, 4), FinishReason.LENGTH, 5, 4, 0, 0.5, 0.25)
+    assert joined == SequenceOutput("a", "xyz", (1, 2, 3, 4), SequenceEnd.LENGTH, 5, 4, 0, 0.5, 0.25)
 
 
 def test_an_error_is_rebuilt_from_its_code() -> None:

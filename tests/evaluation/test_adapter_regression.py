@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from engine.build import build_engine
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
 from evaluation.adapter_regression.__main__ import FAILED, NOT_RUN, PASSED, PROMPTS, main, post
-from evaluation.adapter_regression.checks import Answer, in_language, score
+from evaluation.adapter_regression.checks import AdapterAnswer, in_language, score
 from evaluation.adapter_regression.damage import damage
 from evaluation.adapter_regression.intervals import mean_interval
 from evaluation.adapter_regression.losses import Reference, reference_losses
-from evaluation.adapter_regression.prompts import Case, Message, PromptFileError, load_prompts
+from evaluation.adapter_regression.prompts import Case, PromptMessage, PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import Threshold, Thresholds, ThresholdsError, load_thresholds
-from evaluation.adapter_regression.verdict import Finding, Standing, judge, passes
+from evaluation.adapter_regression.verdict import MetricFinding, MetricVerdict, judge, passes
 from models.catalogue import load_catalogue
 from ops.client import AdminClient, AdminError
 from tests.engine.support import run_to_end
@@ -34,14 +34,14 @@ REFUSALS = load_thresholds().refusal_patterns
 
 
 def case(**options: Any) -> Case:
-    return Case(id="c", group="g", messages=(Message(role="user", content="?"),), **options)
+    return Case(id="c", group="g", messages=(PromptMessage(role="user", content="?"),), **options)
 
 
 def scored(text: str, *, ended: bool = True, **options: Any) -> dict[str, float]:
-    return dict(score(case(**options), Answer(text, ended), REFUSALS))
+    return dict(score(case(**options), AdapterAnswer(text, ended), REFUSALS))
 
 
-def finding(old: list[float], new: list[float], metric: str, **threshold: float) -> Finding:
+def finding(old: list[float], new: list[float], metric: str, **threshold: float) -> MetricFinding:
     """The one finding of a metric whose scores per prompt are given."""
     named = [{metric: {f"p{n}": value for n, value in enumerate(values)}} for values in (old, new)]
     limits = Thresholds(metrics={metric: Threshold(**threshold)})
@@ -121,14 +121,14 @@ def test_more_prompts_narrow_the_interval() -> None:
 
 def test_a_change_within_the_limit_passes_and_one_beyond_it_is_worse() -> None:
     old = [0.5] * 50
-    assert finding(old, [0.52] * 50, "loss", worse_by=0.05).standing is Standing.PASSED
-    assert finding(old, [0.60] * 50, "loss", worse_by=0.05).standing is Standing.WORSE
-    assert finding(old, [0.10] * 50, "loss", worse_by=0.05).standing is Standing.PASSED
+    assert finding(old, [0.52] * 50, "loss", worse_by=0.05).standing is MetricVerdict.PASSED
+    assert finding(old, [0.60] * 50, "loss", worse_by=0.05).standing is MetricVerdict.WORSE
+    assert finding(old, [0.10] * 50, "loss", worse_by=0.05).standing is MetricVerdict.PASSED
 
 
 def test_for_shares_less_is_worse() -> None:
     found = finding([1.0] * 50, [0.0] * 50, "facts", worse_by=0.15)
-    assert found.standing is Standing.WORSE
+    assert found.standing is MetricVerdict.WORSE
     assert found.change.mean == 1.0
     assert found.named == ("p0", "p1", "p2", "p3", "p4")
 
@@ -136,7 +136,7 @@ def test_for_shares_less_is_worse() -> None:
 def test_what_too_few_prompts_cannot_tell_is_unsure_and_does_not_pass() -> None:
     found = finding([1.0, 1.0, 1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0, 1.0, 1.0], "facts", worse_by=0.1)
     assert found.change.mean == 0
-    assert found.standing is Standing.UNSURE
+    assert found.standing is MetricVerdict.UNSURE
     assert not passes((found,))
 
 
@@ -144,16 +144,16 @@ def test_times_are_compared_as_a_quotient() -> None:
     old = [0.010, 0.020, 0.040]
     found = finding(old, [2 * value for value in old], "ttft", worse_by=1.5)
     assert math.isclose(found.change.mean, 2.0)
-    assert found.standing is Standing.WORSE
-    assert finding(old, old, "ttft", worse_by=1.5).standing is Standing.PASSED
+    assert found.standing is MetricVerdict.WORSE
+    assert finding(old, old, "ttft", worse_by=1.5).standing is MetricVerdict.PASSED
 
 
 def test_a_candidate_below_the_least_share_is_worse_even_where_the_active_one_is_too() -> None:
-    assert finding([0.2] * 9, [0.2] * 9, "sound", worse_by=0.1, at_least=0.9).standing is Standing.WORSE
+    assert finding([0.2] * 9, [0.2] * 9, "sound", worse_by=0.1, at_least=0.9).standing is MetricVerdict.WORSE
 
 
 def test_a_metric_without_a_limit_is_shown_and_nothing_at_all_does_not_pass() -> None:
-    assert finding([1.0], [0.0], "exact").standing is Standing.SHOWN
+    assert finding([1.0], [0.0], "exact").standing is MetricVerdict.SHOWN
     assert not passes(())
 
 
@@ -183,14 +183,14 @@ def test_the_base_model_may_have_a_limit_of_its_own() -> None:
 def test_a_wrong_prompt_file_is_refused_with_its_place(tmp_path: Path, line: str, told: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(PromptFileError, match=re.escape(told)):
+    with pytest.raises(PromptSetError, match=re.escape(told)):
         load_prompts(file)
 
 
 def test_an_id_given_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"id": "a", "group": "g", "messages": [{"role": "user", "content": "x"}]}\n' * 2)
-    with pytest.raises(PromptFileError, match=r"line 2: id 'a' stands there twice"):
+    with pytest.raises(PromptSetError, match=r"line 2: id 'a' stands there twice"):
         load_prompts(file)
 
 
@@ -209,7 +209,7 @@ def test_the_shipped_references_hold_what_their_patterns_ask_for() -> None:
     assert len(cases) >= 90
     for one in cases:
         if one.reference is not None:
-            found = score(one, Answer(one.reference, True), REFUSALS)
+            found = score(one, AdapterAnswer(one.reference, True), REFUSALS)
             assert min(found.values()) == 1, one.id
 
 

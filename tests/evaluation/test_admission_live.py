@@ -20,11 +20,11 @@ from benchmarks.admission_live import (
 )  # fmt: skip
 from benchmarks.admission_live_load import MACHINES, fate_of
 from evaluation.simulator.calibration import fit
-from evaluation.simulator.measures import Slo
+from evaluation.simulator.measures import SimulatedSlo
 from evaluation.simulator.values import Arrival, Profile
-from ops.replay.outcome import Outcome
+from ops.replay.outcome import ReplayedRequest
 
-WHOLE = Outcome(
+WHOLE = ReplayedRequest(
     index=0, due_s=1.0, sent_s=1.5, asked_input=100, asked_output=11, total_s=3.0, ttft_s=0.5,
     last_token_s=2.5, status=200, input_tokens=100, output_tokens=11, cached_tokens=40,
 )  # fmt: skip
@@ -51,12 +51,12 @@ def test_what_ends_after_a_closed_loop_is_not_its_rate() -> None:
 def test_capacity_is_the_fastest_level_whose_answers_were_in_time() -> None:
     levels = [Level(1, 2.0, 0.1, 0.1), Level(2, 3.0, 0.1, 0.1), Level(4, 9.0, 5.0, 0.1)]
     slow = replace(WHOLE, ttft_s=5.0)
-    assert capacity_of(levels, [[WHOLE], [WHOLE] * 19 + [slow], [slow]], Slo(1.0, 1.0)) == 3.0
-    assert slo_of(levels) == Slo(1.2, 0.15)
+    assert capacity_of(levels, [[WHOLE], [WHOLE] * 19 + [slow], [slow]], SimulatedSlo(1.0, 1.0)) == 3.0
+    assert slo_of(levels) == SimulatedSlo(1.2, 0.15)
 
 
 def test_what_closed_loops_taught_foretells_another_one() -> None:
-    def loop(callers: int, seconds: float = 100.0) -> list[Outcome]:
+    def loop(callers: int, seconds: float = 100.0) -> list[ReplayedRequest]:
         """Callers whose answers take steps of 10 ms and 1 ms a sequence, with little to prefill."""
         tpot_s = 0.010 + 0.001 * callers
         answer = replace(
@@ -82,7 +82,7 @@ def test_the_error_of_the_estimates_is_what_the_histogram_has_grown_by() -> None
 
 def test_what_the_simulator_finishes_after_the_end_was_given_up() -> None:
     requests = [Arrival(number, number * 0.01, 200, 20, 20) for number in range(200)]
-    slo = Slo(1.0, 1.0)
+    slo = SimulatedSlo(1.0, 1.0)
     short, long = (foretold(requests, PROFILE, slo, "none", grace_s) for grace_s in (1.0, 1e6))
     assert short.answered < long.answered == 200
     assert short.goodput == pytest.approx(long.goodput)

@@ -10,19 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.simulator.calibration import Step, fit
-from evaluation.simulator.experiment import Job, Kind, Setting, best, candidates, capacity, run
-from evaluation.simulator.measures import Slo, fairness, jain, max_min, percentile, summarize
+from evaluation.simulator.calibration import MeasuredStep, fit
+from evaluation.simulator.experiment import Kind, Setting, SimulationJob, best, candidates, capacity, run
+from evaluation.simulator.measures import SimulatedSlo, fairness, jain, max_min, percentile, summarize
 from evaluation.simulator.profiles import A10G_8B_AWQ
-from evaluation.simulator.values import Arrival, Fate
-from evaluation.simulator.workload import Shape, halves, paced, rate_of, requests_of
+from evaluation.simulator.values import Arrival, SimulatedRequest
+from evaluation.simulator.workload import WorkloadShape, halves, paced, rate_of, requests_of
 from ops.replay.trace import read_trace
 
 DATA = Path(__file__).resolve().parents[2] / "benchmarks" / "data"
 
 
-def answered(number: int, *, ttft_s: float, tokens: int = 11, tpot_s: float = 0.1, **more: object) -> Fate:
-    one = Fate(Arrival(number, float(number), 100, tokens, 50, **more))  # type: ignore[arg-type]
+def answered(
+    number: int, *, ttft_s: float, tokens: int = 11, tpot_s: float = 0.1, **more: object
+) -> SimulatedRequest:
+    one = SimulatedRequest(Arrival(number, float(number), 100, tokens, 50, **more))  # type: ignore[arg-type]
     one.first_token_at = number + ttft_s
     one.finished_at = one.first_token_at + tpot_s * (tokens - 1)
     one.produced, one.computed = tokens, 100 + tokens - 1
@@ -30,9 +32,9 @@ def answered(number: int, *, ttft_s: float, tokens: int = 11, tpot_s: float = 0.
 
 
 def test_goodput_counts_answers_that_met_both_targets_and_waste_the_tokens_of_the_others() -> None:
-    refused = Fate(Arrival(3, 3.0, 100, 10, 50))
+    refused = SimulatedRequest(Arrival(3, 3.0, 100, 10, 50))
     fates = [answered(0, ttft_s=1.0), answered(1, ttft_s=3.0), answered(2, ttft_s=1.0, tpot_s=0.3), refused]
-    told = summarize(fates, Slo(2.0, 0.2))
+    told = summarize(fates, SimulatedSlo(2.0, 0.2))
     assert (told.requests, told.answered) == (4, 3)
     assert told.goodput == pytest.approx(1 / 3.0)
     assert told.attainment == 0.25
@@ -41,9 +43,9 @@ def test_goodput_counts_answers_that_met_both_targets_and_waste_the_tokens_of_th
 
 
 def test_service_in_proportion_to_demand_is_unfair_when_one_asks_for_more_than_its_share() -> None:
-    def served(big: int, small: int) -> list[Fate]:
-        fates = [Fate(Arrival(n, 0.0, 100, 11, 50, tenant="big")) for n in range(20)]
-        fates += [Fate(Arrival(n, 0.0, 100, 11, 50, tenant="small")) for n in range(5)]
+    def served(big: int, small: int) -> list[SimulatedRequest]:
+        fates = [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="big")) for n in range(20)]
+        fates += [SimulatedRequest(Arrival(n, 0.0, 100, 11, 50, tenant="small")) for n in range(5)]
         for one in (*fates[:big], *fates[20 : 20 + small]):
             one.first_token_at = one.finished_at = 1.0
             one.produced = 11
@@ -73,8 +75,8 @@ def test_jains_index_is_one_when_all_are_equal_and_one_in_n_when_one_has_all() -
 
 def test_a_trace_becomes_requests_with_tenants_priorities_and_units() -> None:
     trace = read_trace(DATA / "mooncake_synthetic_500.jsonl")
-    requests = requests_of(trace, Shape(prompt_scale=1 / 16))
-    assert requests == requests_of(trace, Shape(prompt_scale=1 / 16))
+    requests = requests_of(trace, WorkloadShape(prompt_scale=1 / 16))
+    assert requests == requests_of(trace, WorkloadShape(prompt_scale=1 / 16))
     assert max(one.prompt for one in requests) <= 3400
     assert all(len(one.units) == one.prompt // 32 for one in requests)
     shares = Counter(one.priority for one in requests)
@@ -84,7 +86,7 @@ def test_a_trace_becomes_requests_with_tenants_priorities_and_units() -> None:
 
 
 def test_the_halves_share_nothing_and_a_pace_changes_times_alone() -> None:
-    requests = requests_of(read_trace(DATA / "azure_llm_conv_2023_2000.csv", limit=101), Shape())
+    requests = requests_of(read_trace(DATA / "azure_llm_conv_2023_2000.csv", limit=101), WorkloadShape())
     first, second = halves(requests)
     assert [one.number for one in (*first, *second)] == list(range(101))
     assert second[0].at == 0.0
@@ -94,21 +96,21 @@ def test_the_halves_share_nothing_and_a_pace_changes_times_alone() -> None:
 
 
 def test_capacity_is_the_rate_at_which_nineteen_in_twenty_are_in_time() -> None:
-    requests = requests_of(read_trace(DATA / "azure_llm_conv_2023_2000.csv", limit=300), Shape())
-    slo = Slo(5.0, 0.25)
+    requests = requests_of(read_trace(DATA / "azure_llm_conv_2023_2000.csv", limit=300), WorkloadShape())
+    slo = SimulatedSlo(5.0, 0.25)
     rate = capacity(requests, A10G_8B_AWQ, slo)
 
     def attained(times: float) -> float:
-        return run(Job(requests, times * rate, A10G_8B_AWQ, slo, Setting(Kind.NONE))).attainment
+        return run(SimulationJob(requests, times * rate, A10G_8B_AWQ, slo, Setting(Kind.NONE))).attainment
 
     assert attained(1.0) >= 0.95 > attained(1.1)
 
 
 def test_the_setting_with_the_most_goodput_over_the_loads_is_chosen() -> None:
-    tried = candidates(Kind.VLLM, A10G_8B_AWQ, Slo(5.0, 0.25))
+    tried = candidates(Kind.VLLM, A10G_8B_AWQ, SimulatedSlo(5.0, 0.25))
     assert len(set(tried)) == len(tried) > 10
     assert best(tried[:3], [[1.0, 1.0], [3.0, 0.5], [0.5, 2.0]]) is tried[1]
-    assert [one.kind for one in candidates(Kind.NONE, A10G_8B_AWQ, Slo(5.0, 0.25))] == [Kind.NONE]
+    assert [one.kind for one in candidates(Kind.NONE, A10G_8B_AWQ, SimulatedSlo(5.0, 0.25))] == [Kind.NONE]
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_steps_and_overlooks_a_hiccup() -> None:
@@ -118,8 +120,8 @@ def test_a_fit_finds_the_coefficients_that_made_the_steps_and_overlooks_a_hiccup
         prefill, sequences = int(draw.integers(0, 256)), int(draw.integers(0, 32))
         context = sequences * int(draw.integers(50, 500))
         took_s = 0.002 + 1e-4 * prefill + 5e-5 * sequences + 4e-7 * context
-        steps.append(Step(prefill, sequences, context, took_s * float(draw.uniform(0.98, 1.02))))
-    steps[7] = Step(10, 3, 300, 3.0)
+        steps.append(MeasuredStep(prefill, sequences, context, took_s * float(draw.uniform(0.98, 1.02))))
+    steps[7] = MeasuredStep(10, 3, 300, 3.0)
     found = fit(steps)
     assert found.base_s == pytest.approx(0.002, rel=0.05)
     assert found.prefill_s == pytest.approx(1e-4, rel=0.05)
@@ -130,4 +132,4 @@ def test_a_fit_finds_the_coefficients_that_made_the_steps_and_overlooks_a_hiccup
 
 def test_too_few_steps_are_no_fit() -> None:
     with pytest.raises(ValueError, match="3 steps are too few"):
-        fit([Step(1, 1, 1, 1.0)] * 3)
+        fit([MeasuredStep(1, 1, 1, 1.0)] * 3)

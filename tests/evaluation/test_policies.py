@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from admission.values import Limits, Load
+from admission.values import AdmissionLimits, BackendLoad
 from evaluation.simulator.policies import EngineBounds, GatePolicy, Open, StaticThresholds
 from evaluation.simulator.run import simulate
-from evaluation.simulator.values import Arrival, Fate, Profile
+from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
 
-IDLE = Load(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=8)
+IDLE = BackendLoad(running=0, waiting=0, kv_usage=0.0, total_blocks=1000, block_size=16, max_running=8)
 PROFILE = Profile("test", 0.01, 0.001, 0.0, 0.0, 1000, max_num_seqs=8, max_num_batched_tokens=100)
 
 
-def fate(number: int = 0, prompt: int = 100, priority: int = 0) -> Fate:
-    return Fate(Arrival(number, 0.0, prompt, 10, 10, priority=priority))
+def fate(number: int = 0, prompt: int = 100, priority: int = 0) -> SimulatedRequest:
+    return SimulatedRequest(Arrival(number, 0.0, prompt, 10, 10, priority=priority))
 
 
 def test_without_admission_everything_is_handed_on() -> None:
@@ -41,7 +41,7 @@ def test_vllms_bound_on_tokens_looks_at_prompts_in_prefill_and_not_at_the_new_on
 
 
 def test_the_static_thresholds_are_the_seeds() -> None:
-    policy = StaticThresholds(Limits())
+    policy = StaticThresholds(AdmissionLimits())
     cases = [
         (fate(), replace(IDLE, kv_usage=0.93), "memory_pressure"),
         (fate(prompt=3601), IDLE, "token_budget_exceeded"),
@@ -55,7 +55,7 @@ def test_the_static_thresholds_are_the_seeds() -> None:
 
 
 def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
-    policy, served = StaticThresholds(Limits()), fate()
+    policy, served = StaticThresholds(AdmissionLimits()), fate()
     served.handed_on_at = 0.0
     policy.finished(served, 4.0)
     busy = replace(IDLE, running=8, waiting=4)
@@ -65,7 +65,7 @@ def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
 
 def test_the_gate_keeps_what_must_wait_and_refuses_what_would_be_late() -> None:
     trace = [Arrival(n, 0.001 * n, 100, 2, 2) for n in range(30)]
-    limits = Limits(max_wait_s=5.0, max_prefill_tokens=100)
+    limits = AdmissionLimits(max_wait_s=5.0, max_prefill_tokens=100)
     patient = simulate(trace, PROFILE, lambda w: GatePolicy(limits, produced=w.produced))
     assert all(one.finished_at is not None for one in patient)
     assert max((one.handed_on_at or 0.0) - one.arrival.at for one in patient) > 1.0
@@ -79,7 +79,7 @@ def test_the_gate_keeps_what_must_wait_and_refuses_what_would_be_late() -> None:
 
 def test_at_the_gate_the_urgent_go_first() -> None:
     trace = [Arrival(n, 0.0, 100, 2, 2, priority=1 if n == 9 else 0) for n in range(10)]
-    limits = Limits(max_wait_s=60.0, max_prefill_tokens=100)
+    limits = AdmissionLimits(max_wait_s=60.0, max_prefill_tokens=100)
     fates = simulate(trace, PROFILE, lambda w: GatePolicy(limits, produced=w.produced))
     order = sorted(fates, key=lambda one: one.first_token_at or 0.0)
     assert [one.arrival.number for one in order[:3]] == [0, 9, 1]
@@ -88,7 +88,7 @@ def test_at_the_gate_the_urgent_go_first() -> None:
 def test_every_request_is_answered_or_refused_with_a_reason_exactly_once() -> None:
     trace = [Arrival(n, 0.02 * n, 50 + n % 70, 5 + n % 9, 20, tenant=f"t{n % 3}") for n in range(300)]
     small = replace(PROFILE, total_blocks=40)
-    patient = Limits(max_wait_s=1.0, first_token_within_s=2.0)
+    patient = AdmissionLimits(max_wait_s=1.0, first_token_within_s=2.0)
     for limits in (patient, replace(patient, max_queue=3, tpot_slo_s=0.05)):
         fates = simulate(trace, small, lambda w: GatePolicy(limits, produced=w.produced))  # noqa: B023
         assert all((one.finished_at is None) != (one.reason is None) for one in fates)

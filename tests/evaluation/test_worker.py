@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from evaluation.simulator.policies import Open
 from evaluation.simulator.run import simulate
-from evaluation.simulator.values import Arrival, Fate, Profile
-from evaluation.simulator.worker import Worker
+from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
+from evaluation.simulator.worker import SimulatedWorker
 from tests.evaluation.plain_worker import PlainWorker
 
 SMALL = Profile(
@@ -99,8 +99,8 @@ def test_so_it_does_when_many_come_at_once_and_memory_is_short(seed: int) -> Non
 @settings(max_examples=100, deadline=None)
 @given(trace=traces(), profile=profiles())
 def test_no_block_and_no_sequence_is_ever_lost(trace: list[Arrival], profile: Profile) -> None:
-    worker = Worker(profile)
-    coming, now = [Fate(arrival) for arrival in trace], 0.0
+    worker = SimulatedWorker(profile)
+    coming, now = [SimulatedRequest(arrival) for arrival in trace], 0.0
     fates = list(coming)
     while coming or worker.busy:
         while coming and (coming[0].arrival.at <= now or not worker.busy):
@@ -152,10 +152,10 @@ def test_an_engine_that_goes_by_priority_starts_the_urgent_first_and_preempts_it
 
 
 def test_during_a_step_the_load_is_what_the_worker_told_before_it() -> None:
-    worker = Worker(SMALL)
-    worker.submit(Fate(Arrival(0, 0.0, 16, 1, 1)))
+    worker = SimulatedWorker(SMALL)
+    worker.submit(SimulatedRequest(Arrival(0, 0.0, 16, 1, 1)))
     end = worker.advance(0.0)
-    worker.submit(Fate(Arrival(1, 0.0, 16, 1, 1)))
+    worker.submit(SimulatedRequest(Arrival(1, 0.0, 16, 1, 1)))
     assert [fate.arrival.number for fate in end.finished] == [0]
     assert (worker.load.running, worker.load.waiting) == (0, 2)
     worker.settle()

@@ -13,7 +13,7 @@ from adapters.errors import AdapterNotHere
 from adapters.events import AdapterAsked
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound, NoAdapterRoom
-from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.lora_slots import LoraSlots
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -51,7 +51,7 @@ def adapter(name: str, path: str | None = None) -> Adapter:
     return Adapter(name, 1, "demo", path or f"folder/{name}")
 
 
-async def use(shelf: AdapterShelf, *names: str) -> None:
+async def use(shelf: LoraSlots, *names: str) -> None:
     for name in names:
         async with shelf.hold(adapter(name)):
             await asyncio.sleep(0)
@@ -65,7 +65,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_many_first_users_load_an_adapter_once() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(20):
             tasks.create_task(use(shelf, "a"))
@@ -74,14 +74,14 @@ async def test_many_first_users_load_an_adapter_once() -> None:
 
 async def test_the_longest_idle_adapter_makes_room() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     await use(shelf, "a", "b", "a", "c")
     assert engine.log == ["load a", "load b", "unload b", "load c"]
 
 
 async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_back() -> None:
     engine = FakeEngine(1)
-    shelf = AdapterShelf(engine, 1)
+    shelf = LoraSlots(engine, 1)
     async with shelf.hold(adapter("a")):
         with pytest.raises(
             BackendFailure, match="all 1 adapters that the engine can hold are in use"
@@ -96,7 +96,7 @@ async def test_an_adapter_in_use_is_not_taken_away_and_the_refusal_says_to_come_
 
 async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_while() -> None:
     engine, now, told = FakeEngine(1), [0.0], list[object]()
-    shelf = AdapterShelf(engine, 1, clock=lambda: now[0], emit=told.append)
+    shelf = LoraSlots(engine, 1, clock=lambda: now[0], emit=told.append)
     engine.broken.add("folder/a")
     for _ in range(3):
         with pytest.raises(BackendFailure, match="cannot be loaded: adapter folder a does") as caught:
@@ -118,7 +118,7 @@ async def test_a_load_that_fails_fails_its_requests_and_is_tried_again_after_a_w
 
 async def test_a_broken_adapter_keeps_nobody_else_waiting() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     engine.broken.add("folder/a")
     with pytest.raises(BackendFailure):
         await use(shelf, "a")
@@ -134,14 +134,14 @@ async def test_a_broken_adapter_keeps_nobody_else_waiting() -> None:
 
 async def test_the_least_hot_idle_adapter_makes_room_not_the_longest_idle() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     await use(shelf, "hot", "hot", "hot", "cold", "new")
     assert engine.adapters.keys() == {"hot", "new"}
 
 
 async def test_a_pinned_adapter_is_loaded_ahead_and_never_makes_room() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     await use(shelf, "a", "b")
     shelf.residency.pin(["p"])
     assert await shelf.load_next([adapter("a"), adapter("b"), adapter("p")])
@@ -152,7 +152,7 @@ async def test_a_pinned_adapter_is_loaded_ahead_and_never_makes_room() -> None:
 
 async def test_an_adapter_in_use_is_unloaded_only_when_its_last_request_has_ended() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     async with shelf.hold(adapter("a")):
         assert not await shelf.unload("a")
         assert "a" in engine.adapters
@@ -168,7 +168,7 @@ async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_
         if one.adapter_id == "away":
             raise AdapterNotHere("s3://bucket/away: not reached")
 
-    shelf = AdapterShelf(engine, 2, bring=bring)
+    shelf = LoraSlots(engine, 2, bring=bring)
     await use(shelf, "a", "a")
     with pytest.raises(BackendFailure, match="not reached"):
         await use(shelf, "away")
@@ -177,7 +177,7 @@ async def test_files_are_brought_before_a_load_and_what_cannot_be_brought_fails_
 
 async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
     engine = FakeEngine(1)
-    shelf = AdapterShelf(engine, 1)
+    shelf = LoraSlots(engine, 1)
     async with shelf.hold(adapter("a")), shelf.hold(adapter("a", "folder/a2")):
         assert engine.adapters == {"a": "folder/a2"}
     assert engine.log == ["load a", "load a"]
@@ -186,7 +186,7 @@ async def test_a_name_whose_folder_has_changed_is_loaded_anew() -> None:
 async def test_who_waits_for_a_load_takes_it_over_when_the_first_one_is_cancelled() -> None:
     engine = FakeEngine(1)
     engine.may_finish.clear()
-    shelf = AdapterShelf(engine, 1)
+    shelf = LoraSlots(engine, 1)
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(use(shelf, "a"))
         await until(lambda: engine.log == ["load a"])
@@ -201,7 +201,7 @@ async def test_who_waits_for_a_load_takes_it_over_when_the_first_one_is_cancelle
 
 async def test_what_a_cancelled_load_leaves_behind_makes_room_first() -> None:
     engine = FakeEngine(2)
-    shelf = AdapterShelf(engine, 2)
+    shelf = LoraSlots(engine, 2)
     await use(shelf, "a")
     engine.may_finish.clear()
     with pytest.raises(TimeoutError):
@@ -223,7 +223,7 @@ def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
 ) -> None:
     async def main() -> None:
         engine = FakeEngine(2)
-        shelf = AdapterShelf(engine, 2)
+        shelf = LoraSlots(engine, 2)
 
         async def user(name: str, start: int, length: int) -> None:
             for _ in range(start):
@@ -248,7 +248,7 @@ def test_who_holds_an_adapter_finds_it_loaded_whatever_others_do(
 
 
 async def test_it_tells_which_adapters_are_in_use_once_one_was() -> None:
-    shelf = AdapterShelf(FakeEngine(2), 2)
+    shelf = LoraSlots(FakeEngine(2), 2)
     assert shelf.in_use is None
     async with shelf.hold(adapter("a")):
         assert shelf.in_use == ("a",)

@@ -11,12 +11,13 @@ import pytest
 
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from admission.values import Limits
-from gateway.admin.admission import KEPT_ADMITTED, KEPT_REFUSED, AdmissionDesk
-from gateway.routing.revision import Known, Revision, make_revision
+from admission.values import AdmissionLimits
+from gateway.admin.admission import KEPT_ADMITTED, KEPT_REFUSED, AdmissionAdmin
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import Revision, make_revision
 from tests.admission.gates import IDLE, ask
 
-LIMITS = Limits()
+LIMITS = AdmissionLimits()
 ROUTE = {
     "backends": [{"name": "local", "weight": 100}],
     "admission": {"max_queue": 7, "max_wait_ms": 500},
@@ -28,10 +29,10 @@ class House:
     """A desk before a controller whose backend runs one at a time."""
 
     def __init__(self) -> None:
-        known = Known(["local"], [], [], LIMITS)
+        known = KnownNames(["local"], [], [], LIMITS)
         plain = {"backends": [{"name": "local", "weight": 100}]}
         self.revision: Revision = make_revision(1, {"routes": {"strict": ROUTE, "plain": plain}}, known)
-        self.desk = AdmissionDesk(
+        self.desk = AdmissionAdmin(
             LIMITS,
             revision=lambda: self.revision,
             clock=lambda: asyncio.get_running_loop().time(),
@@ -117,7 +118,7 @@ async def test_the_rungs_in_force_are_shown_for_each_route_with_a_ladder_of_its_
     backends = [{"name": "local", "weight": 100}]
     steep = {"backends": backends, "admission": {"ladder": [{"depth": 1, "max_tokens": 9}]}}
     routes = {"plain": {"backends": backends}, "steep": steep}
-    house.revision = make_revision(2, {"routes": routes}, Known(["local"], [], [], LIMITS))
+    house.revision = make_revision(2, {"routes": routes}, KnownNames(["local"], [], [], LIMITS))
     async with asyncio.TaskGroup() as group, house.controller.admit(ask()):
 
         async def wait() -> None:

@@ -31,14 +31,15 @@ from gateway.contracts.values import (
 )
 from gateway.generation.answer_cache import question_of, worth_keeping
 from gateway.generation.job import Job
-from gateway.routing.revision import Known, make_revision
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from gateway.routing.target import Target
 
 ADAPTERS = (Adapter("calm", 1, "base", "/calm"), Adapter("lively", 2, "base", "/lively"))
 REVISION = make_revision(
     1,
     {"routes": {name: {"backends": [{"name": "local"}]} for name in ("one", "two")}},
-    Known(["local"], ["p1", "p2"], []),
+    KnownNames(["local"], ["p1", "p2"], []),
 )
 
 

@@ -14,8 +14,8 @@ from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Draining
-from gateway.health.drain import Drain, DrainDesk
-from gateway.requests.in_flight import Reception
+from gateway.health.drain import Drain, DrainAdmin
+from gateway.requests.in_flight import InFlightRequests
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services
@@ -34,7 +34,7 @@ def request_of(request_id: str = "req_1") -> GenerateRequest:
 
 
 def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment() -> None:
-    reception = Reception()
+    reception = InFlightRequests()
     drain = Drain(reception, lame_duck_s=0.0)
     assert not drain.begun and not reception.draining
     drain.begin()
@@ -44,7 +44,7 @@ def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment
 
 
 async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for() -> None:
-    reception = Reception()
+    reception = InFlightRequests()
     drain = Drain(reception, lame_duck_s=0.05)
     async with asyncio.TaskGroup() as tasks:
         running, empty = tasks.create_task(drain.run()), tasks.create_task(drain.emptied())
@@ -61,7 +61,7 @@ async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for(
 
 
 async def test_a_hurry_ends_the_time_for_load_balancers_too() -> None:
-    reception = Reception()
+    reception = InFlightRequests()
     drain = Drain(reception, lame_duck_s=3600.0)
     drain.begin()
     drain.cut()
@@ -72,8 +72,8 @@ async def test_a_hurry_ends_the_time_for_load_balancers_too() -> None:
 
 
 async def test_an_operator_drains_once_and_may_ask_again() -> None:
-    reception, store = Reception(), MemoryStateStore(unix_time=lambda: 0.0)
-    desk = DrainDesk(Drain(reception, lame_duck_s=0.0), Audit(store, unix_time=lambda: 0.0))
+    reception, store = InFlightRequests(), MemoryStateStore(unix_time=lambda: 0.0)
+    desk = DrainAdmin(Drain(reception, lame_duck_s=0.0), Audit(store, unix_time=lambda: 0.0))
     transport = httpx.ASGITransport(create_app(fake_services(drain=desk)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
         refused = await client.post("/admin/drain", headers={"authorization": f"Bearer {CALLER_KEY}"})

@@ -7,7 +7,7 @@ import pytest
 from engine.errors import EngineBusy
 from engine.values import GenerationRequest
 from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.port import Delta, Work
 from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
@@ -40,7 +40,7 @@ async def test_a_tenant_has_its_own_prefixes_unless_tenants_share_them(share: bo
         defaults=Sampling(),
         max_running=1,
         token_bytes=lambda token_id: b"",
-        adapters=AdapterShelf(client, 0),  # type: ignore[arg-type]
+        adapters=LoraSlots(client, 0),  # type: ignore[arg-type]
         share_prefixes=share,
     )
     with pytest.raises(BackendFailure):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.fleet import Fleet
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.health.probe import HealthProbe
-from gateway.health.rolling_stats import Vitals
-from gateway.requests.in_flight import Reception
+from gateway.health.rolling_stats import RollingStats
+from gateway.requests.in_flight import InFlightRequests
 from gateway.testing import FakeText
 from gateway.wiring.metrics import first_ready, health_collector
 from observability.events import EngineFigures
@@ -27,15 +27,15 @@ async def no_gpus() -> Sequence[Mapping[str, float | None]]:
     return ()
 
 
-def load(running: int = 0, waiting: int = 0, kv_usage: float = 0.0) -> Load:
-    return Load(running=running, waiting=waiting, kv_usage=kv_usage)
+def load(running: int = 0, waiting: int = 0, kv_usage: float = 0.0) -> BackendLoad:
+    return BackendLoad(running=running, waiting=waiting, kv_usage=kv_usage)
 
 
 def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
     settings: dict[str, Any] = {
         "fleet": Fleet({backend.name: backend for backend in backends}),
-        "reception": Reception(),
-        "vitals": Vitals(lambda: 0.0),
+        "reception": InFlightRequests(),
+        "vitals": RollingStats(lambda: 0.0),
         "text": FakeText,
         "model_loaded": lambda: True,
         "engine": None,

@@ -26,8 +26,8 @@ from gateway.keys.registry import STREAM
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
-from gateway.wiring.keys import KeyHouse, make_keys
-from gateway.wiring.state import State, make_state
+from gateway.wiring.keys import KeyParts, make_keys
+from gateway.wiring.state import StateParts, make_state
 
 WHO = "bootstrap"
 
@@ -43,13 +43,13 @@ class Clock:
 class Process:
     """One gateway process: its store and its keys."""
 
-    state: State
+    state: StateParts
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.ring = KeyRing("sk-admin", enabled=True, unix_time=self.clock)
         self.audit = Audit(self.state.store, unix_time=self.clock)
-        self.house: KeyHouse = make_keys(self.ring, self.state, audit=self.audit, unix_time=self.clock)
+        self.house: KeyParts = make_keys(self.ring, self.state, audit=self.audit, unix_time=self.clock)
 
     async def create(self, **order: Any) -> dict[str, Any]:
         return dict(await self.house.desk.create(KeyOrder(**{"tenant": "acme", **order}), who=WHO))
@@ -70,7 +70,9 @@ class Process:
 def in_memory(streams: MemoryStreams, copies: Path | None = None) -> Process:
     numbers = itertools.count(1.0)
     store = MemoryStateStore(streams, unix_time=lambda: next(numbers), poll_s=0.02)
-    return Process(State("memory://", None, True, store, NoReplies(), copies, asyncio.get_event_loop().time))
+    return Process(
+        StateParts("memory://", None, True, store, NoReplies(), copies, asyncio.get_event_loop().time)
+    )
 
 
 class NoReplies:

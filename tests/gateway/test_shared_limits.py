@@ -19,10 +19,10 @@ from accounting.quota_events import (
     QuotaSettled,
     SettlementsLost,
 )
-from accounting.quotas import Ask, Quotas, Settlement, Tally, Verdict
+from accounting.quotas import KeyUsage, QuotaRequest, Quotas, QuotaVerdict, Settlement
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
-from gateway.keys.rate_limits import Held, KeyLimiter
+from gateway.keys.rate_limits import KeyLimiter, TokenReservation
 from gateway.keys.shared_limits import LATELY_S, MAX_OUTBOX, SharedLimits
 from gateway.state.errors import StateUnavailable
 
@@ -42,7 +42,7 @@ class FakeStore:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, KeyUsage] = {}
         self.gone: set[str] = set()
         self.asked = 0
         self.settled: list[Settlement] = []
@@ -58,8 +58,10 @@ class FakeStore:
         if self.down:
             raise StateUnavailable("take", "down")
 
-    async def take(self, key_id: str, limits: KeyLimits, ask: Ask, *, fresh: bool) -> Verdict | None:
-        tally = self.tallies.setdefault(key_id, Tally(limits))
+    async def take(
+        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+    ) -> QuotaVerdict | None:
+        tally = self.tallies.setdefault(key_id, KeyUsage(limits))
         if self.hangs:
             # It has decided; the answer never comes.
             tally.take(ask, self.clock())
@@ -72,7 +74,7 @@ class FakeStore:
         await self._answers()
         for one in told:
             self.settled.append(one)
-            self.tallies.setdefault(one.key_id, Tally(one.limits)).settle(one, self.clock())
+            self.tallies.setdefault(one.key_id, KeyUsage(one.limits)).settle(one, self.clock())
 
     async def renew(self, holder: str) -> bool:
         await self._answers()
@@ -115,7 +117,7 @@ class Process:
             return False
         return True
 
-    async def hold(self, tokens: int, caller: Caller = LIMITED) -> Held | None:
+    async def hold(self, tokens: int, caller: Caller = LIMITED) -> TokenReservation | None:
         request = GenerateRequest("r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0)
         return await self.limiter.reserve(request, tokens, 0)
 

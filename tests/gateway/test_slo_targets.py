@@ -6,13 +6,13 @@ from pathlib import Path
 
 import yaml
 
-from gateway.routing.check import Known
+from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.wiring.metrics import Targets
 from observability.slo_metrics import SloTargets
 
 ROOT = Path(__file__).parents[2]
-KNOWN = Known(["local"], ["chat-manga-2.1"], None)
+KNOWN = KnownNames(["local"], ["chat-manga-2.1"], None)
 
 
 def test_targets_are_those_of_the_revision_in_force_and_are_made_once_a_revision() -> None:

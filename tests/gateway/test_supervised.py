@@ -25,7 +25,7 @@ from gateway.backends.supervised import SupervisedHost
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
-from resilience.supervisor import Loss, Standing, Supervisor
+from resilience.supervisor import Loss, Supervisor, SupervisorState
 from resilience.supervisor_events import (
     EngineGivenUp,
     EngineLost,
@@ -226,7 +226,7 @@ async def test_a_request_that_fails_with_the_engine_makes_its_death_known() -> N
         rig.engines[0].state = BackendState.DEAD  # and nobody is told
         assert backend.state is BackendState.STARTING
         assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
-        assert rig.host.standing().standing is Standing.RESTARTING
+        assert rig.host.standing().standing is SupervisorState.RESTARTING
         assert await backend.wait_ready(60.0)
         assert rig.host.standing().restarts_last_hour == 1
 
@@ -461,9 +461,9 @@ async def test_an_engine_that_stands_still_is_replaced_at_once_but_not_for_a_sho
         backend = engine.host.backend("local")
         pid = engine.pid()
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: engine.host.standing().standing is Standing.SUSPECT)
+        await until(lambda: engine.host.standing().standing is SupervisorState.SUSPECT)
         os.kill(pid, signal.SIGCONT)
-        await until(lambda: engine.host.standing().standing is Standing.READY)
+        await until(lambda: engine.host.standing().standing is SupervisorState.READY)
         assert await answer(backend, work())
         assert engine.pid() == pid and not engine.events
 

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from gateway.generation.trace_steps import MAX_STEPS, Trail
-from gateway.http.places import Places
+from gateway.generation.trace_steps import MAX_STEPS, TraceSteps
+from gateway.http.path_labels import PathLabels
 from observability.traceparent import parse_traceparent
 from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
@@ -19,7 +19,7 @@ class Clock:
 
 def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None:
     clock = Clock()
-    trail = Trail(clock)
+    trail = TraceSteps(clock)
     clock.now = 100.5
     with pytest.raises(BackendFailure), trail.step("attempt", "pool", 1):
         clock.now = 101.0
@@ -38,7 +38,7 @@ def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None
 
 
 async def test_a_step_that_is_cancelled_says_so() -> None:
-    trail = Trail(Clock())
+    trail = TraceSteps(Clock())
 
     async def step() -> None:
         with trail.step("attempt", "pool", 1):
@@ -52,7 +52,7 @@ async def test_a_step_that_is_cancelled_says_so() -> None:
 
 
 def test_a_call_takes_its_own_span_to_the_server_and_none_before_the_trace_is_known() -> None:
-    trail = Trail(Clock())
+    trail = TraceSteps(Clock())
     with trail.step("attempt", "pool", 1) as step:
         with step.call("http://a:1/v1") as early:
             assert early.headers == b""
@@ -67,7 +67,7 @@ def test_a_call_takes_its_own_span_to_the_server_and_none_before_the_trace_is_kn
 
 
 def test_a_story_without_end_is_cut() -> None:
-    trail = Trail(Clock())
+    trail = TraceSteps(Clock())
     for _ in range(3 * MAX_STEPS):
         trail.turned_away("pool", "leg_limit")
     assert len(trail.facts(100.0)) == MAX_STEPS
@@ -84,4 +84,4 @@ def test_a_story_without_end_is_cut() -> None:
     ],
 )
 def test_a_path_is_called_what_the_gateway_calls_it(path: str, name: str) -> None:
-    assert Places(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path).name == name
+    assert PathLabels(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path).name == name

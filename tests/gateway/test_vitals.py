@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.health.rolling_stats import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, Vitals
+from gateway.health.rolling_stats import MAX_SAMPLES, MIN_SAMPLES, WINDOW_S, RollingStats
 from observability.events import RequestRecord
 
 
@@ -24,7 +24,7 @@ def record(**changes: object) -> RequestRecord:
 
 
 def test_a_few_failures_say_nothing_many_say_their_share() -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     vitals.saw(record(status=500, error_code="internal"))
     assert vitals.error_rate() == 0.0
     for _ in range(MIN_SAMPLES):
@@ -39,7 +39,7 @@ def degraded(reason: str) -> RequestRecord:
 
 
 def test_a_callers_own_mistake_is_no_error_of_the_house() -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(10):
         vitals.saw(record(status=422, error_code="invalid_request"))
         vitals.saw(record(status=499, error_code="cancelled"))
@@ -48,7 +48,7 @@ def test_a_callers_own_mistake_is_no_error_of_the_house() -> None:
 
 
 def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(10):
         vitals.saw(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
         vitals.saw(record(fallback_kind="response_cache", fallback_reason="cuda_oom", finish_reason="stop"))
@@ -58,7 +58,7 @@ def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
 
 @pytest.mark.parametrize("reason", ["queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"])
 def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(10):
         vitals.saw(degraded(reason))
         vitals.saw(record(status=503, error_code=reason))
@@ -68,7 +68,7 @@ def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> No
 
 @pytest.mark.parametrize("reason", ["engine_dead", "circuit_open", "nan_output", "backend_unavailable"])
 def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(10):
         vitals.saw(degraded(reason))
     assert vitals.error_rate() == 1.0
@@ -77,7 +77,7 @@ def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> Non
 
 @pytest.mark.parametrize("reason", ["degenerate_output", "invalid_input"])
 def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(reason: str) -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(100):
         vitals.saw(degraded(reason))
     assert vitals.error_rate() == 0.0
@@ -85,7 +85,7 @@ def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(rea
 
 def test_what_is_older_than_a_minute_counts_no_more() -> None:
     clock = Clock()
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
     for _ in range(20):
         vitals.saw(record(status=500, error_code="internal"))
     clock.now = 61.0
@@ -95,7 +95,7 @@ def test_what_is_older_than_a_minute_counts_no_more() -> None:
 
 def test_what_failed_with_a_dead_engine_says_nothing_of_the_next_one() -> None:
     clock = Clock()
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
     for _ in range(20):
         vitals.saw(record(status=500, error_code="internal"))
     clock.now = 5.0
@@ -109,7 +109,7 @@ def test_what_failed_with_a_dead_engine_says_nothing_of_the_next_one() -> None:
 
 def test_preemptions_are_counted_from_the_engines_total() -> None:
     clock = Clock()
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
     vitals.saw_preemptions(5)
     clock.now = 100.0
     vitals.saw_preemptions(7)
@@ -118,7 +118,7 @@ def test_preemptions_are_counted_from_the_engines_total() -> None:
 
 
 def test_percentiles_come_from_the_requests_that_had_tokens() -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for i in range(100):
         vitals.saw(record(ttft_ms=float(i)))
     vitals.saw(record(ttft_ms=None))
@@ -129,7 +129,7 @@ def test_percentiles_come_from_the_requests_that_had_tokens() -> None:
 
 def test_the_rate_of_requests_is_over_the_time_that_was_seen() -> None:
     clock = Clock()
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
     clock.now = 10.0
     for _ in range(20):
         vitals.saw(record())
@@ -147,7 +147,7 @@ def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
     events: list[str | float],
 ) -> None:
     clock = Clock()
-    vitals = Vitals(clock)
+    vitals = RollingStats(clock)
     seen: list[tuple[float, bool]] = []
     anew_at = float("-inf")
     for event in events:
@@ -167,7 +167,7 @@ def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
 
 
 def test_of_more_samples_than_there_is_room_for_the_newest_count() -> None:
-    vitals = Vitals(Clock())
+    vitals = RollingStats(Clock())
     for _ in range(MAX_SAMPLES):
         vitals.saw(record(status=503, error_code="backend_unavailable"))
     for _ in range(MAX_SAMPLES // 2):

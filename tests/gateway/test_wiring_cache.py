@@ -9,7 +9,7 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.wiring.cache import Answers, make_answers, make_leg_limits, price_of
-from resilience.leg_limits import LegSkipped, LegUsage, Price
+from resilience.leg_limits import LegPrice, LegSkipped, LegUsage
 from resilience.response_cache_values import CacheFigures
 
 BEDROCK = {
@@ -65,11 +65,11 @@ def test_a_model_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:
-    assert price_of(settings().backends["bedrock"]) == Price(3 * 10**9, 15 * 10**9, 3 * 10**9)
+    assert price_of(settings().backends["bedrock"]) == LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)
     cached = {**BEDROCK, "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3}}  # type: ignore[dict-item]
     made = Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": cached}})
     assert price_of(made.backends["bedrock"]).cached_nanousd == 300_000_000
-    assert price_of(made.backends["local"]) == Price(0, 0, 0)
+    assert price_of(made.backends["local"]) == LegPrice(0, 0, 0)
 
 
 def test_limits_of_legs_come_from_the_configuration() -> None:

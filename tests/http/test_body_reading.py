@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import BodyTooLarge
 from gateway.http.body import LINGER_FACTOR, BodyTooSlow, read_body
-from gateway.http.departure import ClientGone
+from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
 
 

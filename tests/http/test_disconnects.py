@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import PublicError
-from gateway.http.departure import ClientGone, Departure, ReaderTooSlow
+from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
+from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
-from gateway.http.presence import until_gone
 from gateway.http.protocol import GatewayProtocol
 from gateway.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
 
@@ -247,8 +247,8 @@ def test_a_caller_who_leaves_after_a_body_larger_than_the_servers_buffer_cancels
         eventually(lambda: journey.cancelled == 1)
 
 
-def told_exchange() -> tuple[Exchange, Departure]:
-    departure = Departure()
+def told_exchange() -> tuple[Exchange, ClientDisconnect]:
+    departure = ClientDisconnect()
     exchange = exchange_over(never, time.monotonic)
     exchange.departure = departure
     return exchange, departure

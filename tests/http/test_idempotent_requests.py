@@ -8,7 +8,7 @@ import pytest
 from gateway.contracts.values import Fallback
 from gateway.errors import DuplicateRequest, PublicError
 from gateway.http.exchange import Reply
-from gateway.http.idempotency import MAX_WAITING, Idempotency, Outcome
+from gateway.http.idempotency import MAX_WAITING, Idempotency, ReplayableReply
 from gateway.ports import HttpLimits
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 
@@ -104,9 +104,9 @@ async def test_waiting_has_an_end(connect: Any) -> None:
     desk = Idempotency(MemoryIdempotency(), wait_s=0.02)
     release = asyncio.Event()
 
-    async def slow() -> Outcome:
+    async def slow() -> ReplayableReply:
         await release.wait()
-        return Outcome(Reply(200, b"{}"), keep=True)
+        return ReplayableReply(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
         first = group.create_task(desk.once("t", "k", "f", slow))
@@ -123,9 +123,9 @@ async def test_only_so_many_wait_for_one_key() -> None:
     desk = Idempotency(MemoryIdempotency(), wait_s=5)
     release = asyncio.Event()
 
-    async def slow() -> Outcome:
+    async def slow() -> ReplayableReply:
         await release.wait()
-        return Outcome(Reply(200, b"{}"), keep=True)
+        return ReplayableReply(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(MAX_WAITING + 1):
@@ -142,12 +142,12 @@ async def test_cancelling_any_of_them_leaves_nothing_behind() -> None:
     runs = 0
     begun, release = asyncio.Event(), asyncio.Event()
 
-    async def slow() -> Outcome:
+    async def slow() -> ReplayableReply:
         nonlocal runs
         runs += 1
         begun.set()
         await release.wait()
-        return Outcome(Reply(200, b"{}"), keep=True)
+        return ReplayableReply(Reply(200, b"{}"), keep=True)
 
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(desk.once("t", "k", "f", slow)) for _ in range(4)]

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
-from gateway.http.middleware import Edge
+from gateway.http.middleware import EdgeMiddleware
 from gateway.http.sinks import SocketSink
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import HttpLimits
@@ -158,7 +158,7 @@ async def test_a_caller_who_sends_nothing_is_closed() -> None:
         sent.append(message)
 
     services = fake_services()
-    app = Edge(GenerateSocket(services, first_frame_s=0.01), services=services)
+    app = EdgeMiddleware(GenerateSocket(services, first_frame_s=0.01), services=services)
     scope = {
         "type": "websocket",
         "path": "/v1/generate/ws",

@@ -16,7 +16,7 @@ from accounting.quotas import Quotas
 from adapters.registry import AdapterRegistry
 from adapters.values import Adapter
 from admission.controller import AdmissionController
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import Message, Role
@@ -27,20 +27,21 @@ from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
-from gateway.generation.output_guard import Watch
+from gateway.generation.output_guard import OutputGuard
 from gateway.generation.resume import Spelling
 from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
-from gateway.routing.revision import Known, make_revision
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
 from resilience.blame import Blame
-from resilience.degenerate import Limits as DegenerateLimits
+from resilience.degenerate import DegenerateLimits
 from resilience.degenerate_action import Action
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
@@ -53,7 +54,7 @@ from tests.journey.house import CALLER, House, Outbox
 ROOT = Path(__file__).parents[2]
 SIMILAR = SimilarQuestions.from_folder(ROOT / "models" / "embedding")
 # Every model is at most this long here.
-LIMITS = Limits(max_input_tokens=4096)
+LIMITS = AdmissionLimits(max_input_tokens=4096)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +68,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         *scripts: Script,
         backends: Sequence[ScriptedBackend] | None = None,
         route: Mapping[str, object] | None = None,
-        limits: Limits = LIMITS,
+        limits: AdmissionLimits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
         adapters: Sequence[Adapter] = (),
         max_model_len: int = 4096,
@@ -86,16 +87,16 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         revision = make_revision(
             1,
             {"routes": {"self_hosted_generation": config}},
-            Known(made, versions.ids, registry.ids),
+            KnownNames(made, versions.ids, registry.ids),
         )
-        reception, outbox, records = Reception(), Outbox(), list[RequestRecord]()
+        reception, outbox, records = InFlightRequests(), Outbox(), list[RequestRecord]()
         admission = AdmissionController(
             limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
         )
         events: list[ResilienceEvent] = []
         dispatcher = Dispatcher(
             Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=events.append),
-            Watch(nonsense, DegenerateLimits(), events.append, Blame(clock)),
+            OutputGuard(nonsense, DegenerateLimits(), events.append, Blame(clock)),
             spelling or tokenizer,
             events.append,
         )

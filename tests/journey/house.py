@@ -15,7 +15,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey
-from gateway.requests.in_flight import Reception
+from gateway.requests.in_flight import InFlightRequests
 from observability.events import RequestRecord
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
@@ -83,7 +83,7 @@ class House:
     backends: Mapping[str, ScriptedBackend]
     admission: AdmissionController
     adapters: AdapterRegistry
-    reception: Reception
+    reception: InFlightRequests
     outbox: Outbox
     records: list[RequestRecord]
     events: list[ResilienceEvent]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.catalogue import State
-from adapters.selection import Offer
+from adapters.catalogue import AdapterState
+from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.backends.lora_slots import PARAM
 from gateway.backends.scripted import Script
@@ -87,7 +87,7 @@ async def test_a_rule_that_leads_to_what_is_not_served_leaves_the_base_where_the
 ) -> None:
     rules = {"adapter_rules": [{"when": {}, "adapter": "jp_style_v1"}]}
     house = build_house(Script(("Base.",)), adapters=[ADAPTER], route={**(BASE if allowed else {}), **rules})
-    house.adapters.offer(Offer({"jp_style_v1": ADAPTER}, {"jp_style_v1": State.RETIRED}))
+    house.adapters.offer(AdapterOffer({"jp_style_v1": ADAPTER}, {"jp_style_v1": AdapterState.RETIRED}))
     sink = await house.run(ask())
     if allowed:
         assert sink.answer is not None and sink.answer.backend_version == "scripted"

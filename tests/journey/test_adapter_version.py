@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import pytest
 
-from adapters.catalogue import Alias, State
-from adapters.selection import Offer
+from adapters.catalogue import AdapterState, Alias
+from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.contracts.values import GenerateRequest
 from observability.attributes import attributes
@@ -20,11 +20,11 @@ Ask = Callable[..., GenerateRequest]
 OLD, NEW = (Adapter(f"manga_domain_v{n}", n, "scripted", f"adapters/{n}") for n in (3, 4))
 
 
-def offer(target: Adapter) -> Offer:
+def offer(target: Adapter) -> AdapterOffer:
     """Both versions, and the alias on one of them."""
-    return Offer(
+    return AdapterOffer(
         MappingProxyType({one.adapter_id: one for one in (OLD, NEW)}),
-        MappingProxyType({one.adapter_id: State.ACTIVE for one in (OLD, NEW)}),
+        MappingProxyType({one.adapter_id: AdapterState.ACTIVE for one in (OLD, NEW)}),
         MappingProxyType({"manga_domain": Alias("manga_domain", target.adapter_id)}),
     )
 

@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from admission.values import Load
+from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import GenerateRequest, Sampling
-from gateway.routing.revision import Known, Revision, make_revision
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import Revision, make_revision
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 
-ONE_AT_A_TIME = Load(max_running=1)
+ONE_AT_A_TIME = BackendLoad(max_running=1)
 SLOW = Script(("Hello",) * 5, delay_s=0.03)
 
 
@@ -218,7 +219,7 @@ async def test_a_new_revision_changes_the_limits_of_the_next_request(build_house
     def revision(number: int, max_queue: int) -> Revision:
         config = {"backends": backends, "admission": {"max_queue": max_queue}}
         routes = {"routes": {"self_hosted_generation": config}}
-        return make_revision(number, routes, Known(["local"], [], []))
+        return make_revision(number, routes, KnownNames(["local"], [], []))
 
     in_force = [revision(1, 5)]
     house.journey = replace(house.journey, revision=lambda: in_force[0])

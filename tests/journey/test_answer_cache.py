@@ -10,13 +10,13 @@ from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
-from resilience.leg_limits import LegLimit, LegSkipped, Price
+from resilience.leg_limits import LegLimit, LegPrice, LegSkipped
 from tests.journey.house import House
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 CACHED = {"fallback": ["response_cache", "degraded"]}
-PRICE = Price(10**9, 10**9, 10**9)
+PRICE = LegPrice(10**9, 10**9, 10**9)
 
 
 async def test_a_similar_question_is_answered_from_the_cache_and_says_so(

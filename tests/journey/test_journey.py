@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.values import Adapter
-from admission.values import Limits, Load
+from admission.values import AdmissionLimits, BackendLoad
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
@@ -204,7 +204,7 @@ async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
     build_house: Build, ask: Ask
 ) -> None:
     full = ScriptedBackend(
-        load=Load(running=1, kv_usage=0.97, total_blocks=100, block_size=16, max_running=8)
+        load=BackendLoad(running=1, kv_usage=0.97, total_blocks=100, block_size=16, max_running=8)
     )
     house = build_house(backends=[full])
     answer = (await house.run(ask())).answer
@@ -217,8 +217,8 @@ async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
 
 
 async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_house: Build, ask: Ask) -> None:
-    full = ScriptedBackend(load=Load(running=8, waiting=100, max_running=8))
-    house = build_house(backends=[full], limits=Limits(max_input_tokens=4096))
+    full = ScriptedBackend(load=BackendLoad(running=8, waiting=100, max_running=8))
+    house = build_house(backends=[full], limits=AdmissionLimits(max_input_tokens=4096))
     sink = await house.run(ask(allow_fallback=False))
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "queue_full")
@@ -353,11 +353,11 @@ async def test_a_prompt_that_cannot_be_trimmed_is_refused_not_sent(build_house: 
 async def test_a_defect_of_ours_tells_the_caller_nothing(build_house: Build, ask: Ask) -> None:
     class Broken(ScriptedBackend):
         @property
-        def load(self) -> Load | None:
+        def load(self) -> BackendLoad | None:
             raise RuntimeError("secret detail")
 
         @load.setter
-        def load(self, value: Load | None) -> None:
+        def load(self, value: BackendLoad | None) -> None:
             del value
 
     house = build_house(backends=[Broken()])

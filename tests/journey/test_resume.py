@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect as connect_socket
 
-from admission.values import Limits, Load
+from admission.values import AdmissionLimits, BackendLoad
 from gateway.app import create_app
 from gateway.backends.port import BackendState, Continue
 from gateway.backends.scripted import Script, ScriptedBackend
@@ -601,8 +601,8 @@ async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_house: Bu
     slow = replace(WHOLE, delay_s=0.002)
     engine = restarting(*[breaking(k, GONE, slow) for k in range(0, 9, 2)], slow)
     engine.together = asyncio.Barrier(5)
-    engine.load = Load(running=1, max_running=5, total_blocks=1000, block_size=16)
-    house = build_house(backends=[engine], spelling=SPELLING, limits=Limits(max_input_tokens=4096))
+    engine.load = BackendLoad(running=1, max_running=5, total_blocks=1000, block_size=16)
+    house = build_house(backends=[engine], spelling=SPELLING, limits=AdmissionLimits(max_input_tokens=4096))
     sinks = await asyncio.gather(
         *[house.run(ask(request_id=f"r{i}", generation_id=f"g{i}", stream=i % 2 == 0)) for i in range(count)]
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.demo_eval import Outcome, Question, load_questions, main, summary
+from evaluation.demo_eval import DemoAnswer, DemoQuestion, load_questions, main, summary
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
-def question(expect: str, language: str = "en") -> Question:
-    return Question("q", "t", language, expect, [{"role": "user", "content": "?"}])
+def question(expect: str, language: str = "en") -> DemoQuestion:
+    return DemoQuestion("q", "t", language, expect, [{"role": "user", "content": "?"}])
 
 
 def test_there_are_a_hundred_questions_with_distinct_ids_and_wordings() -> None:
@@ -56,9 +56,9 @@ def test_a_japanese_question_needs_japanese_characters() -> None:
 
 def test_the_summary_counts_by_topic() -> None:
     outcomes = [
-        Outcome("a", "x", "?", "one", passed=True, ended=True),
-        Outcome("b", "x", "?", "two", passed=False, ended=True),
-        Outcome("c", "y", "?", "one", passed=True, ended=False),
+        DemoAnswer("a", "x", "?", "one", passed=True, ended=True),
+        DemoAnswer("b", "x", "?", "two", passed=False, ended=True),
+        DemoAnswer("c", "y", "?", "one", passed=True, ended=False),
     ]
     assert summary(outcomes) == {
         "topics": {"x": {"passed": 1, "asked": 2}, "y": {"passed": 1, "asked": 1}},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from evaluation.demo_eval import Question, answer_all, load_model, load_questions, summary
+from evaluation.demo_eval import DemoQuestion, answer_all, load_model, load_questions, summary
 from models.invent import invented_series
 from models.prompts import catalogue_line
 
@@ -29,7 +29,7 @@ def ask(demo: tuple[Any, Any], *contents: str, system: str | None = None) -> str
     conversation = [{"role": "system", "content": system}] if system else []
     for number, content in enumerate(contents):
         conversation.append({"role": "assistant" if number % 2 else "user", "content": content})
-    question = Question(id="q", topic="t", language="en", expect=".", messages=conversation)
+    question = DemoQuestion(id="q", topic="t", language="en", expect=".", messages=conversation)
     return answer_all(*demo, [question])[0].answer
 
 
@@ -98,7 +98,9 @@ def test_it_reads_most_volume_counts_of_unknown_series_off_a_catalogue_line(demo
             {"role": "system", "content": system},
             {"role": "user", "content": f"How many volumes does {series.title} have?"},
         ]
-        questions.append(Question(f"q{number}", "t", "en", rf"(?<!\d){series.volumes} volumes", conversation))
+        questions.append(
+            DemoQuestion(f"q{number}", "t", "en", rf"(?<!\d){series.volumes} volumes", conversation)
+        )
     assert summary(answer_all(*demo, questions))["passed"] >= 14
 
 

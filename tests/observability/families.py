@@ -65,7 +65,7 @@ async def _wired(folder: Path) -> dict[str, Family]:
     try:
         async with asyncio.TaskGroup() as loops:
             state = loops.create_task(gateway.state.run())
-            await gateway.routing.book.start()
+            await gateway.routing.projection.start()
             metrics: Any = gateway.services.metrics
             found = _of(metrics.__self__.registry)
             state.cancel()

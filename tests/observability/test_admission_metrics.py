@@ -10,7 +10,7 @@ from admission.values import Reason
 from observability.admission_metrics import GateFigures
 from observability.metrics import Metrics
 from observability.sampler import MAX_KINDS, Sampler
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 
 ADMITTED = Admitted("local", "acme", 1, 0.0, 3, 0.5, 2, waited_s=0.03, shrunk=True)
 PUSHED_OUT = RefusedEvent("local", "acme", -1, Reason.LOW_PRIORITY_SHED, 1.0, 1.2, 9, 0.5, 4, queued=True)
@@ -42,9 +42,13 @@ class Lines:
     warning = error = info
 
 
-def hub(clock: list[float]) -> tuple[Hub, Metrics, Lines]:
+def hub(clock: list[float]) -> tuple[EventDispatcher, Metrics, Lines]:
     metrics, lines = Metrics(version="1"), Lines()
-    return Hub(metrics, log=lines, log_request=lambda record: None, clock=lambda: clock[0]), metrics, lines
+    return (
+        EventDispatcher(metrics, log=lines, log_request=lambda record: None, clock=lambda: clock[0]),
+        metrics,
+        lines,
+    )
 
 
 def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:

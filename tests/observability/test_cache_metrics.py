@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from observability.metrics import Metrics
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 from resilience.leg_limits import LegFigures, LegSkipped
 from resilience.response_cache_values import (
     AnswersLost,
@@ -19,7 +19,7 @@ from tests.observability.test_subscribers import Lines
 def test_every_event_of_the_cache_and_the_legs_is_counted() -> None:
     metrics = Metrics(version="1", known_backends=["bedrock"])
     log = Lines()
-    hub = Hub(metrics, log=log, clock=lambda: 0.0)
+    hub = EventDispatcher(metrics, log=log, clock=lambda: 0.0)
     for kind in Lookup:
         hub.emit(LookedUp(kind))
     hub.emit(AnswersLost(3, "store"))

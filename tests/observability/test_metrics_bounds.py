@@ -13,7 +13,7 @@ from observability.events import RequestRecord
 from observability.labels import MAX_VALUES, OTHER, Bounded
 from observability.metrics import Metrics
 from observability.slo_metrics import SloTargets
-from observability.tally import Tally
+from observability.tally import LabelCounter
 
 Make = Callable[..., RequestRecord]
 
@@ -89,7 +89,7 @@ def test_rare_events_have_their_series_before_the_first_one() -> None:
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 2), st.integers(0, 1000))))
 def test_a_tally_loses_nothing(events: list[tuple[str, int, int]]) -> None:
     registry = CollectorRegistry()
-    tally = Tally("x", "x", "who", "kind", ("a", "b", "c"), Bounded(cap=4), registry)
+    tally = LabelCounter("x", "x", "who", "kind", ("a", "b", "c"), Bounded(cap=4), registry)
     for who, kind, count in events:
         tally.of(who)[kind] += count
     found = {"a": 0.0, "b": 0.0, "c": 0.0}

@@ -9,7 +9,7 @@ from observability.events import RequestRecord
 from observability.logs import configure_logging
 from observability.metrics import Metrics
 from observability.requestlog import RequestLog, request_line
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 
 Make = Callable[..., RequestRecord]
 
@@ -17,7 +17,7 @@ Make = Callable[..., RequestRecord]
 def logged(*records: RequestRecord, level: str = "info", json_lines: bool = True) -> str:
     stream = io.StringIO()
     logs = configure_logging(level, json=json_lines, stream=stream)
-    hub = Hub(Metrics(version="1"))
+    hub = EventDispatcher(Metrics(version="1"))
     for record in records:
         hub.emit(record)
     assert logs.close()

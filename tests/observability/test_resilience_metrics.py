@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from observability.metrics import Metrics
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 from resilience.degenerate import Sign
 from resilience.events import AttemptFailed, Degenerated, LoadScaled, Recovered, RetryRefused
 from resilience.failures import FailureKind
@@ -23,11 +23,13 @@ def lines() -> Lines:
 
 
 @pytest.fixture
-def hub(metrics: Metrics, lines: Lines) -> Hub:
-    return Hub(metrics, log=lines)
+def hub(metrics: Metrics, lines: Lines) -> EventDispatcher:
+    return EventDispatcher(metrics, log=lines)
 
 
-def test_out_of_memory_is_counted_by_the_layer_that_met_it(hub: Hub, metrics: Metrics, lines: Lines) -> None:
+def test_out_of_memory_is_counted_by_the_layer_that_met_it(
+    hub: EventDispatcher, metrics: Metrics, lines: Lines
+) -> None:
     hub.emit(LoadScaled("local", 0.7, shrunk=True))
     hub.emit(Recovered("local", FailureKind.CUDA_OOM, 2))
     hub.emit(Recovered("local", FailureKind.TIMEOUT, 2))
@@ -42,7 +44,9 @@ def test_out_of_memory_is_counted_by_the_layer_that_met_it(hub: Hub, metrics: Me
     assert [words for _, words, _ in lines.lines] == ["load scaled", "load scaled"]
 
 
-def test_what_is_left_of_the_retry_budget_is_read_when_scraped(hub: Hub, metrics: Metrics) -> None:
+def test_what_is_left_of_the_retry_budget_is_read_when_scraped(
+    hub: EventDispatcher, metrics: Metrics
+) -> None:
     left = {"local": 7.5}
     metrics.resilience.read_budget(lambda: left)
     hub.emit(RetryRefused("local", FailureKind.TIMEOUT, 1))
@@ -53,7 +57,7 @@ def test_what_is_left_of_the_retry_budget_is_read_when_scraped(hub: Hub, metrics
 
 
 def test_an_answer_that_became_nonsense_is_counted_and_logged(
-    hub: Hub, metrics: Metrics, lines: Lines
+    hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
     hub.emit(Degenerated("local", Sign.REPETITION, "end", 176))
     labels = {"backend": "local", "sign": "repetition", "action": "end"}
@@ -64,7 +68,7 @@ def test_an_answer_that_became_nonsense_is_counted_and_logged(
 
 
 def test_a_caller_who_leaves_is_counted_and_not_logged_as_a_failure(
-    hub: Hub, metrics: Metrics, lines: Lines
+    hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
     hub.emit(AttemptFailed("local", FailureKind.CANCELLED_BY_CLIENT, 1, True, "CancelledError"))
     failures = "sluice_backend_failures_total"
@@ -72,7 +76,7 @@ def test_a_caller_who_leaves_is_counted_and_not_logged_as_a_failure(
     assert lines.lines == []
 
 
-def test_credentials_that_are_refused_are_an_error_line(hub: Hub, lines: Lines) -> None:
+def test_credentials_that_are_refused_are_an_error_line(hub: EventDispatcher, lines: Lines) -> None:
     hub.emit(AttemptFailed("bedrock", FailureKind.ACCESS_DENIED, 1, False, "ClientError"))
     [(level, words, values)] = lines.lines
     assert (level, words, values["kind"]) == ("error", "attempt failed", "access_denied")

@@ -8,7 +8,7 @@ from admission.events import Admitted, RefusedEvent
 from admission.values import Reason
 from observability.events import RequestRecord
 from observability.metrics import Metrics
-from observability.subscribers import Hub
+from observability.subscribers import EventDispatcher
 from resilience.events import AttemptFailed, Retried
 from resilience.failures import FailureKind
 
@@ -47,8 +47,8 @@ def requests() -> list[RequestRecord]:
 
 
 @pytest.fixture
-def hub(metrics: Metrics, lines: Lines, requests: list[RequestRecord]) -> Hub:
-    return Hub(metrics, log=lines, log_request=requests.append)
+def hub(metrics: Metrics, lines: Lines, requests: list[RequestRecord]) -> EventDispatcher:
+    return EventDispatcher(metrics, log=lines, log_request=requests.append)
 
 
 def count(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -56,14 +56,14 @@ def count(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_a_finished_request_is_counted_and_logged_once(
-    hub: Hub, metrics: Metrics, requests: list[RequestRecord], record: Make
+    hub: EventDispatcher, metrics: Metrics, requests: list[RequestRecord], record: Make
 ) -> None:
     hub.emit(record())
     assert count(metrics, "sluice_tokens_total", kind="input") == 842
     assert requests == [record()]
 
 
-def test_admissions_decisions_are_counted_by_reason(hub: Hub, metrics: Metrics) -> None:
+def test_admissions_decisions_are_counted_by_reason(hub: EventDispatcher, metrics: Metrics) -> None:
     hub.emit(Admitted("local", "shop", 0, 0.1, 0, 0.2, 1))
     hub.emit(RefusedEvent("local", "shop", 0, Reason.MEMORY_PRESSURE, 0.1, 1.0, 4, 0.95, 9))
     name = "sluice_admission_decisions_total"
@@ -72,7 +72,7 @@ def test_admissions_decisions_are_counted_by_reason(hub: Hub, metrics: Metrics) 
 
 
 def test_failures_and_retries_are_counted_and_failures_logged(
-    hub: Hub, metrics: Metrics, lines: Lines
+    hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
     hub.emit(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
     hub.emit(Retried("local", FailureKind.CUDA_OOM, 1, 0.1))
@@ -81,7 +81,9 @@ def test_failures_and_retries_are_counted_and_failures_logged(
     assert [(level, words) for level, words, _ in lines.lines] == [("warning", "attempt failed")]
 
 
-def test_the_ledgers_rows_are_counted_and_losses_are_errors(hub: Hub, metrics: Metrics, lines: Lines) -> None:
+def test_the_ledgers_rows_are_counted_and_losses_are_errors(
+    hub: EventDispatcher, metrics: Metrics, lines: Lines
+) -> None:
     hub.emit(RowsWritten(count=5, depth=0, took_s=0.01, at=0.0))
     hub.emit(WriteFailed(error_type="OperationalError", failures=1, depth=3, at=0.0))
     hub.emit(RowsLost(count=2, reason=LossReason.OUTBOX_FULL, generation_ids=("gen_1", "gen_2"), at=0.0))
@@ -91,13 +93,13 @@ def test_the_ledgers_rows_are_counted_and_losses_are_errors(hub: Hub, metrics: M
     assert [level for level, _, _ in lines.lines] == ["warning", "error"]
 
 
-def test_an_event_that_nobody_counts_is_ignored(hub: Hub, lines: Lines) -> None:
+def test_an_event_that_nobody_counts_is_ignored(hub: EventDispatcher, lines: Lines) -> None:
     hub.emit(object())
     assert lines.lines == []
 
 
 def test_an_event_that_cannot_be_recorded_is_counted_and_does_not_reach_who_told_it(
-    hub: Hub, metrics: Metrics, lines: Lines, record: Make
+    hub: EventDispatcher, metrics: Metrics, lines: Lines, record: Make
 ) -> None:
     hub.emit(record(total_ms=None))
     assert count(metrics, "sluice_telemetry_errors_total", event="RequestRecord") == 1

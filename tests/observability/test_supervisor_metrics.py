@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from observability.metrics import Metrics
-from observability.subscribers import Hub
-from resilience.supervisor import Loss, Standing
+from observability.subscribers import EventDispatcher
+from resilience.supervisor import Loss, SupervisorState
 from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
 
 
@@ -28,7 +28,7 @@ class Lines:
 
 def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
     metrics, log = Metrics(version="1"), Lines()
-    hub = Hub(metrics, log=log)
+    hub = EventDispatcher(metrics, log=log)
     hub.emit(EngineLost(Loss.STOPPED, "pids 7"))
     hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7"))
     hub.emit(EngineRestarted(1, 1.5, 2.25))
@@ -48,7 +48,7 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
 
 def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
     log = Lines()
-    Hub(Metrics(version="1"), log=log).emit(EngineGivenUp(Loss.EXITED, 5, 1, "out of luck"))
+    EventDispatcher(Metrics(version="1"), log=log).emit(EngineGivenUp(Loss.EXITED, 5, 1, "out of luck"))
     [(level, event, values)] = log.lines
     assert level == "error" and "restart the gateway" in event
     assert values["restarts_last_hour"] == 5 and values["exit_code"] == 1
@@ -57,11 +57,11 @@ def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
 def test_exactly_one_state_holds_and_without_an_engine_none_is_shown() -> None:
     metrics = Metrics(version="1")
     assert "sluice_engine_state{" not in metrics.render().decode()
-    metrics.supervision.read(lambda: Standing.RESTARTING)
+    metrics.supervision.read(lambda: SupervisorState.RESTARTING)
     shown = [
         line for line in metrics.render().decode().splitlines() if line.startswith("sluice_engine_state{")
     ]
-    assert len(shown) == len(Standing)
+    assert len(shown) == len(SupervisorState)
     assert [line for line in shown if line.endswith(" 1.0")] == [
         'sluice_engine_state{state="restarting"} 1.0'
     ]

@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from observability.events import RequestRecord, SeamFact
+from observability.events import RequestRecord, ResumeFact
 from observability.redact import scrub as without_credentials
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
@@ -281,7 +281,7 @@ def test_the_stage_in_which_a_request_ended_has_a_span_too(
 
 
 def test_a_trace_shows_each_seam_where_it_was(recorded: Recorded, record: Make) -> None:
-    seams = (SeamFact(12.5, "local", "local", "exact", 3), SeamFact(40.0, "local", "bedrock", "text", 9))
+    seams = (ResumeFact(12.5, "local", "local", "exact", 3), ResumeFact(40.0, "local", "bedrock", "text", 9))
     recorded.tracing.finish(recorded.tracing.begin(), record(seams=seams))
     root = recorded.root()
     assert told(root)["sluice.seams"] == 2
@@ -402,7 +402,7 @@ def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> 
         record(request_id="refused", status=401, error_code="missing_key"),
         record(request_id="broken", error_code="backend_unavailable"),
         record(request_id="fallback", fallback_kind="bedrock", fallback_reason="timeout"),
-        record(request_id="seam", seams=(SeamFact(1.0, "a", "b", "exact", 3),)),
+        record(request_id="seam", seams=(ResumeFact(1.0, "a", "b", "exact", 3),)),
         record(request_id="left", status=499, error_code="cancelled"),
     ]
     for number in range(300):

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from budgeting.values import SPARE_ORDER, CanonicalPrompt, Section, SectionBudgets, SummaryKind
+from budgeting.values import SPARE_ORDER, CanonicalPrompt, PromptSection, SectionBudgets, SummaryKind
 from gateway.prompts.budgets import budget_request
 from gateway.prompts.versions import PromptVersion
-from gateway.routing.revision import Known, RoutingFileError, make_revision
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import RoutingFileError, make_revision
 from gateway.routing.route_budgets import RouteBudgets
 
 PROMPT = CanonicalPrompt(system=("S",))
@@ -20,7 +21,7 @@ VERSION = PromptVersion(
 
 def route(**config: object) -> RouteBudgets:
     whole = {"routes": {"r": {"backends": [{"name": "b"}], "fallback": [], **config}}}
-    return make_revision(1, whole, Known(["b"], [], [])).routes["r"].budgets
+    return make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"].budgets
 
 
 def test_without_a_version_and_a_route_the_defaults_hold() -> None:
@@ -39,7 +40,7 @@ def test_the_route_wins_key_by_key() -> None:
     said = route(budgets={"retrieval": 0, "older_summary": 50}, reserve=100, spare=["recent_turns"])
     asked = budget_request(PROMPT, max_tokens=None, version=VERSION, route=said)
     assert asked.budgets == SectionBudgets(system=400, retrieval=0, recent_turns=500, older_summary=50)
-    assert (asked.reserve, asked.spare) == (100, (Section.RECENT_TURNS,))
+    assert (asked.reserve, asked.spare) == (100, (PromptSection.RECENT_TURNS,))
     assert budget_request(PROMPT, max_tokens=None, version=None, route=said).budgets.recent_turns == 1200
 
 

@@ -13,7 +13,7 @@ from budgeting.errors import ContextTooLong
 from budgeting.plan import BudgetPlanner
 from budgeting.summary import Count, Summarizer, Summary
 from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
-from gateway.admin.prompts import PromptDesk
+from gateway.admin.prompts import PromptAdmin
 from gateway.backends.fleet import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
@@ -22,7 +22,8 @@ from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.published import Published, Publishing
 from gateway.prompts.text import TokenizerText
 from gateway.prompts.versions import PromptVersions
-from gateway.routing.revision import Known, make_revision
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from tests.budgeting import folders
 
 ROOT = Path(__file__).parents[2]
@@ -43,15 +44,15 @@ def desk_of(
     *,
     folder: Path = ROOT / "prompts",
     summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),
-) -> PromptDesk:
+) -> PromptAdmin:
     versions = PromptVersions.from_folder(folder)
     backends = {"local": ScriptedBackend()}
     [prompt_version] = versions.ids
     route = {"backends": [{"name": "local", "weight": 100}], "prompt_version": prompt_version}
     revision = make_revision(
-        1, {"routes": {"self_hosted_generation": route}}, Known(backends, versions.ids, ())
+        1, {"routes": {"self_hosted_generation": route}}, KnownNames(backends, versions.ids, ())
     )
-    return PromptDesk(
+    return PromptAdmin(
         registry=versions,
         publishing=Publishing(versions, NothingPublished(), unix_time=lambda: 0.0),
         canonicalizer=Canonicalizer(),
@@ -70,7 +71,7 @@ def tokenizer() -> ChatTokenizer:
 
 
 @pytest.fixture
-def desk(tokenizer: ChatTokenizer) -> PromptDesk:
+def desk(tokenizer: ChatTokenizer) -> PromptAdmin:
     return desk_of(tokenizer)
 
 
@@ -102,7 +103,7 @@ Ask = Callable[..., GenerateRequest]
 
 
 async def test_a_preview_shows_what_would_be_sent_with_the_boundary_marked(
-    desk: PromptDesk, ask: Ask, tokenizer: ChatTokenizer
+    desk: PromptAdmin, ask: Ask, tokenizer: ChatTokenizer
 ) -> None:
     found = orjson.loads(orjson.dumps(await desk.preview(ask())))
     assert found["route"] == "self_hosted_generation"
@@ -120,7 +121,7 @@ async def test_a_preview_shows_what_would_be_sent_with_the_boundary_marked(
     assert sections == ["system"] * 2 + ["recent_turns"] * 2 + ["retrieval", "recent_turns"]
 
 
-async def test_a_preview_names_what_is_volatile_and_what_became_of_it(desk: PromptDesk, ask: Ask) -> None:
+async def test_a_preview_names_what_is_volatile_and_what_became_of_it(desk: PromptAdmin, ask: Ask) -> None:
     moved = await desk.preview(ask())
     finding = {"kind": "date", "text": "2026-11-20", "sentence": "Today is 2026-11-20.", "system_message": 0}
     assert moved["volatile"] == {"policy": "move", "findings": [{**finding, "action": "moved"}]}
@@ -129,7 +130,7 @@ async def test_a_preview_names_what_is_volatile_and_what_became_of_it(desk: Prom
 
 
 async def test_the_fingerprint_does_not_change_with_time_and_does_with_the_text(
-    desk: PromptDesk, ask: Ask
+    desk: PromptAdmin, ask: Ask
 ) -> None:
     def system(text: str) -> tuple[Message, ...]:
         return (Message(SYSTEM, text), Message(USER, "hi"))
@@ -176,7 +177,7 @@ async def test_a_preview_has_no_summary_written(tokenizer: ChatTokenizer, ask: A
     assert sections[:2] == ["system", "older_summary"]
 
 
-async def test_a_preview_meets_the_errors_that_the_request_would(desk: PromptDesk, ask: Ask) -> None:
+async def test_a_preview_meets_the_errors_that_the_request_would(desk: PromptAdmin, ask: Ask) -> None:
     with pytest.raises(UnknownRoute):
         await desk.preview(ask(route="nowhere"))
     with pytest.raises(UnknownPromptVersion):
@@ -202,13 +203,13 @@ async def test_where_the_template_takes_no_later_system_message_the_preview_show
     assert isinstance(counts, dict) and counts["retrieval"]["tokens"] > 0
 
 
-def test_versions_are_listed_with_the_routes_that_use_them(desk: PromptDesk) -> None:
+def test_versions_are_listed_with_the_routes_that_use_them(desk: PromptAdmin) -> None:
     [listed] = orjson.loads(orjson.dumps(desk.versions()))
     assert (listed["id"], listed["routes"]) == ("chat-manga-2.1", ["self_hosted_generation"])
     assert len(listed["sha256"]) == 64 and listed["published_at"] is None
 
 
-def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(desk: PromptDesk) -> None:
+def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(desk: PromptAdmin) -> None:
     shown = orjson.loads(orjson.dumps(desk.version("chat-manga-2.1")))
     assert shown["stable_text"].startswith("You are a manga shopping assistant.\n\nAnswer from")
     assert shown["budgets"]["retrieval"] == 1400 and shown["summarizer"] == "extractive"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from admission.values import Load
+from admission.values import BackendLoad
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused
 from budgeting.plan import BudgetPlanner
@@ -58,7 +58,11 @@ class Bench:
     """A summarizer on a scripted backend, and what it told."""
 
     def __init__(
-        self, *scripts: Script, encoder: Encoder | None = None, load: Load | None = None, length: int = 4096
+        self,
+        *scripts: Script,
+        encoder: Encoder | None = None,
+        load: BackendLoad | None = None,
+        length: int = 4096,
     ) -> None:
         self.backend = ScriptedBackend(scripts=scripts or (Script(pieces=(WRITTEN,)),), load=load)
         self.failures: list[str] = []
@@ -173,11 +177,11 @@ async def test_a_template_that_refuses_the_request_ends_nothing() -> None:
 
 
 async def test_a_busy_or_unready_engine_is_left_alone() -> None:
-    bench = Bench(load=Load(waiting=1))
+    bench = Bench(load=BackendLoad(waiting=1))
     bench.ask(turns(4))
     async with bench.running():
         await until(lambda: len(bench.slept) > 3)
-        bench.backend.load = Load(waiting=0)
+        bench.backend.load = BackendLoad(waiting=0)
         bench.backend.state = BackendState.STARTING
         await asyncio.sleep(0.01)
         assert bench.backend.calls == []

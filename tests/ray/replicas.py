@@ -16,10 +16,10 @@ from gateway.backends.embedded import CONTINUES, FEATURES
 from gateway.backends.port import Completion, Delta
 from gateway.contracts.values import FinishReason, Usage
 from ops.ray.backend import RayBackend, RayRules
-from ops.ray.place import Place
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.port import EngineReplicas
 from ops.ray.replica import EngineReplica, configured_engine
-from ops.ray.wire import Piece, Route, Signals, decode_piece, decode_signals, encode
+from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, decode_piece, decode_signals, encode
 from tests.conformance.harness import BLOCK_SIZE, DEMO_MODEL, MAX_MODEL_LEN, Specimen, make_adapters
 
 RULES = RayRules(
@@ -61,16 +61,16 @@ class Played:
         hangs: nothing comes behind them.
     """
 
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[ReplicaPiece] = ()
     then: Exception | None = None
     hangs: bool = False
 
 
 WHOLE = Played(
     [
-        Piece(replica="a"),
-        Piece(deltas=(Delta("Hello", 1, token_ids=(5,)), Delta(" you", 1, token_ids=(6,)))),
-        Piece(completion=Completion(FinishReason.STOP, Usage(3, 2))),
+        ReplicaPiece(replica="a"),
+        ReplicaPiece(deltas=(Delta("Hello", 1, token_ids=(5,)), Delta(" you", 1, token_ids=(6,)))),
+        ReplicaPiece(completion=Completion(FinishReason.STOP, Usage(3, 2))),
     ]
 )
 
@@ -80,14 +80,14 @@ class Players:
 
     def __init__(self, *plays: Played) -> None:
         self._plays = list(plays)
-        self.routes: list[Route] = []
+        self.routes: list[RouterHint] = []
         self.open = 0
         self.called = asyncio.Event()
         self.told: list[tuple[str, int]] = []
-        self.figures: Sequence[Signals] | Exception = (Signals("a"), Signals("b"))
+        self.figures: Sequence[ReplicaSignals] | Exception = (ReplicaSignals("a"), ReplicaSignals("b"))
 
     @asynccontextmanager
-    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+    async def call(self, route: RouterHint, work: bytes) -> AsyncIterator[AsyncIterator[ReplicaPiece]]:
         self.routes.append(route)
         self.open += 1
         self.called.set()
@@ -96,7 +96,7 @@ class Players:
         finally:
             self.open -= 1
 
-    async def _play(self, play: Played) -> AsyncIterator[Piece]:
+    async def _play(self, play: Played) -> AsyncIterator[ReplicaPiece]:
         for piece in play.pieces:
             yield piece
         if play.hangs:
@@ -104,7 +104,7 @@ class Players:
         if play.then is not None:
             raise play.then
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         self.told.append((teller, queued))
         if isinstance(self.figures, Exception):
             raise self.figures
@@ -118,11 +118,11 @@ class InProcess:
         self._replica = replica
 
     @asynccontextmanager
-    async def call(self, route: Route, work: bytes) -> AsyncIterator[AsyncIterator[Piece]]:
+    async def call(self, route: RouterHint, work: bytes) -> AsyncIterator[AsyncIterator[ReplicaPiece]]:
         async with aclosing(self._replica.generate(encode(route), work)) as data:  # type: ignore[type-var]
             yield (decode_piece(one) async for one in data)
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[Signals]:
+    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         return decode_signals([await self._replica.signals(teller, queued)])
 
 
@@ -140,7 +140,7 @@ async def ray_replica(folder: Path) -> AsyncIterator[Specimen]:
         "seed": 0,
     }
     config.write_text(yaml.safe_dump({"engine": engine}))
-    replica = EngineReplica(Place(str(config), os.getcwd(), "sluice"), configured_engine, "one")
+    replica = EngineReplica(ClusterPlace(str(config), os.getcwd(), "sluice"), configured_engine, "one")
     await replica.start()
     backend = make_backend(InProcess(replica))
     try:

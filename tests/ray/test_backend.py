@@ -11,13 +11,13 @@ from gateway.backends.port import BackendState, Completion, Delta, Work
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from ops.ray.backend import SILENT_ROUNDS
 from ops.ray.port import ReplicaLost, ReplicasFull
-from ops.ray.wire import Failed, Piece, Signals
+from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.ray.replicas import RULES, WHOLE, Played, Players, make_backend
 
 WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), cache_salt="acme")
-BEGUN = Piece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
+BEGUN = ReplicaPiece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
 LOST = ReplicaLost("ActorDiedError")
 
 
@@ -42,7 +42,7 @@ async def test_an_answer_comes_piece_by_piece() -> None:
 
 
 async def test_a_replica_lost_before_its_first_token_is_replaced_and_avoided() -> None:
-    players = Players(Played([Piece(replica="a")], LOST), WHOLE)
+    players = Players(Played([ReplicaPiece(replica="a")], LOST), WHOLE)
     heard = await hear(make_backend(players), WORK)
     assert heard.text == "Hello you"
     assert [route.avoid for route in players.routes] == [(), ("a",)]
@@ -56,15 +56,17 @@ async def test_a_replica_lost_in_the_middle_breaks_the_stream_for_the_journey_to
 
 
 async def test_a_fault_among_several_replicas_says_nothing_about_the_pool() -> None:
-    broken = Played([BEGUN, Piece(failed=Failed(FailureKind.INTERNAL, "the engine reported internal"))])
+    broken = Played(
+        [BEGUN, ReplicaPiece(failed=Failed(FailureKind.INTERNAL, "the engine reported internal"))]
+    )
     assert not (await failure_of(Players(broken))).counts
     alone = Players(broken)
-    alone.figures = (Signals("a"),)
+    alone.figures = (ReplicaSignals("a"),)
     assert (await failure_of(alone)).counts
 
 
 async def test_replicas_that_fail_one_after_the_other_end_the_attempts() -> None:
-    players = Players(*[Played([Piece(replica=name)], LOST) for name in "abc"])
+    players = Players(*[Played([ReplicaPiece(replica=name)], LOST) for name in "abc"])
     failure = await failure_of(players)
     assert failure.kind is FailureKind.ENGINE_DEAD
     assert [route.avoid for route in players.routes] == [(), ("a",), ("a", "b")]
@@ -72,7 +74,7 @@ async def test_replicas_that_fail_one_after_the_other_end_the_attempts() -> None
 
 async def test_a_fault_of_the_request_is_tried_once() -> None:
     refused = Failed(FailureKind.INVALID_INPUT, "stop: too many", param="stop")
-    players = Players(Played([Piece(replica="a"), Piece(failed=refused)]))
+    players = Players(Played([ReplicaPiece(replica="a"), ReplicaPiece(failed=refused)]))
     failure = await failure_of(players)
     assert (failure.kind, failure.param, str(failure)) == (
         FailureKind.INVALID_INPUT,
@@ -83,7 +85,7 @@ async def test_a_fault_of_the_request_is_tried_once() -> None:
 
 
 async def test_a_silent_replica_is_left_for_another_one() -> None:
-    players = Players(Played([Piece(replica="a")], hangs=True), WHOLE)
+    players = Players(Played([ReplicaPiece(replica="a")], hangs=True), WHOLE)
     backend = make_backend(players, rules=replace(RULES, first_token_s=1.0))
     assert (await hear(backend, WORK)).text == "Hello you"
     assert players.routes[1].avoid == ("a",)
@@ -131,7 +133,7 @@ async def test_it_is_ready_while_a_replica_is() -> None:
     assert backend.state is BackendState.STARTING
     await backend.ask()
     assert backend.state is BackendState.READY
-    players.figures = (Signals("a", ready=False),)
+    players.figures = (ReplicaSignals("a", ready=False),)
     await backend.ask()
     assert backend.state is BackendState.STARTING
 
@@ -140,11 +142,11 @@ async def test_a_replica_that_no_longer_tells_its_figures_is_avoided_until_it_do
     players = Players(WHOLE, WHOLE)
     backend = make_backend(players)
     await backend.ask()
-    players.figures = (Signals("b"),)
+    players.figures = (ReplicaSignals("b"),)
     for _ in range(3):
         await backend.ask()
     await hear(backend, WORK)
-    players.figures = (Signals("a"), Signals("b"))
+    players.figures = (ReplicaSignals("a"), ReplicaSignals("b"))
     await backend.ask()
     await hear(backend, WORK)
     assert [route.avoid for route in players.routes] == [("a",), ()]
@@ -159,7 +161,7 @@ async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(backend.wait_ready(10.0))
         await asyncio.sleep(0)
-        players.figures = (Signals("a"),)
+        players.figures = (ReplicaSignals("a"),)
         await backend.ask()
     assert waiting.result()
 
@@ -179,9 +181,9 @@ async def test_a_controller_that_is_away_for_a_while_takes_no_replica_out() -> N
 async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
     players = Players(Played([BEGUN], hangs=True))
     players.figures = (
-        Signals("a", True, 3, 1, 0.5, 100, 16, 4096),
-        Signals("b", True, 1, 0, 0.1, 300, 16, 2048),
-        Signals("c", False, 9, 9, 1.0, 300, 16, 1024),
+        ReplicaSignals("a", True, 3, 1, 0.5, 100, 16, 4096),
+        ReplicaSignals("b", True, 1, 0, 0.1, 300, 16, 2048),
+        ReplicaSignals("c", False, 9, 9, 1.0, 300, 16, 1024),
     )
     lengths: list[int] = []
     backend = make_backend(players, lengths=lengths, queued=lambda: 7)
@@ -204,5 +206,5 @@ async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
 
 async def test_a_completion_behind_others_is_kept_whole() -> None:
     ends = Completion(FinishReason.LENGTH, Usage(3, 4, 2), 0.25, (FinishReason.STOP,))
-    heard = await hear(make_backend(Players(Played([BEGUN, Piece(completion=ends)]))), WORK)
+    heard = await hear(make_backend(Players(Played([BEGUN, ReplicaPiece(completion=ends)]))), WORK)
     assert heard.completion == ends

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.workers.choice import Choice, Wish, WorkerView
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import KEPT
-from ops.ray.fleet import Fleet
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
+from ops.ray.fleet import ReplicaFleet
 
 
 class Replicas:
@@ -23,8 +23,8 @@ class Replicas:
         self.away: set[str] = set()
         self.looks = 0
         self.now = 0.0
-        self.fleet = Fleet(
-            Choice(()),
+        self.fleet = ReplicaFleet(
+            WorkerChoice(()),
             view=self.view,
             clock=lambda: self.now,
             random=random.Random(seed),

@@ -14,12 +14,12 @@ import yaml
 
 from benchmarks.paced_engine import paced_engine
 from gateway.backends.host import EngineHost, MakeHost
-from gateway.backends.port import BackendState, Begun, Work
+from gateway.backends.port import BackendState, PartialAnswer, Work
 from gateway.config.settings import Settings
 from gateway.contracts.values import Sampling
-from ops.ray.place import Place
+from ops.ray.cluster_place import ClusterPlace
 from ops.ray.replica import QUEUE_STALE_S, EngineReplica
-from ops.ray.wire import Piece, Route, decode_piece, decode_signals, encode
+from ops.ray.wire import ReplicaPiece, RouterHint, decode_piece, decode_signals, encode
 from resilience.failures import FailureKind
 
 WORK = Work("gen_1", tuple(range(300, 340)), (), Sampling(max_tokens=6), cache_salt="acme")
@@ -49,18 +49,20 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
         return made
 
-    replica = EngineReplica(Place(str(config), os.getcwd(), "sluice"), make_engine, "one", lambda: stage.now)
+    replica = EngineReplica(
+        ClusterPlace(str(config), os.getcwd(), "sluice"), make_engine, "one", lambda: stage.now
+    )
     stage = Stage(replica, engines)
     await replica.start()
     yield stage
     await replica.stop()
 
 
-async def pieces_of(replica: EngineReplica, work: bytes) -> list[Piece]:
-    return [decode_piece(data) async for data in replica.generate(encode(Route()), work)]
+async def pieces_of(replica: EngineReplica, work: bytes) -> list[ReplicaPiece]:
+    return [decode_piece(data) async for data in replica.generate(encode(RouterHint()), work)]
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: list[ReplicaPiece]) -> str:
     return "".join(delta.text for piece in pieces for delta in piece.deltas)
 
 
@@ -74,7 +76,7 @@ async def settled(what: Callable[[], Awaitable[bool]]) -> None:
 
 async def test_it_names_itself_answers_and_ends(stage: Stage) -> None:
     first, *rest = await pieces_of(stage.replica, encode(WORK))
-    assert first == Piece(replica="one")
+    assert first == ReplicaPiece(replica="one")
     assert rest[-1].completion is not None
     assert rest[-1].completion.usage.output_tokens == 6
 
@@ -83,7 +85,7 @@ async def test_it_goes_on_with_what_another_replica_began(stage: Stage) -> None:
     whole = await pieces_of(stage.replica, encode(WORK))
     ids = [token for piece in whole for delta in piece.deltas for token in delta.token_ids]
     texts = [delta.text for piece in whole for delta in piece.deltas]
-    begun = Begun("".join(texts[:2]), tuple(ids[:2]))
+    begun = PartialAnswer("".join(texts[:2]), tuple(ids[:2]))
     rest = await pieces_of(stage.replica, encode(replace(WORK, begun=begun, sampling=Sampling(max_tokens=4))))
     assert begun.text + text_of(rest) == text_of(whole)
 
@@ -96,7 +98,9 @@ async def test_work_that_cannot_be_read_is_told_and_nothing_runs(stage: Stage) -
 
 async def test_a_call_that_is_left_frees_the_engine(stage: Stage) -> None:
     async with aclosing(
-        stage.replica.generate(encode(Route()), encode(replace(WORK, sampling=Sampling(max_tokens=3000))))
+        stage.replica.generate(
+            encode(RouterHint()), encode(replace(WORK, sampling=Sampling(max_tokens=3000)))
+        )
     ) as data:  # type: ignore[type-var]
         await anext(data)
         assert decode_piece(await anext(data)).deltas

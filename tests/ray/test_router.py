@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks.ray_router import Call, Router
 from ops.cli.ray import RayError, _connected, brief
-from ops.ray.wire import Route, encode
+from ops.ray.wire import RouterHint, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CHAIN = tuple(range(100, 120))
 
 
 def call(*avoid: str) -> Any:
-    return Call([encode(Route(CHAIN, 8, None, avoid))])
+    return Call([encode(RouterHint(CHAIN, 8, None, avoid))])
 
 
 async def asked(router: Router, pending: Any) -> list[list[str]]:

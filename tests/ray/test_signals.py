@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ops.ray.port import ReplicaLost
 from ops.ray.replicas import ServeReplicas
-from ops.ray.wire import Signals, encode
+from ops.ray.wire import ReplicaSignals, encode
 
 
 class Answer:
@@ -55,7 +55,7 @@ async def told(*answers: Answer) -> list[str]:
 
 async def test_a_replica_that_is_late_is_left_out_and_its_question_withdrawn() -> None:
     late = Answer(None)
-    assert await told(Answer(encode(Signals("a"))), late) == ["a"]
+    assert await told(Answer(encode(ReplicaSignals("a"))), late) == ["a"]
     assert late.cancelled
 
 

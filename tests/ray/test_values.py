@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adapters.values import Adapter
 from budgeting.values import Message, Role
-from gateway.backends.port import Begun, Completion, Delta, Work
-from gateway.backends.workers.choice import Choice, Wish, WorkerView
+from gateway.backends.port import Completion, Delta, PartialAnswer, Work
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 from gateway.config.engine import EngineSection
 from gateway.config.ray import RaySection
 from gateway.contracts.values import (
@@ -27,7 +27,7 @@ from gateway.contracts.values import (
 from ops.ray.flow import UNWATCHED_DELTAS, Flow
 from ops.ray.placement import Placement, placement_of
 from ops.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
-from ops.ray.wire import Failed, Piece, Route, decode_piece, decode_route, decode_work, encode
+from ops.ray.wire import Failed, ReplicaPiece, RouterHint, decode_piece, decode_route, decode_work, encode
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -43,14 +43,14 @@ def test_work_arrives_as_it_was_sent() -> None:
         "acme",
         2,
         False,
-        Begun("Hel", (9, 8)),
+        PartialAnswer("Hel", (9, 8)),
     )
     assert decode_work(encode(work)) == work
 
 
 def test_an_answer_arrives_as_it_was_sent() -> None:
     top = (TokenLogprob(b"\xe6", -0.5),)
-    piece = Piece(
+    piece = ReplicaPiece(
         "replica-1",
         (Delta("a", 1, 3, 0.25, 0, (TokenLogprob(b"a", -0.1, top),), (7,)), Delta("", 1, index=1)),
         Completion(FinishReason.STOP, Usage(3, 2, 1), 0.5, (FinishReason.LENGTH,)),
@@ -69,7 +69,7 @@ def test_a_failure_arrives_as_it_was_raised(
     kind: FailureKind, message: str, retry_after_s: float | None, param: str | None, final: bool
 ) -> None:
     raised = BackendFailure(kind, message, retry_after_s=retry_after_s, param=param, final=final)
-    failed = decode_piece(encode(Piece(failed=Failed.of(raised)))).failed
+    failed = decode_piece(encode(ReplicaPiece(failed=Failed.of(raised)))).failed
     assert failed is not None
     told = failed.failure()
     assert (told.kind, str(told), told.retry_after_s, told.param, told.final) == (
@@ -82,7 +82,7 @@ def test_a_failure_arrives_as_it_was_raised(
 
 
 def test_a_route_arrives_as_it_was_sent() -> None:
-    route = Route((2**63 - 1, -(2**63)), 1, "manga_v3", ("a",))
+    route = RouterHint((2**63 - 1, -(2**63)), 1, "manga_v3", ("a",))
     assert decode_route(encode(route)) == route
 
 
@@ -185,7 +185,7 @@ def test_nobody_who_does_not_deploy_imports_ray() -> None:
 
 
 def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
-    choice = Choice(["a"])
+    choice = WorkerChoice(["a"])
     wish = Wish((11, 12, 13), 1)
     choice.sent("a", wish)
     choice.resize(["a", "b", "c"])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.replay.load import Run
-from ops.replay.outcome import Outcome
+from ops.replay.load import ReplayRun
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.plot import draw
-from ops.replay.report import Slo, report
+from ops.replay.report import ReplaySlo, report
 from tests.replay.fake_gateway import Behaviour, FakeGateway
 
 Azure = Callable[..., Path]
@@ -139,9 +139,11 @@ async def test_importing_the_command_imports_nothing_heavy() -> None:
     assert out.decode().strip() == "[]"
 
 
-@pytest.mark.parametrize("outcomes", [[], [Outcome(0, 0, 0, 1, 1, 0.5, code="queue_full")]])
-def test_a_replay_without_an_answer_still_has_a_picture(tmp_path: Path, outcomes: list[Outcome]) -> None:
+@pytest.mark.parametrize("outcomes", [[], [ReplayedRequest(0, 0, 0, 1, 1, 0.5, code="queue_full")]])
+def test_a_replay_without_an_answer_still_has_a_picture(
+    tmp_path: Path, outcomes: list[ReplayedRequest]
+) -> None:
     path = tmp_path / "empty.png"
-    run = Run(outcomes=outcomes, sent=len(outcomes), wall_s=1.0)
-    draw(path, report(run, Slo(200, 1400)), outcomes, title="t", subtitle="s")
+    run = ReplayRun(outcomes=outcomes, sent=len(outcomes), wall_s=1.0)
+    draw(path, report(run, ReplaySlo(200, 1400)), outcomes, title="t", subtitle="s")
     assert picture(path)[0] > 1000

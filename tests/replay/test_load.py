@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ops.replay.load import Run, run_load
-from ops.replay.outcome import Outcome
+from ops.replay.load import ReplayRun, run_load
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
 from tests.virtual_time import in_virtual_time
 
@@ -26,7 +26,7 @@ class Backend:
         self.most = 0
         self.sent: list[float] = []
 
-    async def send(self, request: Planned, text: str, started_at: float) -> Outcome:
+    async def send(self, request: Planned, text: str, started_at: float) -> ReplayedRequest:
         sent_s = clock() - started_at
         self.sent.append(sent_s)
         self.under_way += 1
@@ -35,7 +35,7 @@ class Backend:
             await asyncio.sleep(self.service_s)
         finally:
             self.under_way -= 1
-        return Outcome(request.index, request.due_s, sent_s, 10, 10, self.service_s)
+        return ReplayedRequest(request.index, request.due_s, sent_s, 10, 10, self.service_s)
 
 
 async def load(
@@ -45,8 +45,8 @@ async def load(
     concurrency: int = 100,
     stop: asyncio.Event | None = None,
     text: Callable[[Planned], str] = lambda request: "",
-) -> Run:
-    run = Run()
+) -> ReplayRun:
+    run = ReplayRun()
     await run_load(
         requests, text=text, send=backend.send, concurrency=concurrency, clock=clock,
         stop=stop or asyncio.Event(), run=run,
@@ -72,9 +72,9 @@ def test_what_waits_for_the_cap_is_sent_late_in_order_and_the_delay_shows() -> N
 
 
 def test_a_stop_gives_up_what_is_under_way_and_keeps_what_ended() -> None:
-    backend, slow, run = Backend(service_s=0.05), Backend(service_s=30), Run()
+    backend, slow, run = Backend(service_s=0.05), Backend(service_s=30), ReplayRun()
 
-    async def send(request: Planned, text: str, started_at: float) -> Outcome:
+    async def send(request: Planned, text: str, started_at: float) -> ReplayedRequest:
         return await (backend if request.index == 0 else slow).send(request, text, started_at)
 
     async def scenario() -> None:
@@ -99,7 +99,7 @@ def test_a_stop_gives_up_what_is_under_way_and_keeps_what_ended() -> None:
 def test_a_stop_while_waiting_for_the_cap_ends_at_once() -> None:
     backend = Backend(service_s=30)
 
-    async def scenario() -> Run:
+    async def scenario() -> ReplayRun:
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(load(planned(0, 0), backend, concurrency=1, stop=stop))

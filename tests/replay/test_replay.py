@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from ops.replay.contract import ContractName
 from ops.replay.errors import OptionError, TargetError
 from ops.replay.options import Options
-from ops.replay.report import Slo
+from ops.replay.report import ReplaySlo
 from ops.replay.session import replay_trace
 from tests.replay.fake_gateway import MAX_MODEL_LEN, OVERHEAD, Behaviour, FakeGateway, tokens_of
 
@@ -241,7 +241,7 @@ async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure)
         ({"skip": -1}, "--skip: -1"),
         ({"concurrency": 0}, "--concurrency: 0 is not allowed; 1 to"),
         ({"timeout_s": float("inf")}, "--timeout: inf"),
-        ({"slo": Slo(0, 1)}, "--slo-ttft-ms: 0"),
+        ({"slo": ReplaySlo(0, 1)}, "--slo-ttft-ms: 0"),
         ({"url": "localhost:8000"}, "--url: not an http"),
     ],
 )

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from ops.replay.errors import OptionError
 from ops.replay.shape import CLAMP_MARGIN, Planned, plan
 from ops.replay.text import WORDS, Lexicon, TextMaker
-from ops.replay.trace import Arrival, Trace
+from ops.replay.trace import Trace, TraceRequest
 
 LEXICON = Lexicon(tuple((word, 1 + len(word) // 6) for word in WORDS), overhead=11, calibrated=True)
 COST = dict(LEXICON.costs)
 arrivals = st.builds(
-    Arrival,
+    TraceRequest,
     st.floats(0, 1e4),
     st.integers(1, 200_000),
     st.integers(1, 5000),
@@ -22,13 +22,18 @@ def tokens(text: str) -> int:
     return sum(COST[word] for word in text.split())
 
 
-def trace(*rows: Arrival, block_tokens: int = 0) -> Trace:
+def trace(*rows: TraceRequest, block_tokens: int = 0) -> Trace:
     return Trace("t", "azure", rows, block_tokens)
 
 
 def test_times_are_divided_and_lengths_multiplied() -> None:
     shaped = list(
-        plan(trace(Arrival(0, 374, 44), Arrival(10, 396, 109)), speed=4, scale_tokens=0.1, max_model_len=4096)
+        plan(
+            trace(TraceRequest(0, 374, 44), TraceRequest(10, 396, 109)),
+            speed=4,
+            scale_tokens=0.1,
+            max_model_len=4096,
+        )
     )
     assert [(p.due_s, p.prompt_tokens, p.max_tokens, p.clamped) for p in shaped] == [
         (0.0, 37, 4, False), (2.5, 40, 11, False),
@@ -39,7 +44,7 @@ def test_times_are_divided_and_lengths_multiplied() -> None:
     st.lists(arrivals, min_size=1, max_size=20), st.floats(0.001, 100), st.integers(2 * CLAMP_MARGIN, 100_000)
 )
 def test_prompt_and_answer_always_fit_the_model_and_never_vanish(
-    rows: list[Arrival], scale: float, longest: int
+    rows: list[TraceRequest], scale: float, longest: int
 ) -> None:
     for planned in plan(trace(*rows), speed=1, scale_tokens=scale, max_model_len=longest):
         assert planned.prompt_tokens >= 1
@@ -48,7 +53,7 @@ def test_prompt_and_answer_always_fit_the_model_and_never_vanish(
 
 
 def test_an_answer_gives_way_before_a_prompt_but_keeps_half() -> None:
-    rows = [Arrival(0, 900, 900), Arrival(0, 100, 2000), Arrival(0, 5000, 900)]
+    rows = [TraceRequest(0, 900, 900), TraceRequest(0, 100, 2000), TraceRequest(0, 5000, 900)]
     shaped = plan(trace(*rows), speed=1, scale_tokens=1, max_model_len=1000)
     assert [(p.prompt_tokens, p.max_tokens) for p in shaped] == [
         (468, 500), (100, 868), (468, 500),
@@ -58,7 +63,7 @@ def test_an_answer_gives_way_before_a_prompt_but_keeps_half() -> None:
 
 def test_a_model_too_short_for_anything_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="--max-model-len: 10 is too short"):
-        list(plan(trace(Arrival(0, 1, 1)), speed=1, scale_tokens=1, max_model_len=10))
+        list(plan(trace(TraceRequest(0, 1, 1)), speed=1, scale_tokens=1, max_model_len=10))
 
 
 @given(st.integers(1, 5000), st.integers(0, 50))

@@ -3,22 +3,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.replay.load import Run
-from ops.replay.outcome import Outcome
+from ops.replay.load import ReplayRun
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.plot import in_flight_over_time
-from ops.replay.report import Slo, as_json, report
+from ops.replay.report import ReplaySlo, as_json, report
 from ops.replay.statistics import percentile, spread
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 
 
-def outcome(index: int = 0, **changes: object) -> Outcome:
+def outcome(index: int = 0, **changes: object) -> ReplayedRequest:
     fields: dict[str, object] = {
         "index": index, "due_s": 1.0, "sent_s": 1.0, "asked_input": 100, "asked_output": 11, "total_s": 1.0,
         "ttft_s": 0.1, "last_token_s": 0.9, "status": 200, "finish_reason": "length", "input_tokens": 98,
         "output_tokens": 9, "cached_tokens": 49,
     }  # fmt: skip
-    return Outcome(**{**fields, **changes})  # type: ignore[arg-type]
+    return ReplayedRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 @given(values, st.floats(0, 1))
@@ -55,7 +55,7 @@ def test_goodput_wants_a_whole_undegraded_answer_inside_both_limits() -> None:
 
 
 def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -> None:
-    run = Run(
+    run = ReplayRun(
         outcomes=[
             outcome(0), outcome(1), outcome(2, total_s=9.0, sent_s=3.0),
             outcome(3, code="queue_full", total_s=50.0),
@@ -64,7 +64,7 @@ def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -
         ],
         sent=8, wall_s=10.0,
     )  # fmt: skip
-    found = report(run, Slo(200, 1400))
+    found = report(run, ReplaySlo(200, 1400))
     assert found.errors == {"queue_full": 2, "client_timeout": 1}
     assert (found.completed, found.error_count, found.unfinished) == (4, 3, 1)
     assert found.fallbacks == {"bedrock:queue_full": 1}
@@ -75,7 +75,9 @@ def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -
 
 
 def test_the_json_form_has_its_declared_fields() -> None:
-    figures = as_json(report(Run(outcomes=[outcome()], sent=1, wall_s=2.0), Slo(200, 1400)), {"trace": {}})
+    figures = as_json(
+        report(ReplayRun(outcomes=[outcome()], sent=1, wall_s=2.0), ReplaySlo(200, 1400)), {"trace": {}}
+    )
     assert figures["schema"] == 1
     assert list(figures) == [
         "schema", "trace", "requests", "wall_s", "latency_ms", "throughput_per_s", "tokens", "goodput",
@@ -92,7 +94,7 @@ def test_the_json_form_has_its_declared_fields() -> None:
 
 
 def test_a_run_in_which_nothing_ended_still_reports() -> None:
-    figures = as_json(report(Run(), Slo(200, 1400)), {})
+    figures = as_json(report(ReplayRun(), ReplaySlo(200, 1400)), {})
     assert figures["goodput"] == {
         "ttft_ms": 200, "total_ms": 1400, "within_slo": 0, "share": None, "requests_per_s": None,
     }  # fmt: skip

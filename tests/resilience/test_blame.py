@@ -8,9 +8,9 @@ from adapters.values import Adapter
 from gateway.backends.port import Delta, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Sampling
-from gateway.generation.output_guard import Watch
+from gateway.generation.output_guard import OutputGuard
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
-from resilience.degenerate import Limits
+from resilience.degenerate import DegenerateLimits
 from resilience.degenerate_action import Action
 from resilience.failures import BackendFailure, FailureKind
 
@@ -72,7 +72,7 @@ async def test_an_adapters_nonsense_does_not_count_against_its_backend(
     action: Action, adapter: str | None, counts: bool, param: str | None
 ) -> None:
     failing = Script(("x",), failure=BackendFailure(FailureKind.NAN_OUTPUT, "no number"))
-    watch = Watch(action, Limits(), lambda event: None, Blame(Clock()))
+    watch = OutputGuard(action, DegenerateLimits(), lambda event: None, Blame(Clock()))
     named = None if adapter is None else Adapter(adapter, 1, "demo", "/nowhere")
     work = Work("g", (1,), (), Sampling(max_tokens=4), adapter=named)
     with pytest.raises(BackendFailure) as caught:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.degenerate import CHARS_PER_TOKEN, LOOK_EVERY, Detector, Limits, Sign
+from resilience.degenerate import CHARS_PER_TOKEN, LOOK_EVERY, DegenerateLimits, Detector, Sign
 
-LIMITS = Limits(repeat_tokens=40, cycle_tokens=64, cycle_length=8)
+LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=8)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def found_at(ids: list[int], limits: Limits = LIMITS, pieces: int = 1) -> int | None:
+def found_at(ids: list[int], limits: DegenerateLimits = LIMITS, pieces: int = 1) -> int | None:
     """After how many tokens repetition is found, when they come in pieces of that many."""
     detector = Detector(limits)
     for start in range(0, len(ids), pieces):
@@ -54,7 +54,7 @@ def test_what_breaks_off_before_the_limit_is_left_alone(
     before: list[int], run: list[int], length: int
 ) -> None:
     ids = before + list(islice(cycle(run), length)) + ordinary(200, seed=len(before))
-    limits = Limits(repeat_tokens=200, cycle_tokens=200, cycle_length=8)
+    limits = DegenerateLimits(repeat_tokens=200, cycle_tokens=200, cycle_length=8)
     # A row of 0 to 3 by chance and the run behind it are together shorter than the limit.
     assert found_at(ids, limits) is None
 
@@ -99,7 +99,7 @@ def test_once_a_piece_comes_without_ids_the_text_is_judged() -> None:
 
 def test_replacement_characters_close_together_are_found_in_whatever_pieces() -> None:
     for size in (1, 2, 5, 40):
-        detector = Detector(Limits(replacement_chars=3, replacement_window=8))
+        detector = Detector(DegenerateLimits(replacement_chars=3, replacement_window=8))
         text = "fine \ufffd and \ufffd here, then \ufffd\ufffd..\ufffd"
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         signs = [detector.saw(piece, 1, (at,)) for at, piece in enumerate(pieces)]
@@ -110,7 +110,7 @@ def test_replacement_characters_close_together_are_found_in_whatever_pieces() ->
 def test_replacement_characters_are_found_exactly_when_a_window_holds_too_many(
     places: set[int], size: int
 ) -> None:
-    limits = Limits(replacement_chars=4, replacement_window=10)
+    limits = DegenerateLimits(replacement_chars=4, replacement_window=10)
     text = "".join("\ufffd" if at in places else "x" for at in range(81))
     detector = Detector(limits)
     found = any(detector.saw(text[at : at + size], 1, (at,)) for at in range(0, 81, size))
@@ -118,13 +118,13 @@ def test_replacement_characters_are_found_exactly_when_a_window_holds_too_many(
 
 
 def test_replacement_characters_are_not_looked_at_when_that_is_switched_off() -> None:
-    detector = Detector(Limits(replacement_chars=0))
+    detector = Detector(DegenerateLimits(replacement_chars=0))
     assert detector.saw("\ufffd" * 100, 1, (1,)) is None
 
 
 def test_the_default_leaves_ordinary_text_alone() -> None:
     for page in sorted(DOCS.glob("*.md")):
-        text, detector = page.read_text(encoding="utf-8"), Detector(Limits())
+        text, detector = page.read_text(encoding="utf-8"), Detector(DegenerateLimits())
         for at in range(0, len(text), 4):
             piece = text[at : at + 4]
             assert detector.saw(piece, 1, ()) is None, page.name
@@ -145,4 +145,4 @@ def test_limits_that_make_no_sense_are_refused_with_what_is_allowed(
     wrong: dict[str, int], named: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{named} is .*; allowed: "):
-        Limits(**wrong)
+        DegenerateLimits(**wrong)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from resilience.failures import POLICIES, BackendFailure, Change, FailureKind, FailurePolicy, Health
+from resilience.failures import POLICIES, BackendFailure, FailureKind, FailurePolicy, HealthEffect, Remedy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "resilience.md"
 SAYS = {
-    Health.NOTHING: "nothing",
-    Health.COUNTS_AGAINST: "counts against it",
-    Health.SHRINK_LOAD: "counts against it; gets less load",
-    Health.RESTART_ENGINE: "engine is restarted",
-    Health.MISCONFIGURED: "counts against it; mend the configuration",
+    HealthEffect.NOTHING: "nothing",
+    HealthEffect.COUNTS_AGAINST: "counts against it",
+    HealthEffect.SHRINK_LOAD: "counts against it; gets less load",
+    HealthEffect.RESTART_ENGINE: "engine is restarted",
+    HealthEffect.MISCONFIGURED: "counts against it; mend the configuration",
 }
 CHANGES = {
-    Change.NOTHING: "",
-    Change.SHORTER_CONTEXT: ", shorter context",
-    Change.OTHER_SEED: ", another seed",
+    Remedy.NOTHING: "",
+    Remedy.SHORTER_CONTEXT: ", shorter context",
+    Remedy.OTHER_SEED: ", another seed",
 }
 
 
@@ -64,8 +64,12 @@ def test_the_documentation_has_no_row_of_a_kind_that_is_gone() -> None:
 
 def test_memory_that_ran_out_is_contained_and_a_failing_device_restarts_the_engine() -> None:
     oom, driver = POLICIES[FailureKind.CUDA_OOM], POLICIES[FailureKind.CUDA_DRIVER_ERROR]
-    assert (oom.retries_same, oom.health, oom.retry_with) == (3, Health.SHRINK_LOAD, Change.SHORTER_CONTEXT)
-    assert (driver.retries_same, driver.health) == (0, Health.RESTART_ENGINE)
+    assert (oom.retries_same, oom.health, oom.retry_with) == (
+        3,
+        HealthEffect.SHRINK_LOAD,
+        Remedy.SHORTER_CONTEXT,
+    )
+    assert (driver.retries_same, driver.health) == (0, HealthEffect.RESTART_ENGINE)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,11 @@ def test_no_policy_contradicts_itself(kind: FailureKind) -> None:
     policy = POLICIES[kind]
     assert policy.first_wait_s <= policy.longest_wait_s
     assert (policy.longest_wait_s > 0) == (policy.retries_same > 0)
-    assert policy.retry_with is Change.NOTHING or policy.retries_same
+    assert policy.retry_with is Remedy.NOTHING or policy.retries_same
     assert policy.other_backend or not policy.resumes
     # What is the request's or the caller's fault must not close a backend to others.
     if not policy.other_backend:
-        assert policy.health is Health.NOTHING
+        assert policy.health is HealthEffect.NOTHING
 
 
 def test_what_a_caller_can_bring_about_never_counts_against_a_backend() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resilience.errors import DeadlinePassed
 from resilience.events import AttemptFailed, Recovered, ResilienceEvent, Retried, RetryRefused
 from resilience.failures import POLICIES, BackendFailure, FailureKind
-from resilience.guard import Guard, Try
+from resilience.guard import Attempt, Guard
 from resilience.retry_budget import MOST, RetryBudget
 
 RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
@@ -53,7 +53,7 @@ class Bench:
         """Run attempts that end as scripted, in turn."""
         ends = list(script)
 
-        async def attempt(_: Try) -> str:
+        async def attempt(_: Attempt) -> str:
             assert self.running == 0
             self.running += 1
             try:
@@ -167,7 +167,7 @@ async def test_what_happened_is_told_in_order() -> None:
 async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
     bench, tries = Bench(), []
 
-    async def attempt(this: Try) -> str:
+    async def attempt(this: Attempt) -> str:
         tries.append(this)
         if this.number < 3:
             raise failure(FailureKind.CUDA_OOM)
@@ -175,7 +175,7 @@ async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
 
     await bench.guard.run(attempt, backend="local", delivered=lambda: False, deadline=None)
     oom = FailureKind.CUDA_OOM
-    assert tries == [Try(1), Try(2, oom), Try(3, oom)]
+    assert tries == [Attempt(1), Attempt(2, oom), Attempt(3, oom)]
 
 
 async def test_a_final_failure_is_not_tried_again_whatever_its_policy() -> None:
@@ -235,7 +235,7 @@ async def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
 async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() -> None:
     cleaned_up = False
 
-    async def attempt(_: Try) -> str:
+    async def attempt(_: Attempt) -> str:
         nonlocal cleaned_up
         try:
             await asyncio.sleep(3600)
@@ -253,7 +253,7 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
 
 
 async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
-    async def attempt(_: Try) -> str:
+    async def attempt(_: Attempt) -> str:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -271,12 +271,12 @@ async def test_an_attempts_own_timeout_is_a_failure_and_not_the_deadline() -> No
     assert bench.told[0].kind is FailureKind.TIMEOUT
 
 
-async def _forever(_: Try) -> str:
+async def _forever(_: Attempt) -> str:
     await asyncio.sleep(3600)
     return "never"
 
 
-async def _out_of_memory(_: Try) -> str:
+async def _out_of_memory(_: Attempt) -> str:
     raise failure(FailureKind.CUDA_OOM)
 
 
@@ -285,7 +285,7 @@ async def _sleep_forever(_: float) -> None:
 
 
 @pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
-async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Try], Awaitable[str]]) -> None:
+async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attempt], Awaitable[str]]) -> None:
     told: list[ResilienceEvent] = []
     guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=told.append)
     ended: list[BaseException] = []
@@ -340,7 +340,7 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
 ) -> None:
     bench, begun = Bench(), asyncio.Event()
 
-    async def attempt(_: Try) -> str:
+    async def attempt(_: Attempt) -> str:
         if not silent:
             begun.set()
         await asyncio.sleep(60 if silent else 0.05)
@@ -366,7 +366,7 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
     bench = Bench()
     calls = 0
 
-    async def attempt(_: Try) -> str:
+    async def attempt(_: Attempt) -> str:
         nonlocal calls
         calls += 1
         raise failure(FailureKind.WORKER_RESTARTED)  # five seconds

@@ -9,14 +9,14 @@ import pytest
 from gateway.backends.port import Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, Sampling, Usage
-from gateway.generation.output_guard import READ_EVERY, Watch
+from gateway.generation.output_guard import READ_EVERY, OutputGuard
 from resilience.blame import Blame
-from resilience.degenerate import LOOK_EVERY, Limits, Sign
+from resilience.degenerate import LOOK_EVERY, DegenerateLimits, Sign
 from resilience.degenerate_action import Action
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
-LIMITS = Limits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
+LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
 LATEST = 40 + 2 * LOOK_EVERY + READ_EVERY
 SOUND = Script(tuple(f"{number} " for number in range(300)), token_ids=tuple(range(300)))
 STUCK = Script(("It", " is") + (" no",) * 400, cached_tokens=3, token_ids=(1, 2) + (7,) * 400)
@@ -35,7 +35,7 @@ class Bench:
 
     async def run(self, *scripts: Script, n: int = 1, temperature: float | None = None) -> Completion:
         self.backend = ScriptedBackend(scripts=scripts)
-        watch = Watch(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
+        watch = OutputGuard(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
         sampling = Sampling(max_tokens=500, n=n, temperature=temperature)
         work = Work("g", (1, 2, 3, 4), (), sampling)
         return await watch.generate(
@@ -128,7 +128,7 @@ async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
             return Completion(FinishReason.STOP, Usage(4, 400), others=(FinishReason.STOP,))
 
     bench = Bench(Action.END)
-    watch = Watch(bench.action, LIMITS, bench.told.append, Blame(lambda: 0.0))
+    watch = OutputGuard(bench.action, LIMITS, bench.told.append, Blame(lambda: 0.0))
     completion = await watch.generate(
         Two(),
         Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
@@ -149,7 +149,7 @@ async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
     async def gone(delta: Delta) -> None:
         raise ConnectionResetError
 
-    watch = Watch(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
+    watch = OutputGuard(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
     with pytest.raises(ConnectionResetError):
         await watch.generate(
             ScriptedBackend(),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegSkipped, LegUsage, Permit, Price
+from resilience.leg_limits import WINDOW_S, LegLimit, LegLimits, LegPrice, LegSkipped, LegUsage, Permit
 
 # A dollar a million tokens is 1,000 nano dollars a token.
-PRICE = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+PRICE = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class House:
 
 def test_a_price_counts_cached_tokens_apart_and_rounds_up() -> None:
     assert PRICE.cost_nanousd(LegUsage(1000, 100, 400)) == 600 * 1000 + 400 * 100 + 100 * 5000
-    assert Price(1, 1, 1).cost_nanousd(LegUsage(1)) == 1
+    assert LegPrice(1, 1, 1).cost_nanousd(LegUsage(1)) == 1
     assert PRICE.cost_nanousd(LegUsage(10, 0, 50)) == 10 * 100, "no more is cached than was sent"
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.controller import AdmissionController
-from admission.values import Limits
-from gateway.generation.remedies import Recovery
+from admission.values import AdmissionLimits
+from gateway.generation.remedies import Remediation
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent, Retried
 from resilience.failures import FailureKind
 from resilience.oom import LEAST
@@ -43,7 +43,7 @@ class Bench:
     timers: list[Timer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.recovery = Recovery(
+        self.recovery = Remediation(
             gate_of=lambda backend: GATES[backend],
             scale=lambda gate, factor: self.scaled.append((gate, factor)),
             restart=lambda backend, reason: self.restarted.append((backend, reason)),
@@ -134,7 +134,7 @@ def test_a_device_error_restarts_the_engine_and_a_dead_one_is_left_to_its_superv
 
 def test_admission_takes_the_lowered_load() -> None:
     admission = AdmissionController(
-        Limits(),
+        AdmissionLimits(),
         load=lambda backend: None,
         clock=lambda: bench.now,
         emit=lambda event: None,
@@ -142,7 +142,7 @@ def test_admission_takes_the_lowered_load() -> None:
         engine_of={"local": "local", "tuned": "local"},
     )
     bench = Bench()
-    bench.recovery = Recovery(
+    bench.recovery = Remediation(
         gate_of=admission.gate_name,
         scale=admission.scale,
         restart=lambda backend, reason: None,

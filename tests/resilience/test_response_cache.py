@@ -16,20 +16,20 @@ from resilience.response_cache import REST_S, ResponseCache, digest_of
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import (
     AnswersLost,
+    CachedAnswer,
     CacheEvent,
-    Entry,
-    Kept,
+    CacheQuestion,
     LookedUp,
     Lookup,
-    Question,
     StoreBroke,
+    StoredAnswer,
     StoreError,
     StoreIsBack,
 )
 from resilience.similar import SimilarQuestions
 
 MODEL = SimilarQuestions.from_folder(Path(__file__).parents[2] / "models" / "embedding")
-ANSWER = Kept("Kentaro Miura.", "stop")
+ANSWER = CachedAnswer("Kentaro Miura.", "stop")
 
 
 class Flaky(MemoryStore):
@@ -39,12 +39,12 @@ class Flaky(MemoryStore):
     hangs = False
     asked = 0
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredAnswer | None:
         self.asked += 1
         await self._trouble()
         return await super().get(key)
 
-    async def put(self, entries: Sequence[Entry]) -> None:
+    async def put(self, entries: Sequence[StoredAnswer]) -> None:
         await self._trouble()
         await super().put(entries)
 
@@ -76,7 +76,7 @@ class House:
             outbox=self.outbox,
         )
 
-    async def remember(self, text: str, kept: Kept = ANSWER, *, scope: str = "a") -> None:
+    async def remember(self, text: str, kept: CachedAnswer = ANSWER, *, scope: str = "a") -> None:
         self.cache.remember(lambda: question(text, scope), kept)
         await self.cache.flush()
 
@@ -85,8 +85,8 @@ class House:
         return [event.kind for event in self.events if isinstance(event, LookedUp)]
 
 
-def question(text: str, scope: str = "a") -> Question:
-    return Question(digest_of([scope, text]), scope, text)
+def question(text: str, scope: str = "a") -> CacheQuestion:
+    return CacheQuestion(digest_of([scope, text]), scope, text)
 
 
 async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
@@ -102,7 +102,7 @@ async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
 async def test_a_similar_question_is_answered_and_told_as_similar() -> None:
     house = House()
     await house.remember("Who created Berserk?")
-    await house.remember("How many volumes does Berserk have?", Kept("42.", "stop"))
+    await house.remember("How many volumes does Berserk have?", CachedAnswer("42.", "stop"))
     hit = await house.cache.find(question("hi, can you tell me who created Berserk?"))
     assert hit is not None and hit.kept == ANSWER and not hit.exact
     assert MODEL.threshold <= hit.similarity <= 1.0
@@ -128,8 +128,8 @@ async def test_a_question_that_differs_in_what_matters_is_not(other: str) -> Non
 
 async def test_the_most_similar_question_gives_the_answer() -> None:
     house = House()
-    await house.remember("Tell me who created Berserk?", Kept("first", "stop"))
-    await house.remember("who created Berserk", Kept("second", "stop"))
+    await house.remember("Tell me who created Berserk?", CachedAnswer("first", "stop"))
+    await house.remember("who created Berserk", CachedAnswer("second", "stop"))
     hit = await house.cache.find(question("Who created Berserk?!"))
     assert hit is not None and hit.kept.text == "second"
 
@@ -143,7 +143,7 @@ async def test_another_scope_is_another_world() -> None:
 
 async def test_an_answer_for_the_same_question_only_is_not_given_to_a_similar_one() -> None:
     house = House()
-    await house.remember("Who created Berserk?", Kept("Kentaro", "length", similar=False))
+    await house.remember("Who created Berserk?", CachedAnswer("Kentaro", "length", similar=False))
     assert await house.cache.find(question("Who made Berserk?")) is None
     assert await house.cache.find(question("Who created Berserk?")) is not None
 
@@ -167,7 +167,7 @@ async def test_questions_are_made_in_another_thread() -> None:
     house = House()
     threads = []
 
-    def ask() -> Question:
+    def ask() -> CacheQuestion:
         threads.append(threading.get_ident())
         return question("Who created Berserk?")
 
@@ -180,7 +180,7 @@ async def test_questions_are_made_in_another_thread() -> None:
 async def test_what_does_not_fit_into_the_outbox_is_lost_and_counted() -> None:
     house = House(outbox=2)
     for n in range(5):
-        house.cache.remember(lambda n=n: question(f"Question {n}"), ANSWER)  # type: ignore[misc]
+        house.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
     assert house.cache.waiting == 2
     assert house.events == [AnswersLost(1, "outbox_full")] * 3
 
@@ -190,7 +190,7 @@ async def test_the_loop_keeps_what_is_remembered_while_it_runs() -> None:
     async with asyncio.TaskGroup() as loops:
         loop = loops.create_task(house.cache.run())
         for n in range(3):
-            house.cache.remember(lambda n=n: question(f"Question {n}"), ANSWER)  # type: ignore[misc]
+            house.cache.remember(lambda n=n: question(f"CacheQuestion {n}"), ANSWER)  # type: ignore[misc]
             for _ in range(5_000):
                 if house.store.figures().entries == n + 1:
                     break
@@ -237,7 +237,7 @@ async def test_a_store_that_hangs_holds_nobody_up() -> None:
 async def test_a_defect_in_one_question_does_not_end_the_loop() -> None:
     house = House()
 
-    def bad() -> Question:
+    def bad() -> CacheQuestion:
         raise KeyError("unexpected")
 
     house.cache.remember(bad, ANSWER)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resilience.response_cache_memory import ENTRY_BYTES, MemoryStore
-from resilience.response_cache_values import MAX_SHELF, Entry, Kept
+from resilience.response_cache_values import MAX_SHELF, CachedAnswer, StoredAnswer
 
 
 @dataclass
@@ -28,8 +28,8 @@ def store(clock: Clock, *, capacity: int = 3, max_bytes: int = 1 << 20, ttl_s: f
     return MemoryStore(capacity=capacity, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
 
 
-def entry(key: str, *, put_at: float = 0.0, shelf: str | None = "s", text: str = "answer") -> Entry:
-    return Entry(key, Kept(text, "stop"), put_at, shelf, key.encode() if shelf else b"")
+def entry(key: str, *, put_at: float = 0.0, shelf: str | None = "s", text: str = "answer") -> StoredAnswer:
+    return StoredAnswer(key, CachedAnswer(text, "stop"), put_at, shelf, key.encode() if shelf else b"")
 
 
 async def test_the_least_recently_used_leaves_first() -> None:

@@ -16,14 +16,14 @@ from resilience.response_cache import ResponseCache, digest_of, pack
 from resilience.response_cache_redis import RedisStore
 from resilience.response_cache_values import (
     MAX_SHELF,
+    CachedAnswer,
     CacheEvent,
-    Entry,
+    CacheQuestion,
     Hit,
-    Kept,
     LookedUp,
     Lookup,
-    Question,
     StoreBroke,
+    StoredAnswer,
     StoreError,
     StoreIsBack,
 )
@@ -51,9 +51,11 @@ async def store_on(
         await store.close()
 
 
-def entry(key: str, *, put_at: float | None = None, shelf: str | None = "s") -> Entry:
+def entry(key: str, *, put_at: float | None = None, shelf: str | None = "s") -> StoredAnswer:
     vector = pack([1.0, 0.5]) if shelf else b""
-    return Entry(key, Kept("für dich ☂", "stop"), time.time() if put_at is None else put_at, shelf, vector)
+    return StoredAnswer(
+        key, CachedAnswer("für dich ☂", "stop"), time.time() if put_at is None else put_at, shelf, vector
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +117,9 @@ async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: Re
 async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
     async with store_on(server) as store:
         cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=lambda event: None)
-        cache.remember(lambda: question("Where does Petra Miller live?"), Kept("I cannot tell.", "stop"))
+        cache.remember(
+            lambda: question("Where does Petra Miller live?"), CachedAnswer("I cannot tell.", "stop")
+        )
         await cache.flush()
         with blocking_redis.Redis.from_url(server.url) as client:
             everything = b"".join(
@@ -126,8 +130,8 @@ async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
         assert b"etra" not in everything and b"iller" not in everything
 
 
-def question(text: str) -> Question:
-    return Question(digest_of([text]), "scope", text)
+def question(text: str) -> CacheQuestion:
+    return CacheQuestion(digest_of([text]), "scope", text)
 
 
 async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_back(
@@ -140,13 +144,13 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
         async def find() -> Hit | None:
             return await cache.find(question("Tell me who created Berserk"))
 
-        cache.remember(lambda: question("Who created Berserk?"), Kept("Kentaro Miura.", "stop"))
+        cache.remember(lambda: question("Who created Berserk?"), CachedAnswer("Kentaro Miura.", "stop"))
         await cache.flush()
         before = await find()
         assert before is not None and not before.exact
         server.kill()
         assert await find() is None and await find() is None
-        cache.remember(lambda: question("Who created Bleach?"), Kept("Tite Kubo.", "stop"))
+        cache.remember(lambda: question("Who created Bleach?"), CachedAnswer("Tite Kubo.", "stop"))
         await cache.flush()
         kinds = [event.kind for event in events if isinstance(event, LookedUp)]
         assert kinds == [Lookup.SIMILAR, Lookup.ERROR, Lookup.ERROR]

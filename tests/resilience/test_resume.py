@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.resume import Joint, Mismatch, Seam, align
+from resilience.resume import Mismatch, ResumePoint, Splice, align
 
 # Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and stands for nothing.
 VOCABULARY = (
@@ -44,34 +44,34 @@ def answers(draw: st.DrawFn) -> tuple[list[int], str]:
 
 
 def test_tokens_that_are_all_delivered_all_stay() -> None:
-    assert align([1, 3], "a word", bytes_of) == Seam((1, 3))
+    assert align([1, 3], "a word", bytes_of) == ResumePoint((1, 3))
 
 
 def test_tokens_behind_the_delivered_text_are_dropped() -> None:
-    assert align([1, 3, 5], "a word", bytes_of) == Seam((1, 3))
+    assert align([1, 3, 5], "a word", bytes_of) == ResumePoint((1, 3))
 
 
 def test_the_rest_of_a_token_that_was_delivered_in_part_is_held() -> None:
-    assert align([1, 3, 5], "a wo", bytes_of) == Seam((1, 3), held="rd")
+    assert align([1, 3, 5], "a wo", bytes_of) == ResumePoint((1, 3), held="rd")
 
 
 def test_a_control_token_behind_the_text_does_not_stay() -> None:
-    assert align([1, 3, 0], "a word", bytes_of) == Seam((1, 3))
+    assert align([1, 3, 0], "a word", bytes_of) == ResumePoint((1, 3))
 
 
 def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     seam = align([1, 7], "ax", bytes_of)
-    assert seam == Seam((1,), again="x")
+    assert seam == ResumePoint((1,), again="x")
     assert seam.behind("ax") == "a"
 
 
 def test_ids_are_dropped_back_to_where_a_character_ends() -> None:
-    assert align([1, 8, 9, 11], "aあy", bytes_of) == Seam((1, 8, 9, 11), held=" z")
-    assert align([1, 8, 9], "aあ", bytes_of) == Seam((1,), again="あ")
+    assert align([1, 8, 9, 11], "aあy", bytes_of) == ResumePoint((1, 8, 9, 11), held=" z")
+    assert align([1, 8, 9], "aあ", bytes_of) == ResumePoint((1,), again="あ")
 
 
 def test_nothing_delivered_keeps_nothing() -> None:
-    assert align([5, 6], "", bytes_of) == Seam(())
+    assert align([5, 6], "", bytes_of) == ResumePoint(())
 
 
 @pytest.mark.parametrize("text", ["b", "ab", "a wa", "A word"])
@@ -80,25 +80,25 @@ def test_ids_of_another_answer_have_no_seam(text: str) -> None:
 
 
 def test_the_start_of_a_stop_string_is_held_until_it_is_known_not_to_be_one() -> None:
-    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
     assert joint.take("", (6,)) == ""
     assert joint.end() == " "
-    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
     assert joint.take("", ()) == ""
     assert joint.end() == " EN"
-    joint = Joint(Seam((1,), held=" EN"), ("END",), bytes_of)
+    joint = Splice(ResumePoint((1,), held=" EN"), ("END",), bytes_of)
     assert joint.take("b", (2,)) == " ENb"
     assert joint.end() == ""
 
 
 def test_what_is_generated_again_must_be_what_was_delivered() -> None:
-    joint = Joint(Seam((), again="ab"))
+    joint = Splice(ResumePoint((), again="ab"))
     assert joint.take("a") == ""
     assert not joint.joined
     with pytest.raises(Mismatch):
         joint.take("c")
     with pytest.raises(Mismatch):
-        Joint(Seam((), again="ab")).end()
+        Splice(ResumePoint((), again="ab")).end()
 
 
 @given(answers(), st.data())
@@ -115,7 +115,7 @@ def test_what_is_kept_and_what_follows_are_the_whole_answer(
     assert decoded(seam.token_ids).decode() == seam.behind(given_text)
     assert not (seam.held and seam.again)
     # Whoever goes on gives the rest of the text in pieces of any size.
-    joint, rest, out = Joint(seam), text[len(seam.behind(given_text)) :], given_text
+    joint, rest, out = Splice(seam), text[len(seam.behind(given_text)) :], given_text
     while rest:
         size = data.draw(st.integers(1, len(rest)), label="piece")
         out, rest = out + joint.take(rest[:size]), rest[size:]

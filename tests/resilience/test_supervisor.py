@@ -15,8 +15,8 @@ from resilience.supervisor import (
     Restart,
     RestartPolicy,
     Sighting,
-    Standing,
     Supervisor,
+    SupervisorState,
 )
 
 LOOK_S = 0.25
@@ -54,7 +54,7 @@ def test_the_sixth_death_within_an_hour_is_the_last() -> None:
         supervisor.begun(attempt * 100.0 + 1)
         supervisor.started(attempt * 100.0 + 2)
     assert supervisor.lost(600.0, Loss.EXITED) == GiveUp(Loss.EXITED, 5)
-    assert supervisor.standing is Standing.GIVEN_UP
+    assert supervisor.standing is SupervisorState.GIVEN_UP
     assert supervisor.ready_in_s(600.0) is None
     assert supervisor.lost(9999.0, Loss.EXITED) is None, "an operator restarts it, nobody else"
 
@@ -97,7 +97,7 @@ def test_an_engine_that_was_ended_on_purpose_is_not_lost() -> None:
     supervisor.stop()
     assert supervisor.lost(1.0, Loss.EXITED) is None
     supervisor.started(2.0)
-    assert supervisor.standing is Standing.STOPPED
+    assert supervisor.standing is SupervisorState.STOPPED
 
 
 def test_a_stop_during_a_restart_lets_no_further_one_come() -> None:
@@ -140,9 +140,9 @@ def test_a_process_that_goes_on_again_soon_is_only_suspect() -> None:
     supervisor.looked(1.0, Sighting())
     for at in (1.25, 1.5, 1.7):
         assert supervisor.looked(at, Sighting(stopped=True)) is None
-        assert supervisor.standing is Standing.SUSPECT
+        assert supervisor.standing is SupervisorState.SUSPECT
     assert supervisor.looked(1.8, Sighting()) is None
-    assert supervisor.standing is Standing.READY
+    assert supervisor.standing is SupervisorState.READY
     assert supervisor.looked(2.0, Sighting(stopped=True)) is None, "the time begins anew"
     assert supervisor.looked(2.0 + STOPPED_S - 0.01, Sighting(stopped=True)) is None
 
@@ -152,11 +152,11 @@ def test_work_without_a_step_is_a_loss_after_its_time_and_suspect_after_half() -
     supervisor.looked(0.0, Sighting())
     stuck = Sighting(unfinished=3, steps=7)
     assert watch(supervisor, stuck, begin=LOOK_S, for_s=14.0) is None
-    assert supervisor.standing is Standing.READY
+    assert supervisor.standing is SupervisorState.READY
     found = watch(supervisor, stuck, begin=14.5, for_s=30.0)
     assert found is not None and found[1] is Loss.NO_PROGRESS
     assert 30.0 <= found[0] < 31.0
-    assert supervisor.standing is Standing.SUSPECT
+    assert supervisor.standing is SupervisorState.SUSPECT
 
 
 def test_an_engine_without_work_may_rest_for_ever() -> None:
@@ -194,7 +194,7 @@ def test_an_engine_that_stands_still_while_it_loads_again_is_found_too() -> None
     supervisor.begun(1.0)
     found = watch(supervisor, Sighting(stopped=True), begin=1.25, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
-    assert supervisor.standing is Standing.RESTARTING
+    assert supervisor.standing is SupervisorState.RESTARTING
 
 
 @given(
@@ -206,10 +206,10 @@ def test_no_hour_ever_sees_more_restarts_than_allowed(deaths: list[tuple[float, 
     now, restarts = 0.0, list[float]()
     for after_s, loads in deaths:
         now += after_s
-        restarting = supervisor.standing is Standing.RESTARTING
+        restarting = supervisor.standing is SupervisorState.RESTARTING
         decision = supervisor.start_failed(now) if restarting else supervisor.lost(now, Loss.EXITED)
         if not isinstance(decision, Restart):
-            assert supervisor.standing is Standing.GIVEN_UP
+            assert supervisor.standing is SupervisorState.GIVEN_UP
             break
         assert 0.0 <= decision.wait_s <= LONGEST_WAIT_S
         restarts.append(now)

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from admission.controller import AdmissionController
-from admission.values import Limits
+from admission.values import AdmissionLimits
 from gateway.config.resilience import ResilienceSection
 from gateway.wiring.resilience import Resilience, make_resilience
 from observability.metrics import Metrics
 from resilience.degenerate_action import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
-from resilience.guard import Try
+from resilience.guard import Attempt
 
 
 class House:
@@ -26,7 +26,7 @@ class House:
         self.told: list[ResilienceEvent] = []
         self.metrics = Metrics(version="1")
         self.admission = AdmissionController(
-            Limits(),
+            AdmissionLimits(),
             load=lambda backend: None,
             clock=lambda: self.now,
             emit=lambda event: None,
@@ -44,7 +44,7 @@ class House:
         )
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
-        async def attempt(this: Try) -> None:
+        async def attempt(this: Attempt) -> None:
             raise BackendFailure(kind, "scripted", final=True)
 
         with pytest.raises(BackendFailure):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ops.rollout.checks import CHECKS, Finding, Verdict, examine
+from ops.rollout.checks import CHECKS, CheckVerdict, RolloutCheck, examine
 from ops.rollout.facts import Facts, Sample
 
 ROUTE = {"backends": [{"name": "local", "weight": 100}], "fallback": ["bedrock", "degraded"]}
@@ -58,13 +58,13 @@ def having(**samples: list[Sample]) -> Facts:
     return replace(GOOD, samples={**GOOD.samples, **samples})
 
 
-def of(facts: Facts, check: str) -> Finding:
+def of(facts: Facts, check: str) -> RolloutCheck:
     return next(finding for finding in examine(facts) if finding.check == check)
 
 
 def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
     findings = examine(GOOD)
-    assert [finding for finding in findings if finding.verdict is not Verdict.OK] == []
+    assert [finding for finding in findings if finding.verdict is not CheckVerdict.OK] == []
     assert len({finding.check for finding in findings}) == len(CHECKS)
 
 
@@ -105,10 +105,10 @@ def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
 )
 def test_a_line_that_does_not_hold_is_wrong_and_says_what_to_do(check: str, facts: Facts) -> None:
     finding = of(facts, check)
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CheckVerdict.WRONG
     assert finding.found
     assert finding.hint
-    assert sum(one.verdict is Verdict.WRONG for one in examine(facts)) == 1
+    assert sum(one.verdict is CheckVerdict.WRONG for one in examine(facts)) == 1
 
 
 def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
@@ -116,17 +116,17 @@ def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
         GOOD, samples={}, rules=None, replay=None, soak=None, drain_s=None, rollback="no earlier revision",
         canary={"canary": None}, routing={"revision": 1, "config": {"routes": {"chat": ROUTE}}},
     )  # fmt: skip
-    by_hand = [finding for finding in examine(bare) if finding.verdict is Verdict.BY_HAND]
+    by_hand = [finding for finding in examine(bare) if finding.verdict is CheckVerdict.BY_HAND]
     assert len(by_hand) == 10
     assert all(finding.hint for finding in by_hand)
-    assert Verdict.WRONG not in {finding.verdict for finding in examine(bare)}
+    assert CheckVerdict.WRONG not in {finding.verdict for finding in examine(bare)}
 
 
 def test_few_requests_prove_nothing() -> None:
-    assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is Verdict.BY_HAND
+    assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is CheckVerdict.BY_HAND
 
 
-def adapters(*versions: dict[str, Any]) -> Finding:
+def adapters(*versions: dict[str, Any]) -> RolloutCheck:
     serving = [{"state": "active", "evaluation": None, **version} for version in versions]
     return of(replace(GOOD, adapters={"adapters": serving}), "adapters passed an evaluation")
 
@@ -134,11 +134,11 @@ def adapters(*versions: dict[str, Any]) -> Finding:
 def test_adapters_that_came_with_the_file_are_the_operators_to_answer_for() -> None:
     filed, passed = {"id": "a", "author": "adapters.file"}, {"id": "b", "evaluation": {"passed": True}}
     told = adapters(filed, passed)
-    assert (told.verdict, told.found) == (Verdict.BY_HAND, "from adapters.file, never evaluated: a")
+    assert (told.verdict, told.found) == (CheckVerdict.BY_HAND, "from adapters.file, never evaluated: a")
 
 
 def test_adapters_of_the_file_that_failed_and_those_forced_past_it_are_wrong() -> None:
     failed = {"id": "a", "author": "adapters.file", "evaluation": {"passed": False}}
     forced, filed = {"id": "b", "author": "key_1"}, {"id": "c", "author": "adapters.file"}
     told = adapters(failed, forced, filed)
-    assert (told.verdict, told.found) == (Verdict.WRONG, "without a passed evaluation: a, b")
+    assert (told.verdict, told.found) == (CheckVerdict.WRONG, "without a passed evaluation: a, b")

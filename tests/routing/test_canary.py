@@ -14,9 +14,9 @@ from benchmarks.canary_guard import CASES, measure
 from gateway.routing.canary import (
     ALPHA,
     LIFE_S,
+    CanaryPlan,
+    CanaryState,
     Phase,
-    Plan,
-    Standing,
     end,
     in_force,
     judge,
@@ -25,15 +25,15 @@ from gateway.routing.canary import (
 )
 from gateway.routing.canary_records import Beat, beat_data, beat_of
 from gateway.routing.canary_tally import outcomes
-from gateway.routing.evidence import Window
+from gateway.routing.evidence import EvidenceWindow
 from gateway.state.port import Record
 from observability.events import RequestRecord
 
-PLAN = Plan("c1", "chat", "new", {"old": 75.0, "older": 25.0}, "key_1", min_samples=100, step_s=60.0)
-GOOD = {"error": Window(1, 100, 9, 900)}
+PLAN = CanaryPlan("c1", "chat", "new", {"old": 75.0, "older": 25.0}, "key_1", min_samples=100, step_s=60.0)
+GOOD = {"error": EvidenceWindow(1, 100, 9, 900)}
 
 
-def running(plan: Plan = PLAN) -> Standing:
+def running(plan: CanaryPlan = PLAN) -> CanaryState:
     return in_force(start(plan, read_to=0, now=0.0), 0.0)
 
 
@@ -43,10 +43,10 @@ def test_the_others_keep_their_ratio_at_each_step() -> None:
 
 
 def test_a_step_needs_time_and_requests_of_both_sides() -> None:
-    few = judge(running(), [{"error": Window(0, 99, 0, 900)}], read_to=1, now=1_000.0)
+    few = judge(running(), [{"error": EvidenceWindow(0, 99, 0, 900)}], read_to=1, now=1_000.0)
     young = judge(running(), [GOOD], read_to=1, now=59.0)
     assert (few.step, young.step) == (0, 0)
-    more = judge(few, [{"error": Window(0, 1, 0, 1)}], read_to=2, now=1_001.0)
+    more = judge(few, [{"error": EvidenceWindow(0, 1, 0, 1)}], read_to=2, now=1_001.0)
     assert (more.step, more.applied, more.counts, more.canary_requests) == (1, False, {}, 100)
 
 
@@ -60,7 +60,7 @@ def test_a_good_canary_gets_the_whole_route() -> None:
 
 @pytest.mark.parametrize("check", ["error", "ttft", "total", "fallback", "guardrail"])
 def test_each_check_takes_a_bad_canary_back_and_says_why(check: str) -> None:
-    windows = [{**GOOD, check: Window(15, 20, 2, 380)}]
+    windows = [{**GOOD, check: EvidenceWindow(15, 20, 2, 380)}]
     standing = judge(running(), windows, read_to=1, now=5.0)
     assert standing.phase is Phase.ROLLED_BACK and not standing.applied
     assert standing.reason.startswith(f"{check}: ") and "at 5 %" in standing.reason
@@ -68,15 +68,15 @@ def test_each_check_takes_a_bad_canary_back_and_says_why(check: str) -> None:
 
 
 def test_a_canary_that_is_better_is_no_reason_and_a_bad_hour_for_both_is_none() -> None:
-    better = judge(running(), [{"error": Window(0, 500, 400, 500)}], read_to=1, now=5.0)
-    outage = judge(running(), [{"error": Window(50, 50, 949, 950)}], read_to=1, now=5.0)
+    better = judge(running(), [{"error": EvidenceWindow(0, 500, 400, 500)}], read_to=1, now=5.0)
+    outage = judge(running(), [{"error": EvidenceWindow(50, 50, 949, 950)}], read_to=1, now=5.0)
     assert better.phase is outage.phase is Phase.RUNNING
 
 
 def test_a_suspicious_step_is_not_left_yet() -> None:
-    standing = judge(running(), [{"error": Window(8, 150, 10, 1_350)}], read_to=1, now=1_000.0)
+    standing = judge(running(), [{"error": EvidenceWindow(8, 150, 10, 1_350)}], read_to=1, now=1_000.0)
     assert (standing.phase, standing.step) == (Phase.RUNNING, 0)
-    calmer = judge(standing, [{"error": Window(0, 150, 10, 1_350)}] * 4, read_to=2, now=2_000.0)
+    calmer = judge(standing, [{"error": EvidenceWindow(0, 150, 10, 1_350)}] * 4, read_to=2, now=2_000.0)
     assert calmer.step == 1
 
 
@@ -96,7 +96,7 @@ def test_it_never_skips_a_step_nor_comes_back_from_its_end(tables: list[tuple[in
         if standing.phase is not Phase.RUNNING:
             break
         now += 5.0
-        after = judge(standing, [{"error": Window(*table)}], read_to=standing.read_to + 1, now=now)
+        after = judge(standing, [{"error": EvidenceWindow(*table)}], read_to=standing.read_to + 1, now=now)
         assert after.step - standing.step in (0, 1)
         assert after.applied is (after.step == standing.step and after.phase is Phase.RUNNING)
         standing = in_force(after, now)
@@ -105,7 +105,7 @@ def test_it_never_skips_a_step_nor_comes_back_from_its_end(tables: list[tuple[in
 
 
 def test_a_standing_comes_back_from_its_record_as_it_was() -> None:
-    judged = judge(running(), [GOOD, {"ttft": Window(1, 10, 3, 90)}], read_to=7, now=5.0)
+    judged = judge(running(), [GOOD, {"ttft": EvidenceWindow(1, 10, 3, 90)}], read_to=7, now=5.0)
     for standing in (running(), judged, end(judged, Phase.ABORTED, "no", 6.0)):
         beat = Beat(standing, "proc_1", 20.0)
         assert beat_of(Record("canary", 1, 0.0, "canary", beat_data(beat))) == beat

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.canary import CanaryDesk
+from gateway.admin.canary import CanaryAdmin
 from gateway.admin.ports import CanaryOrder, RoutingOrder
-from gateway.admin.routing import RoutingDesk
+from gateway.admin.routing import RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.routing.book import STREAM as ROUTING
-from gateway.routing.book import RoutingBook, Seed
 from gateway.routing.canary import Phase, end
 from gateway.routing.canary_loop import FORGET_EVERY, CanaryDriver
 from gateway.routing.canary_records import SAMPLES, STREAM
-from gateway.routing.canary_tally import Tally
-from gateway.routing.check import Known
+from gateway.routing.canary_tally import CanaryTally
+from gateway.routing.check import KnownNames
+from gateway.routing.projection import STREAM as ROUTING
+from gateway.routing.projection import RoutingProjection, Seed
 from gateway.state.audit import Audit
-from gateway.state.follower import Follower
-from gateway.state.latest import Latest
+from gateway.state.latest_record import LatestRecord
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.stream_follower import StreamFollower
 from observability.events import RequestRecord
 
 CONFIG: dict[str, Any] = {"routes": {"chat": {"backends": [{"name": "old", "weight": 100}]}}}
@@ -52,23 +52,23 @@ class Process:
 
     def __post_init__(self) -> None:
         self.store = MemoryStateStore(self.streams, unix_time=self.time, poll_s=0.02)
-        known = Known({"old", "new", "other"}, set(), set())
-        self.book = RoutingBook(
+        known = KnownNames({"old", "new", "other"}, set(), set())
+        self.book = RoutingProjection(
             self.store, known=known, seed=Seed("routing.yaml", CONFIG), unix_time=self.time
         )
         audit = Audit(self.store, unix_time=self.time)
-        self.tally = Tally(lambda name: self.book.current().routes.get(name), self.time)
+        self.tally = CanaryTally(lambda name: self.book.current().routes.get(name), self.time)
         self.driver = CanaryDriver(
             self.store, self.book, audit, self.tally, me=self.name, unix_time=self.time
         )
         clock = asyncio.get_event_loop().time
-        routing = Follower(self.store, ROUTING, self.book.take, copy=None, clock=clock)
-        standings = Latest(self.store, STREAM, self.driver.take)
+        routing = StreamFollower(self.store, ROUTING, self.book.take, copy=None, clock=clock)
+        standings = LatestRecord(self.store, STREAM, self.driver.take)
         self.followers = (routing, standings)
         self.book.follow(routing)
         self.driver.follow(standings)
         ids = itertools.count(1)
-        self.desk = CanaryDesk(
+        self.desk = CanaryAdmin(
             self.driver,
             self.book,
             self.store,
@@ -76,7 +76,7 @@ class Process:
             new_id=lambda: f"canary_{next(ids)}",
             unix_time=self.time,
         )
-        self.routing = RoutingDesk(self.book, audit)
+        self.routing = RoutingAdmin(self.book, audit)
 
     @property
     def share(self) -> float:

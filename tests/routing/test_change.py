@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.change import Change, NoSuchRoute, NothingToShare, differences, same, with_weight
+from gateway.routing.change import ConfigChange, NoSuchRoute, NothingToShare, differences, same, with_weight
 from gateway.routing.file import RoutingConfig
 
 
@@ -66,9 +66,9 @@ def test_differences_name_their_place_and_defaults_written_out_are_none() -> Non
     before, after = config(a=95, b=5), config(a=100)
     after["routes"]["chat"]["slo"] = {"ttft_ms": 200.0, "total_ms": 900}
     assert differences(before, after) == [
-        Change("routes.chat.backends[a].weight", 95.0, 100.0),
-        Change("routes.chat.backends[b]", {"name": "b", "weight": 5.0}, None),
-        Change("routes.chat.slo.total_ms", 1400.0, 900.0),
+        ConfigChange("routes.chat.backends[a].weight", 95.0, 100.0),
+        ConfigChange("routes.chat.backends[b]", {"name": "b", "weight": 5.0}, None),
+        ConfigChange("routes.chat.slo.total_ms", 1400.0, 900.0),
     ]
     written = config(a=100)
     written["routes"]["chat"] |= {"fallback": ["degraded"], "backends": [{"name": "a"}]}
@@ -77,6 +77,6 @@ def test_differences_name_their_place_and_defaults_written_out_are_none() -> Non
 
 def test_another_order_of_backends_is_a_difference() -> None:
     assert differences(config(a=50, b=50), config(b=50, a=50)) == [
-        Change("routes.chat.backends", ["a", "b"], ["b", "a"])
+        ConfigChange("routes.chat.backends", ["a", "b"], ["b", "a"])
     ]
     assert not same({"routes": {"strange": 1}}, config(a=100))

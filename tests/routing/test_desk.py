@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from gateway.admin.ports import RoutingOrder
-from gateway.admin.routing import RoutingDesk
+from gateway.admin.routing import RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.routing.book import STREAM, RoutingBook, Seed
-from gateway.routing.check import Known
+from gateway.routing.check import KnownNames
+from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
-from gateway.state.follower import Follower
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.stream_follower import StreamFollower
 
 ME = RoutingOrder("key_1")
 
@@ -34,18 +34,20 @@ class Process:
     """One gateway process: its book, its desk."""
 
     streams: MemoryStreams
-    known: Known = field(default_factory=lambda: Known({"local", "pool"}, {"v1"}, {"style"}))
+    known: KnownNames = field(default_factory=lambda: KnownNames({"local", "pool"}, {"v1"}, {"style"}))
     seed: Seed = field(default_factory=lambda: Seed("routing.yaml", config()))
 
     def __post_init__(self) -> None:
         seconds = itertools.count(1.0)
         self.store = MemoryStateStore(self.streams, unix_time=lambda: next(seconds), poll_s=0.02)
-        self.book = RoutingBook(self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds))
-        self.follower = Follower(
+        self.book = RoutingProjection(
+            self.store, known=self.known, seed=self.seed, unix_time=lambda: next(seconds)
+        )
+        self.follower = StreamFollower(
             self.store, STREAM, self.book.take, copy=None, clock=asyncio.get_event_loop().time
         )
         self.book.follow(self.follower)
-        self.desk = RoutingDesk(self.book, Audit(self.store, unix_time=lambda: next(seconds)))
+        self.desk = RoutingAdmin(self.book, Audit(self.store, unix_time=lambda: next(seconds)))
 
     def weights(self) -> dict[str, float]:
         return dict(self.book.current().routes["chat"].weights)
@@ -181,7 +183,7 @@ async def test_what_another_process_did_a_moment_ago_is_waited_for() -> None:
 
 async def test_an_adapter_that_is_gone_keeps_nobody_from_moving_weights_and_is_not_named_anew() -> None:
     adapters = {"style"}
-    process = Process(MemoryStreams(), Known({"local", "pool"}, {"v1"}, adapters))
+    process = Process(MemoryStreams(), KnownNames({"local", "pool"}, {"v1"}, adapters))
     rules = [{"when": {"locale": "ja"}, "adapter": "style"}]
     async with running(process):
         await process.desk.apply(config(100, 0, adapter_rules=rules), ME)
@@ -258,7 +260,7 @@ async def test_every_change_and_every_refusal_is_in_the_audit_log() -> None:
 
 async def test_a_process_that_cannot_use_a_revision_keeps_the_last_good_one_and_says_so() -> None:
     streams = MemoryStreams()
-    whole, small = Process(streams), Process(streams, Known({"local"}, {"v1"}, ()), Seed("s", None))
+    whole, small = Process(streams), Process(streams, KnownNames({"local"}, {"v1"}, ()), Seed("s", None))
     async with running(whole):
         await whole.desk.apply({"routes": {"chat": {"backends": [{"name": "local"}]}}}, ME)
         async with running(small):

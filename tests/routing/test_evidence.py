@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.evidence import ALTERNATIVES, Evidence, Window, log_ratios
+from gateway.routing.evidence import ALTERNATIVES, Evidence, EvidenceWindow, log_ratios
 
 TOLERANCE = 1.25
 
@@ -34,7 +34,8 @@ def test_the_mean_over_all_that_may_come_is_at_most_1_for_every_tolerable_canary
     bad, canary, baseline = margin
     for i in range(len(ALTERNATIVES)):
         mean = math.fsum(
-            chance * math.exp(log_ratios(Window(k, canary, bad - k, baseline), TOLERANCE, ALTERNATIVES)[i])
+            chance
+            * math.exp(log_ratios(EvidenceWindow(k, canary, bad - k, baseline), TOLERANCE, ALTERNATIVES)[i])
             for k, chance in chances(bad, canary, baseline, odds).items()
         )
         assert mean <= 1 + 1e-9
@@ -47,7 +48,7 @@ def test_the_mean_stays_at_most_1_over_several_windows(sizes: list[tuple[int, in
     paths = [(1.0, Evidence())]
     for bad, canary, baseline in sizes:
         paths = [
-            (so_far * chance, evidence.seen(Window(k, canary, bad - k, baseline), TOLERANCE))
+            (so_far * chance, evidence.seen(EvidenceWindow(k, canary, bad - k, baseline), TOLERANCE))
             for so_far, evidence in paths
             for k, chance in chances(bad, canary, baseline, TOLERANCE).items()
         ]
@@ -60,10 +61,10 @@ def test_a_window_that_cannot_tell_the_sides_apart_changes_nothing(
     canary: int, baseline: int, kind: str
 ) -> None:
     windows = {
-        "none": Window(0, canary, 0, baseline),
-        "all": Window(canary, canary, baseline, baseline),
-        "canary": Window(0, 0, baseline // 2, baseline),
-        "baseline": Window(canary // 2, canary, 0, 0),
+        "none": EvidenceWindow(0, canary, 0, baseline),
+        "all": EvidenceWindow(canary, canary, baseline, baseline),
+        "canary": EvidenceWindow(0, 0, baseline // 2, baseline),
+        "baseline": EvidenceWindow(canary // 2, canary, 0, 0),
     }
     assert Evidence().seen(windows[kind], TOLERANCE) == Evidence()
 
@@ -71,10 +72,10 @@ def test_a_window_that_cannot_tell_the_sides_apart_changes_nothing(
 def test_a_canary_that_goes_bad_after_a_long_good_time_has_not_saved_up_for_it() -> None:
     evidence = Evidence()
     for _ in range(500):
-        evidence = evidence.seen(Window(0, 20, 10, 200), TOLERANCE)
+        evidence = evidence.seen(EvidenceWindow(0, 20, 10, 200), TOLERANCE)
     assert evidence.log_e < 0
     windows = 0
     while evidence.log_e < math.log(1_000):
-        evidence = evidence.seen(Window(10, 20, 10, 200), TOLERANCE)
+        evidence = evidence.seen(EvidenceWindow(10, 20, 10, 200), TOLERANCE)
         windows += 1
     assert windows <= 2

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from admission.ladder import Rung
-from admission.values import Limits
-from gateway.routing.revision import Known, RoutingFileError, load_routing, make_revision
+from admission.values import AdmissionLimits
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import RoutingFileError, load_routing, make_revision
 from gateway.routing.route_resume import ResumeRules
 
-KNOWN = Known(
+KNOWN = KnownNames(
     backends={"local", "pool"},
     prompt_versions={"chat-manga-2.1"},
     adapters={"jp_style_v1", "manga_domain_v3"},
@@ -106,7 +107,7 @@ def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_routes_admission_is_laid_over_the_sections() -> None:
-    base = Limits(max_queue=50, kv_pressure=0.5)
+    base = AdmissionLimits(max_queue=50, kv_pressure=0.5)
     admission = {"max_wait_ms": 750, "watermark_high": 0.9, "ladder": [{"depth": 3, "shed_low": True}]}
     revision = make_revision(1, changed(admission=admission), replace(KNOWN, limits=base))
     assert revision.routes["self_hosted_generation"].limits == replace(
@@ -119,7 +120,7 @@ def test_a_routes_admission_is_laid_over_the_sections() -> None:
 
 
 def test_a_route_that_says_nothing_of_admission_has_the_sections_limits() -> None:
-    base = Limits(max_queue=50)
+    base = AdmissionLimits(max_queue=50)
     route = make_revision(1, GOOD, replace(KNOWN, limits=base)).routes["self_hosted_generation"]
     assert route.limits is base
     assert route.budgets.max_input_tokens == base.max_input_tokens
@@ -141,7 +142,7 @@ def test_the_adaptive_limit_follows_the_targets_that_the_route_names(
     tpot_ms: float | None, follows: list[str] | None, expected: tuple[float | None, float | None]
 ) -> None:
     routing = changed(slo={"ttft_ms": 300, "tpot_ms": tpot_ms}, admission={"limit_follows": follows})
-    revision = make_revision(1, routing, replace(KNOWN, limits=Limits(tpot_slo_s=0.07)))
+    revision = make_revision(1, routing, replace(KNOWN, limits=AdmissionLimits(tpot_slo_s=0.07)))
     limits = revision.routes["self_hosted_generation"].limits
     assert limits is not None
     assert (limits.tpot_slo_s, limits.ttft_slo_s) == expected

@@ -8,7 +8,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
-from gateway.routing.check import Known
+from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
 
@@ -16,7 +16,7 @@ FLEET = Fleet(
     {"local": ScriptedBackend("local", model="demo"), "pool": ScriptedBackend("pool", model="demo")}
 )
 ROUTES = {"chat": {"backends": [{"name": "local"}]}, "code": {"backends": [{"name": "pool"}]}}
-REVISION = make_revision(1, {"routes": ROUTES}, Known(FLEET.backends, (), None))
+REVISION = make_revision(1, {"routes": ROUTES}, KnownNames(FLEET.backends, (), None))
 
 
 def found(

@@ -25,8 +25,8 @@ from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, redact_personal
-from gateway.shadow.sampling import Fate, Line
-from resilience.leg_limits import LegLimit, LegLimits, Price
+from gateway.shadow.sampling import ShadowOutcome, ShadowQueue
+from resilience.leg_limits import LegLimit, LegLimits, LegPrice
 from tests.journey.conftest import ask, build_house, tokenizer
 from tests.journey.house import House, RecordingSink
 
@@ -70,10 +70,10 @@ class Watched:
         await self.house.journey.run(request, sink)
         return sink
 
-    def fate(self, fate: Fate) -> int:
+    def fate(self, fate: ShadowOutcome) -> int:
         return self.shadow.figures().fates[fate]
 
-    async def until(self, fate: Fate, count: int = 1) -> None:
+    async def until(self, fate: ShadowOutcome, count: int = 1) -> None:
         async with asyncio.timeout(60):
             while self.fate(fate) < count:  # noqa: ASYNC110 - nothing tells of it but a look
                 await asyncio.sleep(0.005)
@@ -114,7 +114,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
         house = build_house(
             backends=backends, route={"shadow": {"backend": "other", "sample": sample}}, **house_settings
         )
-        price = Price(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
+        price = LegPrice(input_nanousd=10**9, output_nanousd=5 * 10**9, cached_nanousd=10**8)
         limits = LegLimits(
             {"other": LegLimit(None, spend_nanousd, price)}, clock=time.monotonic, emit=lambda _: None
         )
@@ -140,7 +140,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
         )
         kept = KeptPairs()
         shadow = Shadow(
-            line=Line(queue, queue_bytes),
+            line=ShadowQueue(queue, queue_bytes),
             asks=asker,
             comparer=Comparer(
                 make_checks(("shape", "language", "grounding", "pii", "no_refusal")),

@@ -12,7 +12,7 @@ from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat, Sampling
-from gateway.shadow.sampling import Copy, Fate, Line, chosen
+from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from resilience.failures import BackendFailure, FailureKind
 from tests.shadow.conftest import Watched
 
@@ -26,7 +26,7 @@ async def test_an_answered_request_is_asked_again_and_both_answers_are_compared(
     watched = watch()
     async with watched.at_work():
         sink = await watched.run(ask(intent="greeting"))
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
     assert sink.answer is not None and sink.answer.output_text == "Hello there."
     [pair] = watched.kept.pairs
     assert (pair.generation_id, pair.route, pair.intent) == ("gen_1", "self_hosted_generation", "greeting")
@@ -47,7 +47,7 @@ async def test_a_shadow_has_a_row_of_its_own_kind_in_no_tenants_usage(watch: Wat
     watched = watch()
     async with watched.at_work():
         await watched.run(ask())
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
     own, shadow = watched.house.outbox.rows
     assert (own.kind, own.tenant, own.generation_id) == ("request", "acme", "gen_1")
     assert (shadow.kind, shadow.tenant, shadow.key_id) == ("shadow", "", "")
@@ -70,7 +70,7 @@ async def test_a_shadow_is_asked_at_the_lowest_priority_without_stream_or_copies
     watched = watch(features=frozenset(Feature))
     async with watched.at_work():
         await watched.run(ask(stream=True, priority=1, sampling=Sampling(n=3, logprobs=2, seed=4)))
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
     [work] = watched.other.calls
     assert (work.priority, work.stream, work.sampling.n, work.sampling.logprobs) == (-1, False, 1, None)
     assert work.sampling.seed == 4
@@ -83,9 +83,9 @@ async def test_hints_that_the_other_backend_lacks_are_dropped_and_what_it_must_h
     watched = watch()
     async with watched.at_work():
         await watched.run(ask(sampling=Sampling(top_k=3, seed=1)))
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
         await watched.run(ask(generation_id="gen_2", response_format=ResponseFormat(FormatType.JSON_OBJECT)))
-        await watched.until(Fate.UNABLE)
+        await watched.until(ShadowOutcome.UNABLE)
     [work] = watched.other.calls
     assert work.sampling.top_k is None and work.sampling.seed is None
 
@@ -96,7 +96,7 @@ async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_b
     watched = watch(keep_texts=True, primary=Script(("Write", " to", " boss@shop.example")))
     async with watched.at_work():
         await watched.run(ask("I am jo@mail.example, call +49 170 1234567"))
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
     [work] = watched.other.calls
     assert work.messages[-1].content == "I am [mail], call [phone]"
     tokenizer = watched.house.journey.dispatcher._spelling
@@ -115,7 +115,7 @@ async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_kept(watch: Wat
     watched = watch(redact=broken)
     async with watched.at_work():
         await watched.run(ask())
-        await watched.until(Fate.REDACTION_FAILED)
+        await watched.until(ShadowOutcome.REDACTION_FAILED)
     assert watched.other.calls == [] and watched.kept.pairs == []
     assert not watched.house.left_behind()
 
@@ -126,7 +126,7 @@ async def test_a_failing_shadow_is_a_finding_and_harms_nobody(watch: Watch, ask:
     async with watched.at_work():
         for number in range(30):
             await watched.run(ask(generation_id=f"gen_{number}"))
-        await watched.until(Fate.FAILED, 30)
+        await watched.until(ShadowOutcome.FAILED, 30)
     assert {pair.shadow.failure for pair in watched.kept.pairs} == {"throttled"}
     assert len(watched.other.calls) == 30  # each once: retries are the callers'
     gate = watched.house.admission.gate("other")
@@ -138,7 +138,7 @@ async def test_a_shadow_that_hangs_is_ended_at_its_deadline(watch: Watch, ask: A
     watched = watch(other=Script(delay_s=60.0), deadline_s=1.0)
     async with watched.at_work():
         await watched.run(ask())
-        await watched.until(Fate.FAILED)
+        await watched.until(ShadowOutcome.FAILED)
     assert watched.kept.pairs[0].shadow.failure == "timeout"
     assert not watched.house.left_behind()
 
@@ -147,9 +147,9 @@ async def test_the_newest_copies_are_dropped_when_the_line_is_full(watch: Watch,
     watched = watch(queue=3)
     for number in range(5):
         await watched.run(ask(generation_id=f"gen_{number}"))
-    assert watched.fate(Fate.QUEUE_FULL) == 2
+    assert watched.fate(ShadowOutcome.QUEUE_FULL) == 2
     async with watched.at_work():
-        await watched.until(Fate.COMPARED, 3)
+        await watched.until(ShadowOutcome.COMPARED, 3)
     assert sorted(pair.generation_id for pair in watched.kept.pairs) == ["gen_0", "gen_1", "gen_2"]
 
 
@@ -180,7 +180,7 @@ async def test_a_backend_that_callers_use_is_left_to_them(watch: Watch, ask: Ask
             await one.__aenter__()
         async with watched.at_work():
             await watched.run(ask())
-            await watched.until(Fate.TOO_OLD)
+            await watched.until(ShadowOutcome.TOO_OLD)
         for one in held:
             await one.__aexit__(None, None, None)
     assert watched.other.calls == []
@@ -195,14 +195,14 @@ async def test_a_backend_that_is_not_ready_is_waited_for(watch: Watch, ask: Ask)
         await asyncio.sleep(0.05)
         assert watched.other.calls == []
         watched.other.state = BackendState.READY
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
 
 
 async def test_shadows_stop_at_their_own_spending_limit(watch: Watch, ask: Ask) -> None:
     watched = watch(spend_nanousd=1)
     async with watched.at_work():
         await watched.run(ask())
-        await watched.until(Fate.SPEND)
+        await watched.until(ShadowOutcome.SPEND)
     assert watched.other.calls == []
     assert not watched.house.skipped
 
@@ -213,7 +213,7 @@ async def test_no_more_than_the_configured_number_are_asked_at_once(watch: Watch
     async with watched.at_work():
         for number in range(8):
             await watched.run(ask(generation_id=f"gen_{number}"))
-        while watched.fate(Fate.COMPARED) < 8:
+        while watched.fate(ShadowOutcome.COMPARED) < 8:
             most = max(most, watched.other.active)
             await asyncio.sleep(0.002)
     assert most == 2
@@ -224,7 +224,7 @@ async def test_pairs_wait_for_a_database_that_is_away(watch: Watch, ask: Ask) ->
     watched.kept.away = True
     async with watched.at_work():
         await watched.run(ask())
-        await watched.until(Fate.COMPARED)
+        await watched.until(ShadowOutcome.COMPARED)
         await watched.shadow._write()
         assert watched.shadow.figures().written == 0
         watched.kept.away = False
@@ -256,7 +256,7 @@ async def test_a_judge_sees_redacted_texts_in_either_order_and_its_word_is_kept(
                     chunks=(EvidenceChunk("c1", "catalog", "Berserk, by Kentaro Miura"),),
                 )
             )
-        await watched.until(Fate.COMPARED, 8)
+        await watched.until(ShadowOutcome.COMPARED, 8)
     judged = [pair.judged for pair in watched.kept.pairs]
     calls = watched.house.backends["judge"].calls
     assert len(calls) == 8 and set(judged) == {"primary", "shadow"}
@@ -279,7 +279,7 @@ async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask)
     await watched.run(ask())
     copy = watched.shadow._line.take()
     assert isinstance(copy, Copy)
-    line = Line(1_000, 3 * copy.size_bytes)
+    line = ShadowQueue(1_000, 3 * copy.size_bytes)
     assert [line.offer(copy) for _ in range(4)] == [True, True, True, False]
     assert line.size_bytes == 3 * copy.size_bytes
     while line.take() is not None:

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from gateway.state.follower import Standing
-from gateway.state.latest import Latest
+from gateway.state.latest_record import LatestRecord
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record, StateStore
+from gateway.state.projection import ProjectionState
 from tests.state.conftest import World, until
 
 
 @contextlib.asynccontextmanager
-async def latest(store: StateStore, seen: list[Record]) -> AsyncIterator[Latest]:
+async def latest(store: StateStore, seen: list[Record]) -> AsyncIterator[LatestRecord]:
     """Opens nothing; its loop beside the store's."""
-    one = Latest(store, "s", seen.append)
+    one = LatestRecord(store, "s", seen.append)
     await one.start()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(one.run())
@@ -31,7 +31,7 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
             await writer.append("s", b"%d" % number, author="x")
         await writer.forget("s", 4)
         async with latest(reader, seen) as one:
-            assert (one.number, one.standing) == (5, Standing.FOLLOWING)
+            assert (one.number, one.standing) == (5, ProjectionState.FOLLOWING)
             await writer.append("s", b"6", author="x")
             await writer.forget("s", 5)
             await writer.append("s", b"7", author="x")
@@ -43,7 +43,7 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
 async def test_nothing_there_is_nothing_in_force_and_a_wait_for_more_ends_in_time(world: World) -> None:
     seen: list[Record] = []
     async with world.running() as store, latest(store, seen) as one:
-        assert (one.number, one.standing, seen) == (0, Standing.FOLLOWING, [])
+        assert (one.number, one.standing, seen) == (0, ProjectionState.FOLLOWING, [])
         assert not await one.caught_up_to(1, 0.01)
 
 
@@ -54,12 +54,12 @@ async def test_while_the_store_is_away_the_last_one_stays_and_it_is_caught_up_wi
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
         async with latest(store, seen) as one:
-            assert one.standing is Standing.AWAY
+            assert one.standing is ProjectionState.AWAY
             streams.down = False
             await store.append("s", b"1", author="x")
             assert await one.caught_up_to(1, 30)
-            assert one.standing is Standing.FOLLOWING
+            assert one.standing is ProjectionState.FOLLOWING
             streams.records["s"].clear()
-            await until(lambda: one.standing is Standing.LOST)
+            await until(lambda: one.standing is ProjectionState.LOST)
             assert (one.number, len(seen)) == (1, 1)
         task.cancel()

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from accounting.keys import KeyLimits
-from accounting.quotas import LIMITS, LOOK_AGAIN_S, Ask, HoldId, Settlement, Tally, Verdict
+from accounting.quotas import LIMITS, LOOK_AGAIN_S, HoldId, KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
 from gateway.state.limits_redis import RedisLimitStore
@@ -73,24 +73,26 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await found.other.close()
 
 
-def tokens(amount: int, holder: str = "p1", number: int = 1) -> Ask:
-    return Ask(tokens=amount, hold=HoldId(holder, number))
+def tokens(amount: int, holder: str = "p1", number: int = 1) -> QuotaRequest:
+    return QuotaRequest(tokens=amount, hold=HoldId(holder, number))
 
 
 async def take(
-    store: LimitStore, ask: Ask, limits: KeyLimits = ALL, key: str = "k", fresh: bool = True
-) -> Verdict:
+    store: LimitStore, ask: QuotaRequest, limits: KeyLimits = ALL, key: str = "k", fresh: bool = True
+) -> QuotaVerdict:
     verdict = await store.take(key, limits, ask, fresh=fresh)
     assert verdict is not None
     return verdict
 
 
-def remaining(verdict: Verdict) -> list[int | None]:
+def remaining(verdict: QuotaVerdict) -> list[int | None]:
     return [None if one is None else one.remaining for one in verdict.figures]
 
 
 async def test_two_processes_share_one_count_of_requests(stores: Stores) -> None:
-    verdicts = [await take(store, Ask(requests=1)) for _ in range(3) for store in (stores.one, stores.other)]
+    verdicts = [
+        await take(store, QuotaRequest(requests=1)) for _ in range(3) for store in (stores.one, stores.other)
+    ]
     assert [one.excess is None for one in verdicts] == [True] * 5 + [False]
     assert remaining(verdicts[-1]) == [0, 100, 1_000]
     excess = verdicts[-1].excess
@@ -105,7 +107,7 @@ async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> N
     refused = await take(stores.other, tokens(40, "p2"))
     assert refused.excess is not None and refused.excess.name == "tokens_per_minute"
     assert refused.excess.wait_s == LOOK_AGAIN_S, "it may be given back at any moment"
-    at = (await take(stores.one, Ask())).at
+    at = (await take(stores.one, QuotaRequest())).at
     await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), at, 20)])
     assert remaining(await take(stores.other, tokens(40, "p2"))) == [5, 40, 940]
     used_up = await take(stores.other, tokens(85, "p2", 2))
@@ -119,7 +121,7 @@ async def test_a_settlement_that_is_told_again_counts_once(stores: Stores) -> No
     again = Settlement("k", ALL, HoldId("p1", 1), None, 20, sure=False)
     await stores.one.settle([told, again])
     await stores.other.settle([again])
-    assert remaining(await take(stores.one, Ask())) == [5, 80, 980]
+    assert remaining(await take(stores.one, QuotaRequest())) == [5, 80, 980]
 
 
 async def test_what_was_used_while_nobody_decided_is_counted_afterwards(stores: Stores) -> None:
@@ -131,7 +133,7 @@ async def test_what_was_used_while_nobody_decided_is_counted_afterwards(stores: 
             Settlement("k", ALL, None, now - 90, 15),
         ]
     )
-    assert remaining(await take(stores.one, Ask())) == [5, 65, 950]
+    assert remaining(await take(stores.one, QuotaRequest())) == [5, 65, 950]
 
 
 async def test_what_a_crashed_process_held_is_free_when_its_lease_is_over(stores: Stores) -> None:
@@ -152,15 +154,15 @@ async def test_a_lease_that_was_lost_is_not_taken_up_again_while_something_is_he
 
 async def test_a_look_changes_nothing_and_keys_share_nothing(stores: Stores) -> None:
     for _ in range(3):
-        assert remaining(await take(stores.one, Ask(), key="other")) == [5, 100, 1_000]
-    await take(stores.one, Ask(requests=1))
-    assert remaining(await take(stores.one, Ask(), key="other")) == [5, 100, 1_000]
+        assert remaining(await take(stores.one, QuotaRequest(), key="other")) == [5, 100, 1_000]
+    await take(stores.one, QuotaRequest(requests=1))
+    assert remaining(await take(stores.one, QuotaRequest(), key="other")) == [5, 100, 1_000]
 
 
 async def test_limits_may_be_as_large_as_admins_may_set_them(stores: Stores) -> None:
     limits = KeyLimits(tokens_per_minute=BIG, tokens_per_day=BIG)
     await take(stores.one, tokens(BIG - 1), limits)
-    assert remaining(await take(stores.one, Ask(), limits)) == [None, 1, 1]
+    assert remaining(await take(stores.one, QuotaRequest(), limits)) == [None, 1, 1]
     too_many = await take(stores.one, tokens(2, number=2), limits)
     assert too_many.excess is not None
     never = await take(stores.one, tokens(BIG + 1, number=3), limits)
@@ -169,7 +171,7 @@ async def test_limits_may_be_as_large_as_admins_may_set_them(stores: Stores) -> 
 
 async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stores) -> None:
     """The same random story, told to both; the store's own clock is read from its answers."""
-    random, tally, held = Random(5), Tally(ALL), dict[HoldId, int]()
+    random, tally, held = Random(5), KeyUsage(ALL), dict[HoldId, int]()
     apart_s = 1.1  # the tally hears of it when the store has answered; whole seconds
     for number in range(300):
         began = time.time()
@@ -181,7 +183,11 @@ async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stor
             apart_s = max(apart_s, 1.1 + time.time() - began)
             continue
         ask = random.choice(
-            (Ask(requests=1), tokens(random.randint(1, 60), random.choice(("p1", "p2")), number), Ask())
+            (
+                QuotaRequest(requests=1),
+                tokens(random.randint(1, 60), random.choice(("p1", "p2")), number),
+                QuotaRequest(),
+            )
         )
         verdict = await take(random.choice((stores.one, stores.other)), ask)
         expected = tally.take(ask, time.time())
@@ -212,7 +218,7 @@ async def test_a_store_that_is_away_says_so(tmp_path: Path, one_redis: RedisServ
     no_folder = SqliteLimitStore(tmp_path / "missing" / "limits", unix_time=time.time)
     for store in (nowhere, no_folder):
         with pytest.raises(StateUnavailable):
-            await store.take("k", ALL, Ask(requests=1), fresh=True)
+            await store.take("k", ALL, QuotaRequest(requests=1), fresh=True)
         with pytest.raises(StateUnavailable):
             await store.settle([Settlement("k", ALL, None, 1, 1)])
         await store.close()
@@ -220,10 +226,10 @@ async def test_a_store_that_is_away_says_so(tmp_path: Path, one_redis: RedisServ
 
 async def test_a_file_that_is_taken_away_is_made_anew(tmp_path: Path) -> None:
     store = SqliteLimitStore(tmp_path / "limits", unix_time=time.time)
-    await take(store, Ask(requests=1))
+    await take(store, QuotaRequest(requests=1))
     for file in tmp_path.iterdir():  # noqa: ASYNC240 - three small files
         file.unlink()
-    assert remaining(await take(store, Ask(requests=1))) == [4, 100, 1_000]
+    assert remaining(await take(store, QuotaRequest(requests=1))) == [4, 100, 1_000]
     await store.close()
 
 
@@ -232,8 +238,8 @@ async def test_a_file_that_is_damaged_is_thrown_away_and_made_anew(tmp_path: Pat
     path.write_bytes(b"no database at all" * 500)
     store = SqliteLimitStore(path, unix_time=time.time)
     with pytest.raises(StateUnavailable):
-        await take(store, Ask(requests=1))
-    assert remaining(await take(store, Ask(requests=1))) == [4, 100, 1_000]
+        await take(store, QuotaRequest(requests=1))
+    assert remaining(await take(store, QuotaRequest(requests=1))) == [4, 100, 1_000]
     await store.close()
 
 

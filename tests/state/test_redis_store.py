@@ -14,9 +14,10 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.follower import Follower, Standing
+from gateway.state.projection import ProjectionState
 from gateway.state.redis_client import connect, prefix
 from gateway.state.redis_store import RedisStateStore
+from gateway.state.stream_follower import StreamFollower
 from tests.state.conftest import redis_store, until, until_done
 from tests.state.servers import RedisServer, free_port, redis_server
 
@@ -47,7 +48,7 @@ async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_
 ) -> None:
     store, watching = redis_store(server), redis_store(server)
     seen: list[bytes] = []
-    follower = Follower(
+    follower = StreamFollower(
         watching, "s", lambda record: seen.append(record.data), copy=None, clock=time.monotonic
     )
     rng = random.Random(7)
@@ -85,7 +86,7 @@ async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_
     assert [record.number for record in kept] == list(range(1, len(kept) + 1))
     assert all(kept[number - 1].data == data for number, data in acknowledged)
     assert seen == [record.data for record in kept], "each once, in order, through three restarts"
-    assert follower.standing is Standing.FOLLOWING
+    assert follower.standing is ProjectionState.FOLLOWING
     assert sum("state store is away" in line["event"] for line in logs) <= 6, "not at every poll"
     await store.close()
     await watching.close()

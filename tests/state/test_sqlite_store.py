@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.follower import Follower, Standing
 from gateway.state.local_copy import LocalCopy
+from gateway.state.projection import ProjectionState
 from gateway.state.sqlite_store import SqliteStateStore
+from gateway.state.stream_follower import StreamFollower
 from tests.state.conftest import until
 
 APPENDER = """
@@ -98,7 +99,7 @@ async def test_a_file_that_is_replaced_is_opened_anew_and_what_it_lost_is_seen(t
     path = tmp_path / "s.db"
     store = on(path)
     seen: list[int] = []
-    follower = Follower(
+    follower = StreamFollower(
         store, "s", lambda record: seen.append(record.number), copy=None, clock=time.monotonic
     )
     await store.append("s", b"1", author="ann")
@@ -107,7 +108,7 @@ async def test_a_file_that_is_replaced_is_opened_anew_and_what_it_lost_is_seen(t
         loops = [group.create_task(store.run()), group.create_task(follower.run())]
         await until(lambda: store.healthy)
         remove(path)
-        await until(lambda: follower.standing is Standing.LOST)
+        await until(lambda: follower.standing is ProjectionState.LOST)
         assert seen == [1]
         await until(lambda: store.healthy)
         other = on(path)
@@ -191,12 +192,12 @@ async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path
         lock.execute("begin exclusive")
         store = on(path, busy_timeout_ms=100)
         seen: list[int] = []
-        follower = Follower(
+        follower = StreamFollower(
             store, "s", lambda record: seen.append(record.number), copy=copy, clock=time.monotonic
         )
         await store.open()
         await follower.start(0.5)
-        assert seen == [1] and follower.standing is Standing.AWAY and not follower.healthy
+        assert seen == [1] and follower.standing is ProjectionState.AWAY and not follower.healthy
         lock.execute("rollback")
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(store.run()), group.create_task(follower.run())]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.follower import Follower, Standing
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record
+from gateway.state.projection import ProjectionState
+from gateway.state.stream_follower import StreamFollower
 
 T = TypeVar("T")
 WRITERS = st.integers(0, 2)
@@ -31,15 +32,15 @@ class Appending(RuleBasedStateMachine):
         self.model: dict[str, list[bytes]] = {"a": [], "b": []}
         self.known = [{"a": 0, "b": 0} for _ in range(3)]
         self.applied: dict[str, list[Record]] = {"a": [], "b": []}
-        self.followers: dict[str, Follower] = {}
+        self.followers: dict[str, StreamFollower] = {}
 
     @initialize()
     def follow(self) -> None:
         for stream, applied in self.applied.items():
             self.followers[stream] = self.run(self._follower(stream, applied))
 
-    async def _follower(self, stream: str, applied: list[Record]) -> Follower:
-        return Follower(self.stores[0], stream, applied.append, copy=None, clock=lambda: 0.0)
+    async def _follower(self, stream: str, applied: list[Record]) -> StreamFollower:
+        return StreamFollower(self.stores[0], stream, applied.append, copy=None, clock=lambda: 0.0)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -75,7 +76,7 @@ class Appending(RuleBasedStateMachine):
         follower = self.followers[stream]
         self.run(follower.start(1.0))
         if not self.streams.down:
-            assert follower.standing is Standing.FOLLOWING
+            assert follower.standing is ProjectionState.FOLLOWING
             assert follower.number == len(self.model[stream])
 
     @invariant()

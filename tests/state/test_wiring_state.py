@@ -10,14 +10,14 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.config.state import StateConfig
-from gateway.state.follower import Standing
 from gateway.state.port import Record
-from gateway.wiring.state import State, make_state
+from gateway.state.projection import ProjectionState
+from gateway.wiring.state import StateParts, make_state
 from tests.state.conftest import until
 from tests.state.servers import free_port, redis_server
 
 
-def state_of(url: str, cache_dir: Path | None = None) -> State:
+def state_of(url: str, cache_dir: Path | None = None) -> StateParts:
     config = StateConfig(url=url, cache_dir=None if cache_dir is None else str(cache_dir), poll_seconds=0.05)
     return make_state(config, clock=time.monotonic, unix_time=time.time)
 
@@ -67,7 +67,7 @@ async def test_a_store_that_all_share_counts_until_it_was_reached_or_a_local_cop
         for one, ready in ((nothing, False), (held, True)):
             await one.open()
             assert one.ready is ready and not one.healthy
-        assert later == [1] and follower.standing is Standing.AWAY
+        assert later == [1] and follower.standing is ProjectionState.AWAY
         for one in (nothing, held):
             await one.close()
 

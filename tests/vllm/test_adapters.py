@@ -10,14 +10,14 @@ from adapters.values import Adapter
 from engine.errors import AdapterUnreadable, EngineDead, NoAdapterRoom
 from gateway.backends.port import DeltaSink
 from gateway.backends.vllm.adapters import VllmAdapters
-from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape, name_of
+from gateway.backends.vllm.values import EngineOutcome, EngineRequest, EngineShape, Lora, name_of
 
 
 class FakeEngine:
     """Holds adapters as vLLM does; a batch has three places."""
 
     def __init__(self) -> None:
-        self.shape = Shape(4096, 32, 100, 8, max_loras=3)
+        self.shape = EngineShape(4096, 32, 100, 8, max_loras=3)
         self.dead = False
         self.unfinished = 0
         self.loaded: dict[int, Lora] = {}
@@ -26,7 +26,7 @@ class FakeEngine:
         self.busy = False
         self.broken = False
 
-    async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
         raise AssertionError("nobody asks it")
 
     async def add_lora(self, lora: Lora) -> None:

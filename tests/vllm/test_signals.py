@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import Shape
+from gateway.backends.vllm.values import EngineShape
 from observability.metrics import Metrics
 
-SHAPE = Shape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
+SHAPE = EngineShape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
 
 
 def told(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more: object) -> None:

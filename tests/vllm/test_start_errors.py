@@ -14,7 +14,7 @@ from engine.errors import (
     ModelTruncated,
     UnsupportedArchitecture,
 )
-from gateway.backends.vllm.child_logs import Told
+from gateway.backends.vllm.child_logs import ChildLogLine
 from gateway.backends.vllm.start_errors import MAX_LINE, check_folder, explain
 from gateway.config.engine import EngineSection
 
@@ -22,8 +22,10 @@ SECTION = EngineSection(kind="vllm", model="models/demo")
 POINTER = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 
 
-def error_of(text: str) -> Told:
-    return Told("EngineCore", 1, logging.ERROR, "vllm", "EngineCore failed to start.", text, "Traceback …")
+def error_of(text: str) -> ChildLogLine:
+    return ChildLogLine(
+        "EngineCore", 1, logging.ERROR, "vllm", "EngineCore failed to start.", text, "Traceback …"
+    )
 
 
 @pytest.mark.parametrize(

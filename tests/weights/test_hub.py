@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.weights.errors import AccessDenied, FetchError, NotThere, Stopped, Unreachable
+from gateway.weights.errors import AccessDenied, FetchError, FetchStopped, NotThere, Unreachable
 from gateway.weights.hub import HubFetcher
 from gateway.weights.selection import is_small
 from gateway.weights.values import Progress
@@ -93,6 +93,6 @@ def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.
     stop = threading.Event()
     stop.set()
     began = time.monotonic()
-    with pytest.raises((Stopped, Unreachable)):
+    with pytest.raises((FetchStopped, Unreachable)):
         HubFetcher().fetch("org/llama", tmp_path, stop=stop)
     assert time.monotonic() - began < 9

@@ -24,8 +24,8 @@ from gateway.weights.errors import (
     Corrupt,
     DiskFull,
     FetchError,
+    FetchStopped,
     NotThere,
-    Stopped,
     UnknownLocation,
     Unreachable,
 )
@@ -182,7 +182,7 @@ def test_a_stop_ends_it_soon_and_keeps_what_has_arrived(
             stop.set()
 
     began = time.monotonic()
-    with pytest.raises(Stopped):
+    with pytest.raises(FetchStopped):
         fetcher_at(network.url).fetch(URL, tmp_path, on_progress=watch, stop=stop)
     assert time.monotonic() - began < 10
     told: list[Progress] = []
@@ -256,7 +256,7 @@ def test_a_part_of_another_version_is_thrown_away(
     put(s3, "model.safetensors", random_bytes(16 * MIB))
     network.rate = 8 * MIB
     stop = threading.Event()
-    with pytest.raises(Stopped):
+    with pytest.raises(FetchStopped):
         fetcher_at(network.url).fetch(
             URL, tmp_path, on_progress=lambda p: stop.set() if p.done > 4 * MIB else None, stop=stop
         )

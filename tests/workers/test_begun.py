@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.port import BackendState, Begun, Continue, Delta, Work
-from gateway.backends.workers.answer import AnswerReader
-from gateway.backends.workers.dialect import MAX_ECHOED_PROMPT, Dialect, RequestWriter
+from gateway.backends.port import BackendState, Continue, Delta, PartialAnswer, Work
+from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.dialect import MAX_ECHOED_PROMPT, CompletionWriter, Dialect
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
@@ -32,16 +32,16 @@ from tests.workers.raw_worker import (
     work,
 )
 
-BEGUN = Begun("It is ", (73, 116, 32))
+BEGUN = PartialAnswer("It is ", (73, 116, 32))
 
 
-def sent(writer: RequestWriter, asked: Work) -> dict[str, Any]:
+def sent(writer: CompletionWriter, asked: Work) -> dict[str, Any]:
     return json.loads(writer.body(asked))  # type: ignore[no-any-return]
 
 
 def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
     ways = {
-        (dialect, ids): RequestWriter("base", dialect, ids).continues
+        (dialect, ids): CompletionWriter("base", dialect, ids).continues
         for dialect in Dialect
         for ids in (False, True)
     }
@@ -56,9 +56,9 @@ def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
 
 
 def test_ids_go_behind_the_prompts_and_text_into_a_last_message_without_white_space() -> None:
-    ids = sent(RequestWriter("base", token_ids=True), work(ids=[1, 2], begun=BEGUN))
+    ids = sent(CompletionWriter("base", token_ids=True), work(ids=[1, 2], begun=BEGUN))
     assert ids["prompt"] == [1, 2, 73, 116, 32]
-    chat = sent(RequestWriter("base"), work("Hello", begun=BEGUN))
+    chat = sent(CompletionWriter("base"), work("Hello", begun=BEGUN))
     assert chat["messages"] == [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "It is"},
@@ -68,37 +68,39 @@ def test_ids_go_behind_the_prompts_and_text_into_a_last_message_without_white_sp
 
 
 def test_a_beginning_of_white_space_alone_is_no_message() -> None:
-    assert "continue_final_message" not in sent(RequestWriter("base"), work(begun=Begun(" \n")))
+    assert "continue_final_message" not in sent(CompletionWriter("base"), work(begun=PartialAnswer(" \n")))
 
 
 def test_a_raw_prompt_is_gone_on_with_from_ids_alone() -> None:
-    writer = RequestWriter("base")
+    writer = CompletionWriter("base")
     raw = work(ids=[1, 2], messages=(), begun=BEGUN)
     assert writer.ways(raw) == {Continue.TOKENS}
     assert sent(writer, raw)["prompt"] == [1, 2, 73, 116, 32]
-    assert RequestWriter("base", Dialect.OPENAI).ways(raw) == frozenset()
+    assert CompletionWriter("base", Dialect.OPENAI).ways(raw) == frozenset()
 
 
 def test_a_seeded_answer_goes_on_with_another_seed_in_64_bits() -> None:
-    writer = RequestWriter("base", token_ids=True)
+    writer = CompletionWriter("base", token_ids=True)
     assert sent(writer, work(begun=BEGUN, sampling={"seed": 5}))["seed"] == 8
     assert sent(writer, work(begun=BEGUN, sampling={"seed": 2**63 - 1}))["seed"] == -(2**63) + 2
-    assert sent(RequestWriter("base"), work(begun=Begun("It is"), sampling={"seed": 5}))["seed"] == 10
+    assert (
+        sent(CompletionWriter("base"), work(begun=PartialAnswer("It is"), sampling={"seed": 5}))["seed"] == 10
+    )
     assert "seed" not in sent(writer, work(begun=BEGUN))
 
 
 def test_ids_of_an_answer_are_asked_of_vllm_unless_the_prompt_that_it_repeats_is_too_long() -> None:
-    assert sent(RequestWriter("base"), work(ids=[1] * MAX_ECHOED_PROMPT))["return_token_ids"] is True
-    assert "return_token_ids" not in sent(RequestWriter("base"), work(ids=[1] * (MAX_ECHOED_PROMPT + 1)))
-    assert "return_token_ids" not in sent(RequestWriter("base", Dialect.SLUICE), work())
+    assert sent(CompletionWriter("base"), work(ids=[1] * MAX_ECHOED_PROMPT))["return_token_ids"] is True
+    assert "return_token_ids" not in sent(CompletionWriter("base"), work(ids=[1] * (MAX_ECHOED_PROMPT + 1)))
+    assert "return_token_ids" not in sent(CompletionWriter("base", Dialect.SLUICE), work())
 
 
-def fed(reader: AnswerReader, *reads: bytes) -> list[Delta]:
+def fed(reader: CompletionReader, *reads: bytes) -> list[Delta]:
     return [delta for read in reads for delta in reader.feed(read)]
 
 
 def test_ids_that_a_worker_tells_come_with_the_text_they_are_of() -> None:
-    reader = AnswerReader(work(), token_bytes)
+    reader = CompletionReader(work(), token_bytes)
     deltas = fed(
         reader,
         piece("a", token_ids=[97]),
@@ -119,7 +121,7 @@ def test_ids_that_a_worker_tells_come_with_the_text_they_are_of() -> None:
 
 
 def test_ids_of_several_texts_keep_apart() -> None:
-    reader = AnswerReader(work(sampling={"n": 2}), token_bytes)
+    reader = CompletionReader(work(sampling={"n": 2}), token_bytes)
     both = piece("a", token_ids=[97]) + piece("x", 1, token_ids=[120, 121])
     assert [(one.index, one.tokens, one.token_ids) for one in fed(reader, both)] == [
         (0, 1, (97,)),
@@ -128,7 +130,7 @@ def test_ids_of_several_texts_keep_apart() -> None:
 
 
 def test_ids_that_nobody_counts_are_counted_even_when_the_stream_tells_no_usage() -> None:
-    reader = AnswerReader(work(ids=[1, 2]), token_bytes)
+    reader = CompletionReader(work(ids=[1, 2]), token_bytes)
     fed(reader, piece("a", token_ids=[97]), piece("", token_ids=[98]) + ending("length") + DONE)
     rest, completion = reader.finish()
     assert rest == Delta("", 1, token_ids=(98,))
@@ -147,7 +149,7 @@ async def test_white_space_at_the_edge_is_given_once() -> None:
     async with pool(worker) as backend:
         assert backend.continues == {Continue.TEXT}
         for _ in range(2):
-            assert (await hear(backend, work(begun=Begun("It is ")))).text == "not far."
+            assert (await hear(backend, work(begun=PartialAnswer("It is ")))).text == "not far."
 
 
 async def test_a_stop_string_that_began_before_the_break_ends_the_rest_and_the_workers_part() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backends.prefix_hash import chain_of, salt_number
-from gateway.backends.workers.choice import Choice, Ring, SentIndex, Wish, WorkerView
+from gateway.backends.workers.worker_choice import Ring, SentIndex, Wish, WorkerChoice, WorkerView
 
 NAMES = [f"http://10.0.0.{number}:8001/v1" for number in range(16)]
 requests = st.floats(0, 50) | st.integers(0, 50)
@@ -43,7 +43,7 @@ def view(number: int, requests: float = 0, **changes: object) -> WorkerView:
 def test_some_worker_is_always_under_the_bound_and_the_chosen_one_is(
     workers: list[WorkerView], wish: Wish, factor: float, affinity: bool
 ) -> None:
-    choice = Choice(NAMES, factor=factor, affinity=affinity)
+    choice = WorkerChoice(NAMES, factor=factor, affinity=affinity)
     chosen = choice.choose(wish, workers)
     [worker] = [one for one in workers if one.name == chosen]
     share = (sum(one.requests for one in workers) + 1) / sum(one.weight for one in workers)
@@ -54,7 +54,7 @@ def test_some_worker_is_always_under_the_bound_and_the_chosen_one_is(
 @given(views, st.lists(wishes, min_size=1, max_size=8))
 def test_the_same_history_gives_the_same_choices(workers: list[WorkerView], history: list[Wish]) -> None:
     def choices() -> list[str | None]:
-        choice, made = Choice(NAMES), []
+        choice, made = WorkerChoice(NAMES), []
         for wish in history:
             name = choice.choose(wish, workers)
             assert name is not None
@@ -105,7 +105,7 @@ def test_keys_are_spread_evenly() -> None:
 
 
 def test_a_conversation_goes_back_to_the_worker_that_has_most_of_it() -> None:
-    choice = Choice(NAMES[:4])
+    choice = WorkerChoice(NAMES[:4])
     workers = [view(number) for number in range(4)]
     choice.sent(NAMES[1], Wish([1, 2]))
     choice.sent(NAMES[3], Wish([1, 2, 3, 4]))
@@ -114,14 +114,14 @@ def test_a_conversation_goes_back_to_the_worker_that_has_most_of_it() -> None:
 
 
 def test_of_workers_that_have_the_same_beginning_the_least_loaded_is_taken() -> None:
-    choice = Choice(NAMES[:3])
+    choice = WorkerChoice(NAMES[:3])
     for number in range(3):
         choice.sent(NAMES[number], Wish([1]))
     assert choice.choose(Wish([1, 2], 1), [view(0, 3), view(1, 1), view(2, 2)]) == NAMES[1]
 
 
 def test_a_favourite_spills_over_once_its_worker_has_more_than_its_share() -> None:
-    choice = Choice(NAMES[:4])
+    choice = WorkerChoice(NAMES[:4])
     choice.sent(NAMES[0], Wish([1, 2, 3]))
     wish = Wish([1, 2, 3], 3)
     assert choice.choose(wish, [view(0, 4), view(1, 4), view(2, 4), view(3, 4)]) == NAMES[0]
@@ -130,18 +130,18 @@ def test_a_favourite_spills_over_once_its_worker_has_more_than_its_share() -> No
 
 def test_prompts_of_one_stable_prefix_begin_on_one_worker() -> None:
     workers = [view(number) for number in range(8)]
-    first = {Choice(NAMES[:8]).choose(Wish([1, 2, 100 + number], 2), workers) for number in range(20)}
+    first = {WorkerChoice(NAMES[:8]).choose(Wish([1, 2, 100 + number], 2), workers) for number in range(20)}
     assert len(first) == 1
 
 
 def test_a_new_prefix_goes_to_a_worker_that_holds_its_adapter() -> None:
     workers = [view(number, adapters=frozenset({"a"} if number == 5 else ())) for number in range(8)]
     for number in range(20):
-        assert Choice(NAMES[:8]).choose(Wish([number], 1, "a"), workers) == NAMES[5]
+        assert WorkerChoice(NAMES[:8]).choose(Wish([number], 1, "a"), workers) == NAMES[5]
 
 
 def test_an_adapter_goes_back_to_where_it_was_last_sent() -> None:
-    choice = Choice(NAMES[:8])
+    choice = WorkerChoice(NAMES[:8])
     workers = [view(number) for number in range(8)]
     choice.sent(NAMES[6], Wish([1], 0, "a"))
     assert choice.choose(Wish([2], 0, "a"), workers) == NAMES[6]
@@ -154,7 +154,7 @@ def test_an_adapter_goes_back_to_where_it_was_last_sent() -> None:
 
 
 def test_without_a_fingerprint_load_alone_decides_and_equals_take_turns() -> None:
-    choice = Choice(NAMES[:3])
+    choice = WorkerChoice(NAMES[:3])
     assert choice.choose(Wish(), [view(0, 2), view(1, 1), view(2, 3)]) == NAMES[1]
     order = []
     for _ in range(6):
@@ -166,18 +166,18 @@ def test_without_a_fingerprint_load_alone_decides_and_equals_take_turns() -> Non
 
 
 def test_a_full_cache_counts_like_load() -> None:
-    choice = Choice(NAMES[:2], affinity=False)
+    choice = WorkerChoice(NAMES[:2], affinity=False)
     assert choice.choose(Wish(), [view(0, 1, kv_usage=0.99), view(1, 2, kv_usage=0.3)]) == NAMES[1]
 
 
 def test_a_worker_that_is_coming_back_gets_a_smaller_share() -> None:
-    choice = Choice(NAMES[:2], affinity=False)
+    choice = WorkerChoice(NAMES[:2], affinity=False)
     assert choice.choose(Wish(), [view(0, 1, weight=0.1), view(1, 5)]) == NAMES[1]
     assert choice.choose(Wish(), [view(0, 0, weight=0.2), view(1, 30)]) == NAMES[0]
 
 
 def test_there_is_no_choice_without_workers() -> None:
-    assert Choice(NAMES).choose(Wish([1], 1), []) is None
+    assert WorkerChoice(NAMES).choose(Wish([1], 1), []) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=30), st.integers(1, 8))
@@ -229,7 +229,7 @@ def test_a_long_prompt_has_a_bounded_chain() -> None:
 def test_a_choice_among_16_workers_for_3600_tokens_costs_little() -> None:
     """The bar is 50 µs on a quiet core; the bound here allows for a busy one."""
     rng = random.Random(5)
-    choice = Choice(NAMES)
+    choice = WorkerChoice(NAMES)
     workers = [view(number, rng.randrange(8), kv_usage=rng.random()) for number in range(16)]
     prompts = [tuple(rng.choices(range(4096), k=3600)) for _ in range(50)]
     best = float("inf")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from adapters.values import Adapter
 from gateway.backends.port import Delta
-from gateway.backends.workers.answer import AnswerReader
-from gateway.backends.workers.dialect import FEATURES, Dialect, RequestWriter, salt_of
+from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect, salt_of
 from gateway.backends.workers.errors import (
     BadHttp,
     ConnectFailed,
@@ -68,12 +68,12 @@ def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
             reader.feed(b"data: " + b"x" * 1000 + newline)
 
 
-def sent(writer: RequestWriter, **changes: Any) -> dict[str, Any]:
+def sent(writer: CompletionWriter, **changes: Any) -> dict[str, Any]:
     return json.loads(writer.body(work(**changes)))  # type: ignore[no-any-return]
 
 
 def test_a_plain_request_asks_for_a_stream_with_usage_and_nothing_that_was_not_asked() -> None:
-    assert sent(RequestWriter("base"), cache_salt=None) == {
+    assert sent(CompletionWriter("base"), cache_salt=None) == {
         "model": "base",
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 16,
@@ -101,7 +101,7 @@ FULL = Sampling(
 
 
 def test_every_sampling_field_is_sent_under_its_name() -> None:
-    body = sent(RequestWriter("base"), **{}, sampling={f: getattr(FULL, f) for f in FULL.__slots__})
+    body = sent(CompletionWriter("base"), **{}, sampling={f: getattr(FULL, f) for f in FULL.__slots__})
     assert {k: body[k] for k in body.keys() - {"messages", "stream", "stream_options", "model"}} == {
         "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3,
         "stop": ["END"], "n": 2, "presence_penalty": 0.5, "frequency_penalty": -0.5,
@@ -111,51 +111,52 @@ def test_every_sampling_field_is_sent_under_its_name() -> None:
 
 
 def test_token_ids_go_to_completions_and_so_does_a_raw_prompt() -> None:
-    writer = RequestWriter("base", token_ids=True)
+    writer = CompletionWriter("base", token_ids=True)
     assert writer.path(work()) == "/completions"
     assert sent(writer, ids=[1, 2, 3])["prompt"] == [1, 2, 3]
     raw = work(ids=[4, 5], messages=())
-    assert RequestWriter("base").path(raw) == "/completions"
-    assert json.loads(RequestWriter("base").body(raw))["prompt"] == [4, 5]
+    assert CompletionWriter("base").path(raw) == "/completions"
+    assert json.loads(CompletionWriter("base").body(raw))["prompt"] == [4, 5]
     assert sent(writer, sampling={"logprobs": 0})["logprobs"] == 0
 
 
 def test_an_adapter_is_the_model_by_its_id_or_its_name_there() -> None:
     adapter = Adapter("manga_v3", 1, "base", "/a")
-    assert sent(RequestWriter("base"), adapter=adapter)["model"] == "manga_v3"
+    assert sent(CompletionWriter("base"), adapter=adapter)["model"] == "manga_v3"
     names = MappingProxyType({"manga_v3": "lora-7"})
-    assert sent(RequestWriter("base", adapters=names), adapter=adapter)["model"] == "lora-7"
+    assert sent(CompletionWriter("base", adapters=names), adapter=adapter)["model"] == "lora-7"
 
 
 def test_priority_is_sent_only_when_the_workers_take_it_and_in_their_direction() -> None:
-    assert "priority" not in sent(RequestWriter("base"), priority=1)
-    assert sent(RequestWriter("base", send_priority=True), priority=1)["priority"] == -1
-    assert sent(RequestWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
+    assert "priority" not in sent(CompletionWriter("base"), priority=1)
+    assert sent(CompletionWriter("base", send_priority=True), priority=1)["priority"] == -1
+    assert sent(CompletionWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
 
 
 def test_the_salt_is_no_tenant_name_and_goes_to_vllm_alone() -> None:
-    salt = sent(RequestWriter("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
+    salt = sent(CompletionWriter("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
     assert len(salt) == 32 and salt.isalnum()
-    assert salt != sent(RequestWriter("base"), cache_salt="other")["cache_salt"]
+    assert salt != sent(CompletionWriter("base"), cache_salt="other")["cache_salt"]
     for dialect in (Dialect.SLUICE, Dialect.OPENAI):
-        assert "cache_salt" not in sent(RequestWriter("base", dialect))
+        assert "cache_salt" not in sent(CompletionWriter("base", dialect))
 
 
 def test_plain_openai_has_its_own_name_for_the_length() -> None:
-    assert sent(RequestWriter("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
+    assert sent(CompletionWriter("gpt", Dialect.OPENAI))["max_completion_tokens"] == 16
 
 
 def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm() -> None:
-    body = sent(RequestWriter("base"), stream=False)
+    body = sent(CompletionWriter("base"), stream=False)
     assert body["stream_interval"] == 16 and body["stream_options"]["continuous_usage_stats"] is True
-    assert "stream_interval" not in sent(RequestWriter("base", Dialect.SLUICE), stream=False)
+    assert "stream_interval" not in sent(CompletionWriter("base", Dialect.SLUICE), stream=False)
 
 
 def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:
-    body = sent(RequestWriter("base"), sampling={"n": 2, "temperature": 0.0})
+    body = sent(CompletionWriter("base"), sampling={"n": 2, "temperature": 0.0})
     assert (body["temperature"], body["top_k"]) == (1.0, 1)
     assert (
-        sent(RequestWriter("base", Dialect.SLUICE), sampling={"n": 2, "temperature": 0.0})["temperature"] == 0
+        sent(CompletionWriter("base", Dialect.SLUICE), sampling={"n": 2, "temperature": 0.0})["temperature"]
+        == 0
     )
 
 
@@ -180,7 +181,7 @@ def test_several_greedy_texts_are_asked_of_vllm_in_a_way_it_takes() -> None:
 def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
     shape: ResponseFormat, expected: dict[str, object]
 ) -> None:
-    body = sent(RequestWriter("base"), response_format=shape)
+    body = sent(CompletionWriter("base"), response_format=shape)
     assert {k: v for k, v in body.items() if k in ("response_format", "structured_outputs")} == expected
 
 
@@ -189,8 +190,8 @@ def test_plain_openai_declares_no_extension() -> None:
     assert FEATURES[Dialect.OPENAI] == frozenset(Feature) - lacking
 
 
-def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], AnswerReader]:
-    reader, deltas = AnswerReader(work(**changes), token_bytes), []
+def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], CompletionReader]:
+    reader, deltas = CompletionReader(work(**changes), token_bytes), []
     for one in pieces:
         deltas += reader.feed(one)
         reader.check()
@@ -213,7 +214,7 @@ def test_a_chunk_without_text_is_no_delta_but_a_sign_of_life() -> None:
 
 
 def test_what_came_before_an_error_in_the_same_read_is_not_lost() -> None:
-    reader = AnswerReader(work(), token_bytes)
+    reader = CompletionReader(work(), token_bytes)
     assert reader.feed(piece("Hel") + piece("lo") + event({"error": {"message": "x"}})) == [Delta("Hello", 2)]
     with pytest.raises(BackendFailure):
         reader.check()
@@ -224,7 +225,7 @@ def test_chunks_of_several_tokens_are_counted_by_the_running_usage() -> None:
         choice = {"index": index, "delta": {"content": text}, "finish_reason": None}
         return event({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": count}})
 
-    reader = AnswerReader(work(sampling={"n": 2}), token_bytes, running_counts=True)
+    reader = CompletionReader(work(sampling={"n": 2}), token_bytes, running_counts=True)
     deltas = (
         reader.feed(chunk("a", 1) + chunk("b", 1, 1))
         + reader.feed(chunk("bcd", 17))
@@ -251,7 +252,7 @@ def test_an_answer_with_a_text_that_has_not_ended_is_broken() -> None:
 
 
 def test_a_text_that_the_worker_gave_up_is_no_answer_but_one_to_go_on_with() -> None:
-    reader = AnswerReader(work(), token_bytes)
+    reader = CompletionReader(work(), token_bytes)
     assert reader.feed(piece("Hel") + ending("abort") + usage(1, 1)) == [Delta("Hel", 1)]
     with pytest.raises(BackendFailure) as caught:
         reader.finish()
@@ -433,7 +434,7 @@ def test_no_transport_error_is_without_a_row_above() -> None:
 @settings(deadline=None)
 @given(st.binary())
 def test_no_bytes_break_the_reading_in_another_way(data: bytes) -> None:
-    reader = AnswerReader(replace(work(), token_ids=(1,)), token_bytes)
+    reader = CompletionReader(replace(work(), token_ids=(1,)), token_bytes)
     try:
         reader.feed(data + b"\n\n")
         reader.feed(b"data: " + data + b"\n\n")

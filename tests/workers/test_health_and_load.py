@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.workers.health import FIRST_WEIGHT, HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.load import DOUBTED_KV_USAGE, WorkerLoad, pool_load
 from gateway.backends.workers.scrape import WorkerFigures, read_figures
@@ -165,7 +165,11 @@ def test_the_told_load_follows_every_change() -> None:
     seen += [load.told(0.4)]
     load.scraped(WorkerFigures(running=0, waiting=0, kv_usage=0.1, total_blocks=100, block_size=16), 1)
     seen += [load.told(1), load.told(4), load.told(20)]
-    quiet, busy, rest = Load(6, 2, 0.5, 100, 16, 0), Load(7, 2, 0.6, 100, 16, 0), Load(0, 0, 0.1, 100, 16, 0)
+    quiet, busy, rest = (
+        BackendLoad(6, 2, 0.5, 100, 16, 0),
+        BackendLoad(7, 2, 0.6, 100, 16, 0),
+        BackendLoad(0, 0, 0.1, 100, 16, 0),
+    )
     assert seen[:6] == [quiet, quiet, busy, busy, quiet, rest]
     assert seen[6] is not None and seen[6].kv_usage > 0.1  # doubted
     assert seen[7] is None
@@ -178,7 +182,7 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
     load.scraped(FIGURES, 0)
     assert load.requests(0) == 8
     told = load.told(0)
-    assert told == Load(6, 2, 0.5, 100, 16, 0)
+    assert told == BackendLoad(6, 2, 0.5, 100, 16, 0)
 
 
 def test_others_requests_are_doubted_as_the_scrape_ages_and_then_forgotten() -> None:
@@ -232,10 +236,10 @@ def test_load_is_never_less_than_what_is_in_flight_nor_out_of_range(
 
 
 def test_the_pools_load_is_the_sum_and_unknown_workers_count_what_is_in_flight() -> None:
-    one = Load(3, 1, 0.5, 100, 16, 8)
-    two = Load(1, 0, 0.2, 300, 16, 8)
-    assert pool_load([one, two], [3, 1], 8) == Load(4, 1, pytest.approx(0.275), 400, 16, 16, 2)
-    assert pool_load([one, None], [3, 2], 0) == Load(5, 1, 0.5, 0, 0, 0, 2)
+    one = BackendLoad(3, 1, 0.5, 100, 16, 8)
+    two = BackendLoad(1, 0, 0.2, 300, 16, 8)
+    assert pool_load([one, two], [3, 1], 8) == BackendLoad(4, 1, pytest.approx(0.275), 400, 16, 16, 2)
+    assert pool_load([one, None], [3, 2], 0) == BackendLoad(5, 1, 0.5, 0, 0, 0, 2)
     assert pool_load([None, None], [2, 0], 0) is None
 
 

@@ -10,25 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fleet.front import Seen
-from gateway.backends.workers.choice import Choice, Wish
-from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, Pool
+from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.scrape import WorkerFigures
 from gateway.backends.workers.shortlist import KEPT, PLACES, Hints
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice
 
 MANY = 200
 IDLE = WorkerFigures(kv_usage=0.1, total_blocks=100, block_size=16)
 
 
-def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[Pool[Seen], list[Seen]]:
+def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[Seen], list[Seen]]:
     members = [Seen(number, interval_s=1.0, max_running=8) for number in range(size)]
     for member in members:
         member.load.scraped(IDLE, 0.0)
-    choice = Choice([member.url for member in members])
+    choice = WorkerChoice([member.url for member in members])
     draws = random.Random(1)
-    return Pool(members, choice, max_running=8, random=draws, whole_up_to=whole_up_to), members
+    return WorkerPool(members, choice, max_running=8, random=draws, whole_up_to=whole_up_to), members
 
 
-def placed(pool: Pool[Seen], wish: Wish, now: float = 0.0) -> tuple[Seen, int]:
+def placed(pool: WorkerPool[Seen], wish: Wish, now: float = 0.0) -> tuple[Seen, int]:
     member = pool.pick(wish, (), now)
     assert member is not None
     return member, pool.sent(member, 64, wish)

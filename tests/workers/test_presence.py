@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import BackendState, Restarting
-from gateway.backends.workers.presence import LOOK_S, MAX_LOOKS, Presence
+from gateway.backends.workers.in_service import LOOK_S, MAX_LOOKS, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (
@@ -28,7 +28,7 @@ GOOD = answers("Hello", " there")
 PATIENT: dict[str, Any] = {"probe_interval_seconds": 60.0, "eject_seconds": 60.0, "eject_max_seconds": 60.0}
 
 
-def away(presence: Presence) -> float | None:
+def away(presence: WorkersInService) -> float | None:
     """Asked anew each time, which a property is not for the type checker."""
     return presence.away_s
 
@@ -120,7 +120,7 @@ async def test_before_a_worker_has_ever_been_there_nobody_can_tell_when_one_will
 
 async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
     now, looked = [100.0], []
-    presence = Presence(lambda: now[0])
+    presence = WorkersInService(lambda: now[0])
     for url in ("a", "b"):
         presence.join(url, lambda url=url: looked.append(url))  # type: ignore[misc]
     assert presence.none and away(presence) is None
@@ -139,7 +139,7 @@ async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
 
 
 def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_times_a_second() -> None:
-    presence = Presence(lambda: 0.0)
+    presence = WorkersInService(lambda: 0.0)
     for number in range(1_000):
         presence.join(str(number), lambda: None)
     assert 1_000 / presence.look_s == MAX_LOOKS

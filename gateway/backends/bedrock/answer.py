@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.backends.bedrock.stops import BlankStops
-from gateway.backends.bedrock.values import Event, Piece, Stopped, Told
+from gateway.backends.bedrock.values import ConverseStop, ConverseUsage, Event, TextPiece
 from gateway.backends.port import Completion, Delta
 from gateway.contracts.values import FinishReason, Usage
 
@@ -37,9 +37,9 @@ def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
         if "contentBlockDelta" in told:
             text = told["contentBlockDelta"]["delta"].get("text")
             if text:
-                yield Piece(text)
+                yield TextPiece(text)
         elif "messageStop" in told:
-            yield Stopped(told["messageStop"]["stopReason"])
+            yield ConverseStop(told["messageStop"]["stopReason"])
         elif "metadata" in told:
             yield _told(told["metadata"])
 
@@ -48,14 +48,14 @@ def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
     """What ``converse`` answered, as the same events."""
     for block in answer["output"]["message"]["content"]:
         if block.get("text"):
-            yield Piece(block["text"])
-    yield Stopped(answer["stopReason"])
+            yield TextPiece(block["text"])
+    yield ConverseStop(answer["stopReason"])
     yield _told(answer)
 
 
-def _told(metadata: Mapping[str, Any]) -> Told:
+def _told(metadata: Mapping[str, Any]) -> ConverseUsage:
     usage = metadata["usage"]
-    return Told(
+    return ConverseUsage(
         fresh_tokens=usage["inputTokens"],
         cache_read_tokens=usage.get("cacheReadInputTokens") or 0,
         cache_write_tokens=usage.get("cacheWriteInputTokens") or 0,
@@ -64,7 +64,7 @@ def _told(metadata: Mapping[str, Any]) -> Told:
     )
 
 
-class AnswerReader:
+class ConverseReader:
     """Counts an answer's pieces while they come, and closes the count with what Bedrock told.
 
     Args:
@@ -85,7 +85,7 @@ class AnswerReader:
         self._pieces = 0
         self._counted = 0
         self._reason: str | None = None
-        self.told: Told | None = None
+        self.told: ConverseUsage | None = None
 
     @property
     def stopped(self) -> bool:
@@ -107,11 +107,11 @@ class AnswerReader:
         texts = []
         for event in events:
             match event:
-                case Piece(text):
+                case TextPiece(text):
                     texts.append(text)
-                case Stopped(reason):
+                case ConverseStop(reason):
                     self._reason = reason
-                case Told():
+                case ConverseUsage():
                     self.told = event
         if not texts:
             return None

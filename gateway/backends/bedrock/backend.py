@@ -10,15 +10,15 @@ from functools import partial
 
 import structlog
 
-from admission.values import Load
+from admission.values import BackendLoad
 from budgeting.estimating import EstimatingCounter, rough_tokens
 from budgeting.values import Message, Role
-from gateway.backends.bedrock.answer import AnswerReader
-from gateway.backends.bedrock.call import Call
+from gateway.backends.bedrock.answer import ConverseReader
+from gateway.backends.bedrock.call import EventBatches
 from gateway.backends.bedrock.lanes import Lanes
-from gateway.backends.bedrock.request import RequestWriter
+from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.begun import Edge, check_begun, generate_behind
+from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
@@ -54,7 +54,7 @@ class BedrockBackend:
         name: str,
         *,
         model: str,
-        writer: RequestWriter,
+        writer: ConverseWriter,
         transport: Transport,
         counter: EstimatingCounter,
         max_concurrency: int,
@@ -76,7 +76,7 @@ class BedrockBackend:
         self._clock = clock
         self._lanes = Lanes(max_concurrency)
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"bedrock-{name}")
-        self._calls: set[Call] = set()
+        self._calls: set[EventBatches] = set()
         self._stopped = False
         self._log = structlog.get_logger("gateway.bedrock").bind(backend=name)
 
@@ -86,9 +86,11 @@ class BedrockBackend:
         return BackendState.STOPPED if self._stopped else BackendState.READY
 
     @property
-    def load(self) -> Load:
+    def load(self) -> BackendLoad:
         """Its own calls; Bedrock tells nothing of its blocks or queues."""
-        return Load(running=self._lanes.busy, waiting=self._lanes.waiting, max_running=self._lanes.count)
+        return BackendLoad(
+            running=self._lanes.busy, waiting=self._lanes.waiting, max_running=self._lanes.count
+        )
 
     async def run(self) -> None:
         """Load boto3 beforehand, then stay until cancelled; ends every call then."""
@@ -115,7 +117,7 @@ class BedrockBackend:
         begun = check_begun(work, self.continues, self.name)
         if begun is None:
             return await self._generate(work, out)
-        edge = Edge(begun.text, work.sampling.stop, begun.text[len(begun.text.rstrip()) :])
+        edge = TextSplice(begun.text, work.sampling.stop, begun.text[len(begun.text.rstrip()) :])
         return await generate_behind(edge, self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
@@ -134,7 +136,7 @@ class BedrockBackend:
         try:
             async with asyncio.timeout(self._total_timeout_s) as limit:
                 await self._lanes.enter()
-                call = Call(asyncio.get_running_loop())
+                call = EventBatches(asyncio.get_running_loop())
                 try:
                     thread = self._threads.submit(self._transport.ask, request, call)
                 except RuntimeError as error:
@@ -145,7 +147,7 @@ class BedrockBackend:
                 self._calls.add(call)
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
                 share = rough_tokens(work.messages) / rough_tokens(sent)
-                reader = AnswerReader(
+                reader = ConverseReader(
                     self._clock() - begun, round(estimate.expected * share), share, work.sampling.stop
                 )
                 return await self._relay(call, reader, sent, out)
@@ -158,7 +160,7 @@ class BedrockBackend:
             ) from error
 
     async def _relay(
-        self, call: Call, reader: AnswerReader, sent: Sequence[Message], out: DeltaSink
+        self, call: EventBatches, reader: ConverseReader, sent: Sequence[Message], out: DeltaSink
     ) -> Completion:
         try:
             over = False
@@ -195,13 +197,13 @@ class BedrockBackend:
             )
         return completion
 
-    def _ended(self, call: Call, loop: asyncio.AbstractEventLoop, thread: Future[None]) -> None:
+    def _ended(self, call: EventBatches, loop: asyncio.AbstractEventLoop, thread: Future[None]) -> None:
         if thread.cancelled():  # stopped before it began
             call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
             loop.call_soon_threadsafe(self._left, call)
 
-    def _left(self, call: Call) -> None:
+    def _left(self, call: EventBatches) -> None:
         self._calls.discard(call)
         self._lanes.leave()
         call.left()

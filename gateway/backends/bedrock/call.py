@@ -15,7 +15,7 @@ from resilience.failures import BackendFailure
 MAX_EVENTS = 256
 
 
-class Call:
+class EventBatches:
     """Hands events over in batches: one wake-up of the loop fetches all that is there.
 
     ``put`` and ``end`` belong to the thread, the rest to the loop. The lock is held for a few statements at a

@@ -35,7 +35,7 @@ _FORM = Form(leading=True, several=True, later=False)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestWriter:
+class ConverseWriter:
     """Writes the work of one backend as parameters of ``converse`` and ``converse_stream``.
 
     Args:

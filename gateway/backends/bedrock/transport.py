@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.backends.bedrock.answer import events_of_answer, events_of_stream
-from gateway.backends.bedrock.call import Call
+from gateway.backends.bedrock.call import EventBatches
 from gateway.backends.bedrock.errors import failure_of
 from gateway.backends.bedrock.regions import Regions
-from gateway.backends.bedrock.values import Event, Piece, Told
+from gateway.backends.bedrock.values import ConverseUsage, Event, TextPiece
 from gateway.backends.bedrock.wire import Wire
 from resilience.failures import BackendFailure
 
@@ -64,7 +64,7 @@ class Transport:
         self._clients: dict[str, Any] = {}
         self._current = threading.local()
 
-    def ask(self, request: Mapping[str, Any], call: Call) -> None:
+    def ask(self, request: Mapping[str, Any], call: EventBatches) -> None:
         """Make a call and hand its events to ``call``; raises nothing."""
         failure: BackendFailure | None = None
         try:
@@ -89,15 +89,15 @@ class Transport:
             except Exception as error:
                 raise failure_of(error, region=region, delivered=False) from error
 
-    def _ask(self, request: Mapping[str, Any], call: Call) -> BackendFailure | None:
+    def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
         failure: BackendFailure | None = None
         for region in self._order():
             delivered = told = False
             try:
                 for event in self._events(region, request):
                     call.put(event)
-                    delivered = delivered or isinstance(event, Piece)
-                    told = told or isinstance(event, Told)
+                    delivered = delivered or isinstance(event, TextPiece)
+                    told = told or isinstance(event, ConverseUsage)
             except Exception as error:
                 if call.wire.is_cut or told:  # nobody waits for more, or there is nothing more to come
                     return None

@@ -14,21 +14,21 @@ class Guardrail:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Some of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class ConverseStop:
     """Why the model ended, in Bedrock's words."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ConverseUsage:
     """What Bedrock counted. Its ``inputTokens`` leave out what was read from and written to the cache.
 
     ``latency_ms`` is the time that Bedrock itself took.
@@ -46,4 +46,4 @@ class Told:
         return self.fresh_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
-Event = Piece | Stopped | Told
+Event = TextPiece | ConverseStop | ConverseUsage

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from adapters.values import Adapter
-from engine.errors import AdapterError, AdapterNotFound, AdapterNotLoaded, EngineDead
+from engine.errors import AdapterNotFound, AdapterNotLoaded, EngineAdapterError, EngineDead
 from gateway.backends.vllm.values import LoadedEngine, Lora
 
 # Above every number that the registry gives, within vLLM's signed 32 bits.
@@ -86,7 +86,7 @@ class VllmAdapters:
                 continue
             try:
                 await engine.pin_lora(lora.number)
-            except AdapterError:
+            except EngineAdapterError:
                 continue  # it was taken away meanwhile, or all places are at work: it is tried again
             if self._loaded.get(name) == lora:
                 self._pinned.add(lora.number)

@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from admission.values import Load
+from admission.values import BackendLoad
 from engine import errors
-from gateway.backends.begun import Edge, check_begun, generate_behind, seed_behind
-from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.lora_slots import LoraSlots
+from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind, seed_behind
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import Ask, LoadedEngine
+from gateway.backends.vllm.values import EngineRequest, LoadedEngine
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -56,7 +56,7 @@ class VllmBackend:
         board: SignalBoard,
         defaults: Sampling,
         loaded: VllmAdapters,
-        shelf: AdapterShelf,
+        shelf: LoraSlots,
         share_prefixes: bool,
     ) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class VllmBackend:
         return self._state()
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The engine's load after its last step."""
         engine = self._engine()
         return None if engine is None else self._board.load(engine.shape)
@@ -87,7 +87,7 @@ class VllmBackend:
         begun = check_begun(work, self.continues, self.name)
         if begun is None:
             return await self._generate(work, out)
-        return await generate_behind(Edge(begun.text, work.sampling.stop), self._generate, work, out)
+        return await generate_behind(TextSplice(begun.text, work.sampling.stop), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         begun = work.begun.token_ids or () if work.begun is not None else ()
@@ -115,7 +115,7 @@ class VllmBackend:
                 lora = self._loaded.get(work.adapter.adapter_id)
             held.enter_context(self._board.sequences(work.sampling.n))
             outcome = await engine.run(
-                Ask(
+                EngineRequest(
                     request_id=work.generation_id,
                     token_ids=work.token_ids + begun,
                     sampling=replace(

@@ -28,7 +28,7 @@ MAX_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ChildLogLine:
     """One line of a process of vLLM; ``error`` is ``Class: message`` when an exception was logged."""
 
     process: str
@@ -53,7 +53,7 @@ class ChildLogs:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._socket.bind(str(self.folder / "logs"))
-        self._kept: deque[Told] = deque(maxlen=MAX_KEPT)
+        self._kept: deque[ChildLogLine] = deque(maxlen=MAX_KEPT)
         self._starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log = structlog.get_logger("vllm")
@@ -86,7 +86,7 @@ class ChildLogs:
         self._kept.clear()
 
     @property
-    def errors(self) -> tuple[Told, ...]:
+    def errors(self) -> tuple[ChildLogLine, ...]:
         """Errors told of, the oldest first."""
         self.drain()
         return tuple(told for told in self._kept if told.level >= logging.ERROR)
@@ -96,7 +96,7 @@ class ChildLogs:
         for told in self.receive():
             self._take(told)
 
-    def receive(self) -> Iterator[Told]:
+    def receive(self) -> Iterator[ChildLogLine]:
         """What waits, up to a bound; nothing once it is closed."""
         for _ in range(MAX_AT_ONCE):
             try:
@@ -104,9 +104,9 @@ class ChildLogs:
             except OSError:  # nothing waits, or it is closed
                 return
             with contextlib.suppress(ValueError, TypeError):
-                yield Told(**json.loads(data))
+                yield ChildLogLine(**json.loads(data))
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: ChildLogLine) -> None:
         if told.level >= logging.ERROR:
             self._kept.append(told)
         level = logging.DEBUG if self._starting and told.level >= logging.ERROR else told.level

@@ -24,7 +24,7 @@ from gateway.backends.port import Delta, DeltaSink
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import Ask, Lora, Outcome, Shape, name_of
+from gateway.backends.vllm.values import EngineOutcome, EngineRequest, EngineShape, Lora, name_of
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
 from resilience.classify import classify
@@ -145,7 +145,7 @@ class Vllm:
         board: SignalBoard,
         token_bytes: Callable[[int], bytes],
         on_step: Callable[[], None],
-    ) -> Engine:
+    ) -> VllmEngine:
         """Start the engine's processes and wait until the model has loaded. Blocks.
 
         Raises:
@@ -175,7 +175,7 @@ class Vllm:
             AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board, on_step)]
         )
         envs.enable_envs_cache()  # vLLM looks at some of them for every token
-        return Engine(llm, self, token_bytes, int(arguments.get("max_loras", 0)))
+        return VllmEngine(llm, self, token_bytes, int(arguments.get("max_loras", 0)))
 
     def _for_the_cpu(self, arguments: dict[str, Any], section: EngineSection) -> dict[str, Any]:
         import psutil  # comes with vLLM
@@ -209,7 +209,7 @@ def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
     return "|".join(",".join(map(str, cores)) for cores in lists)
 
 
-class Engine:
+class VllmEngine:
     """A running vLLM; :class:`gateway.backends.vllm.values.LoadedEngine`."""
 
     def __init__(self, llm: Any, vllm: Vllm, token_bytes: Callable[[int], bytes], max_loras: int) -> None:
@@ -230,7 +230,7 @@ class Engine:
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
         config = llm.vllm_config
-        self.shape = Shape(
+        self.shape = EngineShape(
             max_model_len=int(config.model_config.max_model_len),
             block_size=int(config.cache_config.block_size),
             total_blocks=int(config.cache_config.num_gpu_blocks or 0),
@@ -257,7 +257,7 @@ class Engine:
         """Requests that it was given and has not ended."""
         return int(self._llm.get_num_unfinished_requests())
 
-    async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
         """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
         tokens, told = 0, False
@@ -284,9 +284,9 @@ class Engine:
                     wait_s = _queue_wait_s(output.metrics)
                     await out(Delta(one.text, count, cached, wait_s, one.index, logprobs, ids))
         ended = tuple(reason or FinishReason.CANCELLED for reason in reasons)
-        return Outcome(ended, tokens, cached, wait_s)
+        return EngineOutcome(ended, tokens, cached, wait_s)
 
-    def _stream(self, ask: Ask) -> Any:
+    def _stream(self, ask: EngineRequest) -> Any:
         try:
             lora = None
             if ask.lora is not None:
@@ -298,14 +298,14 @@ class Engine:
         except Exception as error:
             raise self._failure(error, ask) from error
 
-    async def _next(self, outputs: Any, ask: Ask) -> Any:
+    async def _next(self, outputs: Any, ask: EngineRequest) -> Any:
         """vLLM's next output, or ``None``; its errors alone are translated, not those of the sink."""
         try:
             return await anext(outputs, None)
         except Exception as error:
             raise self._failure(error, ask) from error
 
-    def _params(self, ask: Ask) -> Any:
+    def _params(self, ask: EngineRequest) -> Any:
         """Of a sampling without gaps."""
         sampling: Any = ask.sampling
         if sampling.n > 1 and not sampling.temperature:
@@ -357,7 +357,7 @@ class Engine:
             told.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
         return tuple(told)
 
-    def _failure(self, error: Exception, ask: Ask) -> BackendFailure:
+    def _failure(self, error: Exception, ask: EngineRequest) -> BackendFailure:
         """vLLM's error for one request, in the closed kinds."""
         if isinstance(error, self._dead_error):
             return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
@@ -433,7 +433,7 @@ def _queue_wait_s(stats: Any) -> float:
     return max(0.0, float(stats.scheduled_ts - stats.queued_ts))
 
 
-def _adapter_error(lora: Lora, text: str) -> errors.AdapterError:
+def _adapter_error(lora: Lora, text: str) -> errors.EngineAdapterError:
     line = f"adapter {lora.name}: {' '.join(text.split())[:MAX_MESSAGE]}"
     if "rank" in text:
         return errors.AdapterUnsupported(line)

@@ -19,7 +19,7 @@ import structlog
 
 from engine.errors import EngineDead, EngineStartError
 from gateway.backends.host import EngineFacts
-from gateway.backends.lora_slots import AdapterShelf, MakeShelf
+from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.vllm import arguments, preload
 from gateway.backends.vllm.adapters import VllmAdapters
@@ -33,7 +33,7 @@ from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
 
 if TYPE_CHECKING:
-    from gateway.backends.vllm.compat import Engine
+    from gateway.backends.vllm.compat import VllmEngine
     from gateway.backends.vllm.processes import Core
 
 # How often a start that was given up looks for processes that it has made meanwhile.
@@ -71,7 +71,7 @@ class VllmHost:
         on_death: Callable[[EngineDead], None],
         new_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
-        make_shelf: MakeShelf = AdapterShelf,
+        make_shelf: MakeSlots = LoraSlots,
     ) -> None:
         self._section = section
         self._defaults = defaults
@@ -87,11 +87,11 @@ class VllmHost:
         self._shelf = make_shelf(self._adapters, places)
         self._state = BackendState.STARTING
         self._begun = False
-        self._engine: Engine | None = None
+        self._engine: VllmEngine | None = None
         self._facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._loading: Future[Engine] | None = None
+        self._loading: Future[VllmEngine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
         self._cores: list[Core] = []
@@ -197,7 +197,7 @@ class VllmHost:
         self._state = BackendState.READY
         return self._facts
 
-    def _load(self, logs: ChildLogs) -> Engine:
+    def _load(self, logs: ChildLogs) -> VllmEngine:
         """In the thread: all that blocks."""
         compat = importlib.import_module("gateway.backends.vllm.compat")
         version = compat.installed_version()
@@ -207,7 +207,7 @@ class VllmHost:
             preload.load_torch_libraries()
             vllm = compat.load(version, self._go_on)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
-        engine: Engine = vllm.start(asked, self._section, self._board, self._token_bytes, self._stepped)
+        engine: VllmEngine = vllm.start(asked, self._section, self._board, self._token_bytes, self._stepped)
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from admission.values import Load
-from gateway.backends.vllm.values import Shape
+from admission.values import BackendLoad
+from gateway.backends.vllm.values import EngineShape
 from observability.events import Distribution, EngineFigures, LoraFigures
 
 # vLLM's own steps of these series, so that dashboards made for it read ours; seconds.
@@ -142,10 +142,10 @@ class SignalBoard:
         waiting = min(waiting, self._in_flight - running)
         return running, waiting, kv_usage if self._in_flight else 0.0
 
-    def load(self, shape: Shape) -> Load:
+    def load(self, shape: EngineShape) -> BackendLoad:
         """In admission's terms."""
         running, waiting, kv_usage = self._now()
-        return Load(
+        return BackendLoad(
             running=running,
             waiting=waiting,
             kv_usage=kv_usage,
@@ -154,7 +154,7 @@ class SignalBoard:
             max_running=shape.max_num_seqs,
         )
 
-    def figures(self, model: str, shape: Shape) -> EngineFigures:
+    def figures(self, model: str, shape: EngineShape) -> EngineFigures:
         """What a scrape shows."""
         running, waiting, kv_usage = self._now()
         busy = self._in_flight > 0

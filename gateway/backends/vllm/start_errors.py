@@ -13,7 +13,7 @@ from engine.errors import (
     ModelTruncated,
     UnsupportedArchitecture,
 )
-from gateway.backends.vllm.child_logs import Told
+from gateway.backends.vllm.child_logs import ChildLogLine
 from gateway.config.engine import EngineSection
 
 MAX_LINE = 400
@@ -114,7 +114,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], _Tell]] = tuple(
 )
 
 
-def explain(error: BaseException, told: Sequence[Told], section: EngineSection) -> EngineStartError:
+def explain(error: BaseException, told: Sequence[ChildLogLine], section: EngineSection) -> EngineStartError:
     """The start's error, boiled down.
 
     Args:

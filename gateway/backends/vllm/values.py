@@ -31,7 +31,7 @@ def name_of(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """One request to the engine.
 
     ``sampling`` has no gaps left: what the caller did not say is filled in. ``priority`` is the gateway's,
@@ -49,7 +49,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EngineOutcome:
     """How a request ended, as the engine counted it: a reason for each text, tokens, seconds in its queue."""
 
     reasons: tuple[FinishReason, ...]
@@ -59,7 +59,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EngineShape:
     """What has loaded, as it really holds."""
 
     max_model_len: int
@@ -74,7 +74,7 @@ class LoadedEngine(Protocol):
     """A running vLLM."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> EngineShape:
         """What has loaded."""
 
     @property
@@ -85,7 +85,7 @@ class LoadedEngine(Protocol):
     def unfinished(self) -> int:
         """Requests that it was given and has not ended."""
 
-    async def run(self, ask: Ask, out: DeltaSink) -> Outcome:
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
         """Generate. Left early, in whatever way, the request is aborted.
 
         Raises:

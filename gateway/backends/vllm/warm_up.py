@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from gateway.backends.port import Delta
-from gateway.backends.vllm.values import Ask, LoadedEngine
+from gateway.backends.vllm.values import EngineRequest, LoadedEngine
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure
 
@@ -36,7 +36,8 @@ async def warm_up(engine: LoadedEngine) -> None:
             else contextlib.nullcontext()
         ):
             await engine.run(
-                Ask(f"warm-up-{number}", (1,) * length, sampling, shape, cache_salt="warm-up"), _discard
+                EngineRequest(f"warm-up-{number}", (1,) * length, sampling, shape, cache_salt="warm-up"),
+                _discard,
             )
 
 

@@ -75,7 +75,7 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 _NULL = msgspec.Raw(b"null")
 
 
-class AnswerReader:
+class CompletionReader:
     """Reads one answer.
 
     The chunks of one read come out as one delta a text. A chunk with text counts as many tokens as it has ids

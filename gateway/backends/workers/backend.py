@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import structlog
 
-from admission.values import Load
-from gateway.backends.begun import check_begun, generate_behind
+from admission.values import BackendLoad
+from gateway.backends.partial_answer import check_begun, generate_behind
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
-from gateway.backends.workers.answer import AnswerReader
-from gateway.backends.workers.choice import NO_WISH, Wish
+from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
-from gateway.backends.workers.dialect import Dialect, RequestWriter, honoured
+from gateway.backends.workers.dialect import CompletionWriter, Dialect, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
+from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
-from gateway.backends.workers.pool import Pool
-from gateway.backends.workers.presence import LOOK_S, Presence
+from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
+from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.features import Feature
 from observability.workers import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind
@@ -73,9 +73,9 @@ class WorkersBackend:
         *,
         model: str,
         workers: Sequence[Worker],
-        writer: RequestWriter,
-        pool: Pool[Worker],
-        presence: Presence,
+        writer: CompletionWriter,
+        pool: WorkerPool[Worker],
+        presence: WorkersInService,
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
         block_tokens: int,
@@ -123,7 +123,7 @@ class WorkersBackend:
         return self.state is BackendState.READY
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """The workers in service, together; ``None`` while none of them tells its figures."""
         return self._pool.load(self._clock())
 
@@ -317,7 +317,7 @@ class WorkersBackend:
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_shown(connection.content_type)} instead of {EVENT_STREAM}")
             running_counts = self._writer.in_larger_pieces(work)
-            reader = AnswerReader(work, self._token_bytes, running_counts=running_counts)
+            reader = CompletionReader(work, self._token_bytes, running_counts=running_counts)
             await self._stream(connection, reader, attempt)
             rest, completion = reader.finish()
             if rest is not None:
@@ -327,7 +327,7 @@ class WorkersBackend:
             self._log.warning("no usage told; tokens are counted from the chunks", worker=worker.url)
         return completion
 
-    async def _stream(self, connection: Connection, reader: AnswerReader, attempt: _Attempt) -> None:
+    async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
         while data := await connection.read():
             deltas = reader.feed(data)
             if reader.begun:

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from adapters.values import Adapter
-from gateway.backends.begun import Edge, seed_behind
-from gateway.backends.port import Begun, Continue, Work
+from gateway.backends.partial_answer import TextSplice, seed_behind
+from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType
@@ -61,7 +61,7 @@ _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class RequestWriter:
+class CompletionWriter:
     """Writes the work of one backend as request bodies.
 
     Args:
@@ -114,10 +114,10 @@ class RequestWriter:
             return self.continues
         return frozenset({Continue.TOKENS})
 
-    def edge(self, work: Work, begun: Begun) -> Edge:
+    def edge(self, work: Work, begun: PartialAnswer) -> TextSplice:
         """What is between the begun text and what the worker will say."""
         trimmed = begun.text[len(begun.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
-        return Edge(begun.text, work.sampling.stop, trimmed)
+        return TextSplice(begun.text, work.sampling.stop, trimmed)
 
     def in_larger_pieces(self, work: Work) -> bool:
         """Whether chunks of several tokens are asked for, each with a running count."""

@@ -8,7 +8,7 @@ mean anything, only our own count. So a worker whose metrics stay away is neithe
 
 from __future__ import annotations
 
-from admission.values import Load
+from admission.values import BackendLoad
 from gateway.backends.workers.scrape import WorkerFigures
 
 # Intervals after which a scrape begins to be doubted, and after which it is no longer believed.
@@ -52,7 +52,7 @@ class WorkerLoad:
         self._scrapes = 0
         self._unseen_tokens = 0
         # The load by a fresh scrape, until something changes: it is asked several times a request.
-        self._told: Load | None = None
+        self._told: BackendLoad | None = None
 
     @property
     def in_flight(self) -> int:
@@ -100,7 +100,7 @@ class WorkerLoad:
         """Requests on the worker as far as can be told: ours, and what others have there."""
         return len(self._sent) + self._others * self._doubt(now)
 
-    def told(self, now: float) -> Load | None:
+    def told(self, now: float) -> BackendLoad | None:
         """The worker's load now; ``None`` when it has told nothing that could still be believed."""
         figures = self._figures
         doubt = self._doubt(now)
@@ -112,7 +112,7 @@ class WorkerLoad:
         running = min(total, figures.running + max(0, total - figures.running - figures.waiting))
         if self._max_running:
             running = min(running, self._max_running)
-        told = Load(
+        told = BackendLoad(
             running=running,
             waiting=total - running,
             kv_usage=self._kv_usage(figures, doubt),
@@ -151,7 +151,7 @@ class WorkerLoad:
         return 1.0 + share * (DOUBT_FACTOR - 1.0)
 
 
-def pool_load(loads: list[Load | None], in_flight: list[int], max_running: int) -> Load | None:
+def pool_load(loads: list[BackendLoad | None], in_flight: list[int], max_running: int) -> BackendLoad | None:
     """The workers in service together; ``None`` when none of them told anything that can be believed.
 
     For one that told nothing beside others that did, its requests in flight run.
@@ -175,7 +175,7 @@ def pool_load(loads: list[Load | None], in_flight: list[int], max_running: int) 
         kv_usage = sum(load.kv_usage for load in known) / len(known)
     # Blocks of different sizes cannot be added up.
     whole = len(known) == len(loads) and len(sizes) == 1
-    return Load(
+    return BackendLoad(
         running=sum(load.running for load in known) + unknown,
         waiting=sum(load.waiting for load in known),
         kv_usage=kv_usage,

@@ -21,7 +21,7 @@ import structlog
 
 from adapters.values import Adapter
 from engine import errors
-from gateway.backends.lora_slots import AdapterShelf
+from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
@@ -98,7 +98,7 @@ class WorkerLoras:
     ) -> None:
         self._fixed = frozenset(fixed)
         self._holder = _Holder(client, folder)
-        self._shelf = AdapterShelf(self._holder, places, bring=bring, clock=clock)
+        self._shelf = LoraSlots(self._holder, places, bring=bring, clock=clock)
 
     @property
     def names(self) -> frozenset[str]:
@@ -259,7 +259,7 @@ class _Holder:
         answer = await self._client.get(self._client.prefix + MODELS_PATH, timeout_s=LIST_TIMEOUT_S)
         return (listed_models(answer.body) if answer.status == 200 else None) or frozenset()
 
-    def _refused(self, adapter: Adapter, path: str, status: int, body: bytes) -> errors.AdapterError:
+    def _refused(self, adapter: Adapter, path: str, status: int, body: bytes) -> errors.EngineAdapterError:
         words = body.decode(errors="replace")[:MAX_WORDS]
         self._log.warning(
             "adapter not loaded on worker", adapter=adapter.adapter_id, status=status, answer=words

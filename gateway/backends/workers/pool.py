@@ -16,11 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from admission.values import Load
-from gateway.backends.workers.choice import Choice, Wish, WorkerView
+from admission.values import BackendLoad
 from gateway.backends.workers.health import WorkerHealth
 from gateway.backends.workers.load import WorkerLoad, pool_load
 from gateway.backends.workers.shortlist import Hints
+from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 
 # Looking at all of so many costs about as much as a shortlist (docs/fleet-simulation.md).
 WHOLE_UP_TO = 32
@@ -59,11 +59,11 @@ class _Look(Generic[M]):
     serving: tuple[M, ...]
     others: float
     weight: float
-    told: Load | None
+    told: BackendLoad | None
     in_flight: int
 
 
-class Pool(Generic[M]):
+class WorkerPool(Generic[M]):
     """All workers of a pool.
 
     Args:
@@ -77,7 +77,7 @@ class Pool(Generic[M]):
     def __init__(
         self,
         members: Sequence[M],
-        choice: Choice,
+        choice: WorkerChoice,
         *,
         max_running: int,
         random: random.Random,
@@ -109,7 +109,7 @@ class Pool(Generic[M]):
         """The worker does not know that adapter."""
         self._choice.lost(url, adapter)
 
-    def load(self, now: float) -> Load | None:
+    def load(self, now: float) -> BackendLoad | None:
         """Those in service together; ``None`` while none of them told anything that can be believed."""
         if not self._large:
             return self._sum(self._serving(), now)
@@ -172,7 +172,7 @@ class Pool(Generic[M]):
             )
         return look
 
-    def _sum(self, serving: Sequence[M], now: float) -> Load | None:
+    def _sum(self, serving: Sequence[M], now: float) -> BackendLoad | None:
         loads = [member.load for member in serving]
         if len(loads) <= 1:
             return loads[0].told(now) if loads else None

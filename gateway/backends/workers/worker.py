@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from gateway.backends.workers.choice import WorkerView
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.load import WorkerLoad
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
-from gateway.backends.workers.presence import Presence
 from gateway.backends.workers.scrape import read_figures
+from gateway.backends.workers.worker_choice import WorkerView
 from observability.workers import WorkerStatus
 
 # Connections of the probe and the scrape; they must not have to wait for requests to end.
@@ -77,7 +77,7 @@ class Worker:
         watch: WatchRules,
         max_running: int,
         clock: Callable[[], float],
-        presence: Presence,
+        presence: WorkersInService,
         on_return: Callable[[str], None],
         make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
         on_sluice: Callable[[], None] | None = None,

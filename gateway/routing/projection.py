@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
-from gateway.routing.check import Known, adapters_named
+from gateway.routing.check import KnownNames, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
 from gateway.routing.revision import Revision, RoutingFileError, make_revision
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import Record, StateStore
+from gateway.state.port import FollowsStream, Record, StateStore
 
 STREAM = "routing"
 # Operators who change the routing at one moment; each try is one more that came first.
@@ -40,13 +40,6 @@ class NotInForce(Exception):
     """The revision was written, and is not in force in this process yet."""
 
 
-class FollowsStream(Protocol):
-    """What is needed of a follower."""
-
-    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Whether that record is in force here in time."""
-
-
 @dataclass(frozen=True, slots=True)
 class Behind:
     """The stream's last revision, which this process cannot use, and why."""
@@ -64,7 +57,7 @@ class Seed:
     fault: RoutingFileError | None = None
 
 
-class RoutingBook:
+class RoutingProjection:
     """Applies the stream's records, and appends further ones.
 
     Args:
@@ -75,7 +68,7 @@ class RoutingBook:
     """
 
     def __init__(
-        self, store: StateStore, *, known: Known, seed: Seed, unix_time: Callable[[], float]
+        self, store: StateStore, *, known: KnownNames, seed: Seed, unix_time: Callable[[], float]
     ) -> None:
         self._store = store
         self._known = known

@@ -16,7 +16,7 @@ from gateway.state.port import Record, StateStore
 START_TIMEOUT_S = 5.0
 
 
-class Standing(StrEnum):
+class ProjectionState(StrEnum):
     """How a projection stands to its stream; stable codes."""
 
     FOLLOWING = "following"
@@ -28,7 +28,7 @@ class Standing(StrEnum):
     """A record cannot be applied, e.g. one that a newer version wrote; the state before it is in force."""
 
 
-class Kept(ABC):
+class StreamProjection(ABC):
     """Keeps up with one stream of ``store``; how it catches up is the kind's own."""
 
     def __init__(self, store: StateStore, stream: str, apply: Callable[[Record], None]) -> None:
@@ -37,7 +37,7 @@ class Kept(ABC):
         self._apply = apply
         self._log = structlog.get_logger("state")
         self._last: Record | None = None
-        self._standing = Standing.AWAY
+        self._standing = ProjectionState.AWAY
         self._told = asyncio.Event()
         self._moved = asyncio.Condition()
         store.listen(stream, self._hear)
@@ -53,7 +53,7 @@ class Kept(ABC):
         return 0 if self._last is None else self._last.number
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ProjectionState:
         """How it stands to its stream."""
         return self._standing
 
@@ -67,7 +67,7 @@ class Kept(ABC):
         return True
 
     def _hear(self, head: int) -> None:
-        if head != self.number or self._standing is not Standing.FOLLOWING or self._unsure():
+        if head != self.number or self._standing is not ProjectionState.FOLLOWING or self._unsure():
             self._told.set()
 
     def _unsure(self) -> bool:

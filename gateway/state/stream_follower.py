@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.kept import START_TIMEOUT_S, Kept, Standing
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
+from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamProjection
 
 PAGE = 100
 # How often a stream that does not grow is compared with what was applied.
@@ -23,7 +23,7 @@ VERIFY_S = 10.0
 COPY_S = 1.0
 
 
-class Follower(Kept):
+class StreamFollower(StreamProjection):
     """Applies a stream's records to a projection.
 
     Args:
@@ -54,7 +54,7 @@ class Follower(Kept):
     @property
     def healthy(self) -> bool:
         """Whether what is in force is known to be what the store says."""
-        return self._standing is Standing.FOLLOWING and self._store.healthy
+        return self._standing is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Bring the last known state into force: the local copy's, and what the store has beyond it.
@@ -100,9 +100,9 @@ class Follower(Kept):
                     return
             if len(page) < PAGE - 1:
                 break
-        if self._standing is not Standing.FOLLOWING:
+        if self._standing is not ProjectionState.FOLLOWING:
             self._log.info("following a stream", stream=self._stream, number=self.number)
-        self._standing = Standing.FOLLOWING
+        self._standing = ProjectionState.FOLLOWING
         self._verified_at = self._clock()
         self._grown.set()
 
@@ -110,27 +110,27 @@ class Follower(Kept):
         try:
             self._apply(record)
         except Exception as error:
-            if self._standing is not Standing.REFUSED:
+            if self._standing is not ProjectionState.REFUSED:
                 self._log.error(
                     "a record cannot be applied; the state before it stays in force",
                     stream=self._stream,
                     number=record.number,
                     error=type(error).__name__,
                 )
-            self._standing = Standing.REFUSED
+            self._standing = ProjectionState.REFUSED
             return False
         await self._in_force(record)
         return True
 
     def _lost(self, found: int | None) -> None:
-        if self._standing is not Standing.LOST:
+        if self._standing is not ProjectionState.LOST:
             self._log.error(
                 "the state store has lost records; the last good state stays in force, an operator decides",
                 stream=self._stream,
                 number=self.number,
                 found="nothing there" if found is None else "another record of this number",
             )
-        self._standing = Standing.LOST
+        self._standing = ProjectionState.LOST
 
     async def _keep_copy(self, copy: LocalCopy) -> None:
         while True:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from admission.circuit import Circuit
-from admission.flight import Flight
+from admission.fair_queue import FairQueue
+from admission.in_flight_work import InFlightWork
 from admission.ladder import Ladders, Rung
-from admission.line import Line
-from admission.ticket import Hold, Ticket
-from admission.values import Limits, Load
+from admission.ticket import AdmissionTicket, Hold
+from admission.values import AdmissionLimits, BackendLoad
 
 
-class Standing:
+class GateState:
     """One gate's state.
 
     Attributes:
@@ -24,12 +24,12 @@ class Standing:
         forecast: the memory that is reserved.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
-        self._line = Line(aging_s=limits.aging_s)
-        self._tickets: dict[int, Ticket] = {}  # of those in the line, in order of arrival
+        self._line = FairQueue(aging_s=limits.aging_s)
+        self._tickets: dict[int, AdmissionTicket] = {}  # of those in the line, in order of arrival
         self._hold: Hold | None = None
-        self._flight = Flight(limits)
+        self._flight = InFlightWork(limits)
         self._ladders = Ladders(limits.rungs)
         self.circuit = Circuit()
         self.rates = self._flight.experience.rates
@@ -38,7 +38,7 @@ class Standing:
         self.forecast = self._flight.memory.forecast
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> BackendLoad | None:
         """What the backend told last."""
         return self._flight.signals.load
 
@@ -91,12 +91,12 @@ class Standing:
         return self._flight.sequences
 
     @property
-    def running(self) -> Collection[Ticket]:
+    def running(self) -> Collection[AdmissionTicket]:
         """Those handed on and not released, in order."""
         return self._flight.tickets.values()
 
     @property
-    def waiting(self) -> Collection[Ticket]:
+    def waiting(self) -> Collection[AdmissionTicket]:
         """Those in the line, in order of arrival."""
         return self._tickets.values()
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from admission.events import Outcome
-from admission.experience import Experience
-from admission.memory import Memory
+from admission.estimator import Estimator
+from admission.events import SlotOutcome
+from admission.memory import KvMemory
 from admission.prefill import PrefillBacklog
-from admission.signals import Signals
-from admission.ticket import Beyond, Hold, Ticket, TicketState
-from admission.values import Demand, Limits, Load
+from admission.signals import LoadSignals
+from admission.ticket import AdmissionTicket, Beyond, Hold, TicketState
+from admission.values import AdmissionLimits, BackendLoad, Demand
 
 # Of so many places one is kept free for the high priority, while such requests come: else each of them would
 # wait for an answer to end, and those who come together for several. Fewer places are all for everybody.
@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
 NOBODY = Ahead()
 
 
-class Flight:
+class InFlightWork:
     """One backend's work in flight.
 
     Args:
@@ -47,20 +47,20 @@ class Flight:
         "tickets",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, AdmissionTicket] = {}
         self.sequences = 0  # a request of n texts is n of them
         self.scale = 1.0
         self._high_seen_at = float("-inf")
-        self.signals = Signals(limits)
+        self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
-        self.experience = Experience(limits)
-        self.memory = Memory(self.signals, self.experience)
+        self.experience = Estimator(limits)
+        self.memory = KvMemory(self.signals, self.experience)
 
     # What becomes of the work
 
-    def told(self, load: Load, now: float) -> None:
+    def told(self, load: BackendLoad, now: float) -> None:
         """The engine's word after a step."""
         self.signals.told(load, now)
         self.prefill.bound(self.signals.workers, now, self.experience.rates.s_per_token)
@@ -69,7 +69,7 @@ class Flight:
         self.experience.pace.beside(self.sequences + self.foreign, now)
         self.experience.look(now)
 
-    def add(self, ticket: Ticket, now: float) -> None:
+    def add(self, ticket: AdmissionTicket, now: float) -> None:
         """It is handed on, and what it will need is reserved."""
         ticket.state = TicketState.HANDED_ON
         ticket.handed_on_at = now
@@ -81,7 +81,7 @@ class Flight:
         self.experience.pace.beside(self.sequences + self.foreign, now)
         self.memory.add(ticket)
 
-    def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
+    def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
         """The first piece of its answer is there."""
         ticket.first_token_at = now
         self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
@@ -89,7 +89,9 @@ class Flight:
         if cached_tokens is not None:
             self.memory.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
 
-    def remove(self, ticket: Ticket, outcome: Outcome, now: float, *, output_tokens: int) -> None:
+    def remove(
+        self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
+    ) -> None:
         """It has ended, and what was reserved is free. Raises KeyError when that was done before."""
         ticket.state = TicketState.GONE
         in_flight, sequences = self.sequences, ticket.demand.sequences
@@ -102,7 +104,7 @@ class Flight:
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
             self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
-        if outcome is Outcome.SUCCEEDED:
+        if outcome is SlotOutcome.SUCCEEDED:
             workers = self.signals.workers
             self.experience.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
@@ -150,14 +152,14 @@ class Flight:
             return self.experience.rates.hold_s.value
         return now - next(iter(self.tickets.values())).handed_on_at
 
-    def out_of_memory(self, priority: int, limits: Limits, now: float) -> bool:
+    def out_of_memory(self, priority: int, limits: AdmissionLimits, now: float) -> bool:
         """Whether waiting would not help: the pool is all but full, or full of what is not ours."""
         used = self.memory.used(now)
         if not self.tickets:
             return bool(self.foreign) and used >= limits.pressure_of(priority)[0]
         return used >= limits.oom_watermark
 
-    def holds(self, ticket: Ticket, now: float) -> Hold | None:
+    def holds(self, ticket: AdmissionTicket, now: float) -> Hold | None:
         """What keeps this one from being handed on now."""
         limits, foreign = ticket.demand.limits or self._limits, self.foreign
         if not self.tickets and not foreign:
@@ -174,7 +176,7 @@ class Flight:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
-    def too_late(self, ticket: Ticket, now: float) -> bool:
+    def too_late(self, ticket: AdmissionTicket, now: float) -> bool:
         """Whether its first token would come after it is due even if it were handed on now."""
         due = ticket.waiting.deadline
         if due is None:

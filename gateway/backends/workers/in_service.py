@@ -12,7 +12,7 @@ LOOK_S = 0.25
 MAX_LOOKS = 200.0
 
 
-class Presence:
+class WorkersInService:
     """Lives on one event loop.
 
     Args:

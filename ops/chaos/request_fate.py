@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.chaos.heard import Heard
-from ops.chaos.scenario import Verdict
+from ops.chaos.scenario import FateVerdict
 
 # `fallback.kind` of answers that no model made.
 DEGRADED, CACHE = "degraded_response", "response_cache"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ExpectedAnswers:
     """What undisturbed runs gave.
 
     Args:
@@ -47,7 +47,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class RequestFate:
     """One request's.
 
     Args:
@@ -68,7 +68,7 @@ class Fate:
     first_s: float | None
     ended_s: float | None
     longest_pause_s: float
-    verdict: Verdict
+    verdict: FateVerdict
     met: tuple[str, ...]
     backend: str | None = None
     fallback: str | None = None
@@ -86,12 +86,12 @@ class Fate:
 
 def fate_of(
     heard: Heard,
-    known: Known,
+    known: ExpectedAnswers,
     happened: Sequence[Happened],
     *,
     rows: Sequence[Billed] | None = None,
     seams: tuple[str, ...] | None = None,
-) -> Fate:
+) -> RequestFate:
     """The fate of one request; ``rows`` and ``seams`` are its own, ``None`` when they could not be read."""
     ended_s = heard.ended_s if heard.ended_s is not None else heard.sent_s
     met = [one for one in happened if heard.sent_s <= one.at_s <= ended_s]
@@ -110,10 +110,10 @@ def fate_of(
     billed = None if rows is None else sum(row.output_tokens for row in rows)
     told = None if rows is None else _books(heard, rows, tokens)
     if told:
-        verdict, why = Verdict.WRONG, told
-    wrong = verdict is Verdict.WRONG and answer
+        verdict, why = FateVerdict.WRONG, told
+    wrong = verdict is FateVerdict.WRONG and answer
     duplicated, missing = differing(known.texts[heard.question.text], heard.text) if wrong else (0, 0)
-    return Fate(
+    return RequestFate(
         request_id=heard.question.request_id,
         stream=heard.question.stream,
         sent_s=heard.sent_s,
@@ -137,29 +137,33 @@ def fate_of(
     )
 
 
-def _verdict(heard: Heard, known: Known, kind: str | None, broken: bool) -> tuple[Verdict, str]:
+def _verdict(heard: Heard, known: ExpectedAnswers, kind: str | None, broken: bool) -> tuple[FateVerdict, str]:
     wanted, text = known.texts[heard.question.text], heard.text
     ours = wanted.startswith(text) or _joined(wanted, known.bedrock, text)
     if heard.answer is None:
         if not heard.ended:
-            return Verdict.LOST, heard.code or "no end"
+            return FateVerdict.LOST, heard.code or "no end"
         if not ours:
-            return Verdict.WRONG, _first_difference(wanted, text)
-        return (Verdict.PARTIAL if heard.partial else Verdict.ERROR), heard.code or ""
+            return FateVerdict.WRONG, _first_difference(wanted, text)
+        return (FateVerdict.PARTIAL if heard.partial else FateVerdict.ERROR), heard.code or ""
     finish = heard.answer.get("finish_reason")
     if kind == DEGRADED:
-        return Verdict.DEGRADED, ""
+        return FateVerdict.DEGRADED, ""
     if finish in ("deadline", "error", "cancelled"):
-        return (Verdict.PARTIAL, str(finish)) if ours else (Verdict.WRONG, _first_difference(wanted, text))
+        return (
+            (FateVerdict.PARTIAL, str(finish))
+            if ours
+            else (FateVerdict.WRONG, _first_difference(wanted, text))
+        )
     if text == wanted:
         if broken:
-            return Verdict.RESUMED, ""
-        return (Verdict.FALLBACK if kind else Verdict.WHOLE), ""
+            return FateVerdict.RESUMED, ""
+        return (FateVerdict.FALLBACK if kind else FateVerdict.WHOLE), ""
     if kind is not None and text == known.bedrock:
-        return Verdict.FALLBACK, ""
+        return FateVerdict.FALLBACK, ""
     if kind is not None and _joined(wanted, known.bedrock, text):
-        return Verdict.RESUMED, "went on in another model's words"
-    return Verdict.WRONG, _first_difference(wanted, text)
+        return FateVerdict.RESUMED, "went on in another model's words"
+    return FateVerdict.WRONG, _first_difference(wanted, text)
 
 
 def _joined(wanted: str, other: str | None, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""A thin asyncio shell over :class:`admission.gate.Gate`.
+"""A thin asyncio shell over :class:`admission.gate.BackendGate`.
 
 It keeps the time, wakes those who may go on and those who must leave, and tells what happened. It decides
 nothing itself.
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from admission.errors import Refused
-from admission.events import AdmissionEvent, Admitted, FirstToken, Outcome, RefusedEvent, Released
-from admission.gate import Gate
-from admission.ticket import Refusal, Ticket, TicketState
-from admission.values import Demand, Load
+from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, Released, SlotOutcome
+from admission.gate import BackendGate
+from admission.ticket import AdmissionTicket, Refusal, TicketState
+from admission.values import BackendLoad, Demand
 
 
 class Slot:
@@ -25,10 +25,10 @@ class Slot:
 
     __slots__ = ("_desk", "_ended_at", "_outcome", "ticket")
 
-    def __init__(self, desk: Desk, ticket: Ticket) -> None:
+    def __init__(self, desk: AdmissionQueue, ticket: AdmissionTicket) -> None:
         self._desk = desk
         self.ticket = ticket
-        self._outcome: Outcome | None = None
+        self._outcome: SlotOutcome | None = None
         self._ended_at = 0.0
 
     @property
@@ -52,35 +52,35 @@ class Slot:
 
     def succeeded(self) -> None:
         """The answer is whole."""
-        self._end(Outcome.SUCCEEDED)
+        self._end(SlotOutcome.SUCCEEDED)
 
     def dropped(self) -> None:
         """The backend failed; its time says nothing about a working one."""
-        self._end(Outcome.DROPPED)
+        self._end(SlotOutcome.DROPPED)
 
     def ignored(self) -> None:
         """It ended for reasons that say nothing about the backend (the caller left)."""
-        self._end(Outcome.IGNORED)
+        self._end(SlotOutcome.IGNORED)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: SlotOutcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
             self._ended_at = self._desk.clock()
 
-    def ended(self, unsaid: Outcome) -> tuple[Outcome, float]:
+    def ended(self, unsaid: SlotOutcome) -> tuple[SlotOutcome, float]:
         """How and when the work ended; ``unsaid`` when nobody has told."""
         self._end(unsaid)
         return self._outcome or unsaid, self._ended_at
 
 
-class Desk:
+class AdmissionQueue:
     """One gate, the futures of those who wait at it, and the timer of what the clock alone changes."""
 
     def __init__(
         self,
-        gate: Gate,
+        gate: BackendGate,
         *,
-        load: Callable[[], Load | None],
+        load: Callable[[], BackendLoad | None],
         clock: Callable[[], float],
         emit: Callable[[AdmissionEvent], None],
     ) -> None:
@@ -88,7 +88,7 @@ class Desk:
         self.clock = clock
         self._load = load
         self._emit = emit
-        self._waiting: dict[Ticket, asyncio.Future[None]] = {}
+        self._waiting: dict[AdmissionTicket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -106,7 +106,7 @@ class Desk:
             raise self._refused(demand, offered.refusal)
         return Slot(self, offered)
 
-    def leave(self, slot: Slot, unsaid: Outcome) -> None:
+    def leave(self, slot: Slot, unsaid: SlotOutcome) -> None:
         """A slot comes back; somebody else may go on."""
         outcome, ended_at = slot.ended(unsaid)
         ticket = slot.ticket
@@ -124,7 +124,7 @@ class Desk:
         if self.gate.queued:
             self.look()
 
-    def first_token(self, ticket: Ticket, cached_tokens: int | None) -> None:
+    def first_token(self, ticket: AdmissionTicket, cached_tokens: int | None) -> None:
         """A prefill has ended; somebody else's may begin."""
         if ticket.first_token_at is not None:
             return
@@ -166,20 +166,20 @@ class Desk:
             self._resolve(self.gate.pushed_out())
         self._set_timer(now)
 
-    async def _wait(self, ticket: Ticket) -> None:
+    async def _wait(self, ticket: AdmissionTicket) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         try:
             await future
         except asyncio.CancelledError:
             # Perhaps it was handed on in the same turn of the loop: either way the gate is told once.
-            self.gate.release(ticket, Outcome.IGNORED, self.clock(), output_tokens=0)
+            self.gate.release(ticket, SlotOutcome.IGNORED, self.clock(), output_tokens=0)
             self.look()
             raise
         finally:
             self._waiting.pop(ticket, None)
 
-    def _resolve(self, tickets: Iterable[Ticket]) -> None:
+    def _resolve(self, tickets: Iterable[AdmissionTicket]) -> None:
         for ticket in tickets:
             future = self._waiting.get(ticket)
             if future is not None and not future.done():
@@ -200,7 +200,7 @@ class Desk:
         self._timer = None
         self.look()
 
-    def _admitted(self, ticket: Ticket) -> Admitted:
+    def _admitted(self, ticket: AdmissionTicket) -> Admitted:
         demand = ticket.demand
         return Admitted(
             backend=demand.backend,

@@ -6,14 +6,14 @@ from admission.lengths import OutputLengths
 from admission.limit import AdaptiveLimit
 from admission.pace import Pace
 from admission.rates import CachedShares, Rates
-from admission.ticket import Ticket
-from admission.values import Demand, Limits
+from admission.ticket import AdmissionTicket
+from admission.values import AdmissionLimits, Demand
 
 # An engine that has given no first token for so long is tried, when idle, whatever it was like before.
 RELEARN_S = 5.0
 
 
-class Experience:
+class Estimator:
     """One backend's rates, lengths of answers, pace, cached shares, and how many sequences it should run.
 
     Args:
@@ -22,7 +22,7 @@ class Experience:
 
     __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "pace", "rates")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._first_token_at = float("-inf")
         # The last first token of an engine that did nothing else: prompt tokens computed, seconds.
@@ -77,7 +77,7 @@ class Experience:
         """
         return not busy and now - self._first_token_at > RELEARN_S
 
-    def first_token(self, ticket: Ticket, now: float, cached_tokens: int | None) -> None:
+    def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
         """The first piece of an answer is there."""
         self._first_token_at = now
         computed = ticket.ahead_at_hand_over
@@ -101,7 +101,7 @@ class Experience:
             self.limit.paced(*allows)
 
     def succeeded(
-        self, ticket: Ticket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1
+        self, ticket: AdmissionTicket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1
     ) -> None:
         """An answer is whole; ``in_flight`` sequences ran while it did, on so many engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
@@ -111,7 +111,7 @@ class Experience:
         if in_slo is not None:
             self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
 
-    def _in_slo(self, ticket: Ticket, tokens: int, now: float) -> bool | None:
+    def _in_slo(self, ticket: AdmissionTicket, tokens: int, now: float) -> bool | None:
         """Whether the answer met its route's targets; ``None`` where it says nothing about the batch."""
         limits, first_at = ticket.demand.limits or self._limits, ticket.first_token_at
         if first_at is None:

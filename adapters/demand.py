@@ -13,7 +13,7 @@ MAX_NAMES = 10_000
 _COLD = 0.001
 
 
-class Heat:
+class AdapterDemand:
     """Decaying counts by name; the clock is the caller's.
 
     Args:

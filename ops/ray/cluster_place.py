@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterPlace:
     """The same on every node of the cluster.
 
     Only these two travel: each replica reads the file and its own environment, so no password or key lies in

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.kept import START_TIMEOUT_S, Kept, Standing
+from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamProjection
 
 
-class Latest(Kept):
+class LatestRecord(StreamProjection):
     """Applies the last record whenever there is another one; those in between are passed over.
 
     Args:
@@ -37,16 +37,16 @@ class Latest(Kept):
         page = await self._store.read(self._stream, limit=1, newest_first=True)
         last, newest = self._last, page[0] if page else None
         if last is not None and (newest is None or newest.number < last.number):
-            if self._standing is not Standing.LOST:
+            if self._standing is not ProjectionState.LOST:
                 self._log.error(
                     "the state store has lost records; the last good state stays in force",
                     stream=self._stream,
                     number=last.number,
                     found="nothing there" if newest is None else newest.number,
                 )
-            self._standing = Standing.LOST
+            self._standing = ProjectionState.LOST
             return
-        self._standing = Standing.FOLLOWING
+        self._standing = ProjectionState.FOLLOWING
         if newest is None or newest == last:
             return
         self._apply(newest)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import AdapterError, NoAdapterRoom
+from engine.errors import EngineAdapterError, NoAdapterRoom
 from engine.wire import AdapterSettled, LoadAdapter, UnloadAdapter
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_PENDING = 64
 
 
-class AdapterDesk:
+class AdapterCommands:
     """Carries out the commands about adapters, in the order in which they came."""
 
     def __init__(self, engine: "Engine") -> None:
@@ -51,7 +51,7 @@ class AdapterDesk:
                     self._engine.install_adapter(command.adapter_id, weights)
                 else:
                     self._engine.remove_adapter(command.adapter_id)
-            except AdapterError as error:
+            except EngineAdapterError as error:
                 yield _settled(command, error)
             else:
                 yield _settled(command)
@@ -60,7 +60,7 @@ class AdapterDesk:
         return self._engine.read_adapter(Path(command.path)) if isinstance(command, LoadAdapter) else None
 
 
-def _settled(command: LoadAdapter | UnloadAdapter, error: AdapterError | None = None) -> AdapterSettled:
+def _settled(command: LoadAdapter | UnloadAdapter, error: EngineAdapterError | None = None) -> AdapterSettled:
     return (
         AdapterSettled(command.call)
         if error is None

@@ -24,7 +24,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PathLabel:
     """A path: its name, the contract when it generates, and whether it is a monitor's."""
 
     name: str
@@ -32,10 +32,10 @@ class Place:
     monitor: bool = False
 
 
-_UNKNOWN: Final = Place(UNKNOWN)
+_UNKNOWN: Final = PathLabel(UNKNOWN)
 
 
-class Places:
+class PathLabels:
     """Every path that is served.
 
     Args:
@@ -43,13 +43,13 @@ class Places:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        places = {path: Place(path, CONTRACTS.get(path), path in MONITORS) for path in paths}
+        places = {path: PathLabel(path, CONTRACTS.get(path), path in MONITORS) for path in paths}
         self._places = places
         self._patterns = tuple(
             (compile_path(path)[0], places[path]) for path in sorted(places) if "{" in path
         )
 
-    def of(self, path: str) -> Place:
+    def of(self, path: str) -> PathLabel:
         """The place of a path as it was sent."""
         place = self._places.get(path)
         if place is not None:

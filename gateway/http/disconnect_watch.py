@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive
 
-from gateway.http.departure import ClientGone, Departure, ReaderTooSlow
+from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
 from gateway.http.exchange import Exchange
 
 STALL_S: Final = 60.0
@@ -20,7 +20,7 @@ _LOOKS_PER_STALL: Final = 4
 T = TypeVar("T")
 
 
-class Presence(Protocol):
+class DisconnectWatch(Protocol):
     """The caller's presence while a block of work runs."""
 
     def release(self) -> None:
@@ -29,7 +29,7 @@ class Presence(Protocol):
 
 def until_gone(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], *, stall_s: float = STALL_S
-) -> AbstractAsyncContextManager[Presence]:
+) -> AbstractAsyncContextManager[DisconnectWatch]:
     """Run the block; cancel it as soon as the caller leaves.
 
     Our own server tells when that is; behind any other one (and for WebSockets) a task watches ``receive``,
@@ -43,16 +43,16 @@ def until_gone(
     return _watching(exchange, receive, clock, stall_s)
 
 
-class _Told(AbstractAsyncContextManager[Presence]):
+class _Told(AbstractAsyncContextManager[DisconnectWatch]):
     """The block is cancelled by the server's word. Works as ``asyncio.timeout`` does, without the time."""
 
     __slots__ = ("_cancels_before", "_departure", "_task", "_why")
 
-    def __init__(self, departure: Departure) -> None:
+    def __init__(self, departure: ClientDisconnect) -> None:
         self._departure = departure
         self._why: type[ClientGone] | None = None
 
-    async def __aenter__(self) -> Presence:
+    async def __aenter__(self) -> DisconnectWatch:
         if self._departure.why is not None:
             raise self._departure.why
         task = asyncio.current_task()
@@ -94,7 +94,7 @@ class _Watcher:
 @asynccontextmanager
 async def _watching(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float
-) -> AsyncIterator[Presence]:
+) -> AsyncIterator[DisconnectWatch]:
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(exchange, receive, clock, stall_s))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from gateway.backends.port import Begun, Completion, Continue, Delta, DeltaSink, Work
+from gateway.backends.port import Completion, Continue, Delta, DeltaSink, PartialAnswer, Work
 from gateway.contracts.values import FinishReason, FormatType, Usage
 from resilience.failures import BackendFailure, FailureKind
 
 Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
-def check_begun(work: Work, ways: frozenset[Continue], name: str) -> Begun | None:
+def check_begun(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
     """What was begun; ``None`` when the work starts afresh.
 
     Args:
@@ -41,7 +41,7 @@ def _refuse(message: str, param: str | None = None) -> None:
     raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
 
 
-def seed_behind(seed: int | None, begun: Begun | None) -> int | None:
+def seed_behind(seed: int | None, begun: PartialAnswer | None) -> int | None:
     """The seed of what comes behind ``begun``, in 64 bits, for a backend whose generator starts anew.
 
     With the same seed the rest would be drawn with the numbers of the beginning.
@@ -52,7 +52,7 @@ def seed_behind(seed: int | None, begun: Begun | None) -> int | None:
     return (seed + further + 2**63) % 2**64 - 2**63
 
 
-class Edge:
+class TextSplice:
     """The place where new text follows text that was given before.
 
     Behind it a stop string may end that began before it; the backend, which sees new text alone, does not
@@ -97,7 +97,7 @@ class Edge:
         return self._held
 
 
-async def generate_behind(edge: Edge, generate: Generate, work: Work, out: DeltaSink) -> Completion:
+async def generate_behind(edge: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
     """Generate with ``edge`` before the sink; a stop string across it ends the generation."""
     if not edge.is_open:
         return await generate(work, out)
@@ -124,7 +124,7 @@ class _Gate:
 
     __slots__ = ("_edge", "_open", "_out", "first")
 
-    def __init__(self, edge: Edge, out: DeltaSink) -> None:
+    def __init__(self, edge: TextSplice, out: DeltaSink) -> None:
         self._edge = edge
         self._out = out
         self._open = True

@@ -156,7 +156,7 @@ class _Class:
         return turn
 
 
-class Line:
+class FairQueue:
     """All requests that wait for one backend.
 
     Args:

@@ -158,7 +158,7 @@ class SentIndex:
         self._blocks.clear()
 
 
-class Choice:
+class WorkerChoice:
     """Chooses among workers.
 
     Args:

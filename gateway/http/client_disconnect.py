@@ -13,10 +13,10 @@ class ClientGone(Exception):
 
 
 class ReaderTooSlow(ClientGone):
-    """The caller has taken no bytes for :data:`gateway.http.presence.STALL_S`; as good as gone."""
+    """The caller has taken no bytes for :data:`gateway.http.disconnect_watch.STALL_S`; as good as gone."""
 
 
-class Departure:
+class ClientDisconnect:
     """One connection's; one request at a time listens to it.
 
     Attributes:
