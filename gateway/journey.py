@@ -100,17 +100,17 @@ class Journey:
 
         canonical = await self.canonicalizer.canonical_async(request, version)
         trip.canonicalized(canonical)
-        trip.laps.lap("canonicalize")
+        trip.timer.lap("canonicalize")
 
         planner = self.planner()
         asked = budget_request(request, canonical.prompt, version, target.route.budgets)
         plan = await planner.plan_async(asked)
         trip.planned(plan)
-        trip.laps.lap("budget")
+        trip.timer.lap("budget")
 
         with self.adapters.lease(selection_of(request, target)) as lease:
             trip.leased(lease)
-            trip.laps.lap("adapter")
+            trip.timer.lap("adapter")
 
             ranking = rank(
                 target.route,
@@ -122,7 +122,7 @@ class Journey:
             trip.drew(ranking)
             backend = first_candidate(ranking)
             trip.bound(backend)
-            trip.laps.lap("rank")
+            trip.timer.lap("rank")
 
             row = opening_row(request, trip, unix_time=self.unix_time())
             job = Job(request, target, plan, lease, backend, shortening(planner, asked))
@@ -135,12 +135,12 @@ class Journey:
             ):
                 try:
                     async with self.admission.admit(demand) as slot:
-                        trip.laps.lap("admit")
+                        trip.timer.lap("admit")
                         outcome = await self.dispatcher.generate(slot, backend, job, meter)
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, meter)
                 trip.planned(outcome.plan)
-                trip.laps.lap("generate")
+                trip.timer.lap("generate")
 
                 answer = respond(request, outcome, trip, now=self.clock())
                 self.fallback.remember(job, outcome, answer)
@@ -150,5 +150,5 @@ class Journey:
                 trip.answered(answer)
                 await self.accounts.durable()
                 await sink.finish(answer)
-                trip.laps.lap("respond")
+                trip.timer.lap("respond")
                 self.shadow.mirror(job, outcome, answer)

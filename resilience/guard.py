@@ -65,7 +65,7 @@ class Guard:
         delivered: Callable[[], bool],
         deadline: float | None,
         begun: Callable[[], bool] = lambda: True,
-        begin_by: float | None = None,
+        first_token_deadline: float | None = None,
     ) -> T:
         """The result of the first attempt that succeeds.
 
@@ -73,7 +73,7 @@ class Guard:
         still permits a retry, nothing of the answer was delivered, the wait before it ends before
         ``deadline``, and the backend's retry budget pays for it. Attempts never overlap: each has ended,
         cleaned up, before this goes on. Until something of an answer has ``begun`` the deadline is
-        ``begin_by``, if that is given: it leaves time for something else.
+        ``first_token_deadline``, if that is given: it leaves time for something else.
 
         Raises:
             BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
@@ -82,7 +82,7 @@ class Guard:
         """
 
         def due() -> float | None:
-            return deadline if begin_by is None or begun() else begin_by
+            return deadline if first_token_deadline is None or begun() else first_token_deadline
 
         def enough(state: RetryCallState) -> bool:
             failure = _failure(state)
@@ -125,7 +125,7 @@ class Guard:
                     delivered=delivered,
                     deadline=deadline,
                     begun=begun,
-                    begin_by=begin_by,
+                    first_token_deadline=first_token_deadline,
                 )
             except BackendFailure as failure:
                 last = failure.kind
@@ -166,14 +166,14 @@ class Guard:
         delivered: Callable[[], bool],
         deadline: float | None,
         begun: Callable[[], bool],
-        begin_by: float | None,
+        first_token_deadline: float | None,
     ) -> T:
         limit = None if deadline is None else asyncio.timeout(deadline - self._clock())
         try:
             if limit is None:
                 return await attempt(this)
             async with limit:
-                with self._looking(limit, begin_by, begun):
+                with self._looking(limit, first_token_deadline, begun):
                     return await attempt(this)
         except asyncio.CancelledError:
             # Not the deadline, which comes out of `limit` as a TimeoutError.
@@ -193,10 +193,10 @@ class Guard:
 
     @contextlib.contextmanager
     def _looking(
-        self, limit: asyncio.Timeout, begin_by: float | None, begun: Callable[[], bool]
+        self, limit: asyncio.Timeout, first_token_deadline: float | None, begun: Callable[[], bool]
     ) -> Iterator[None]:
-        """Within it ``limit`` ends at ``begin_by`` when nothing has begun then."""
-        if begin_by is None or begun():
+        """Within it ``limit`` ends at ``first_token_deadline`` when nothing has begun then."""
+        if first_token_deadline is None or begun():
             yield
             return
         loop = asyncio.get_running_loop()
@@ -205,7 +205,7 @@ class Guard:
             if not begun() and not limit.expired():
                 limit.reschedule(loop.time())
 
-        timer = loop.call_later(max(0.0, begin_by - self._clock()), look)
+        timer = loop.call_later(max(0.0, first_token_deadline - self._clock()), look)
         try:
             yield
         finally:

@@ -72,8 +72,8 @@ class AnswerStream:
         "origin",
         "queue_wait_s",
         "started_at",
+        "steps",
         "tokens",
-        "trail",
     )
 
     def __init__(self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True) -> None:
@@ -83,7 +83,7 @@ class AnswerStream:
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
         self.crossings: list[ResumeEvent] = []
-        self.trail = TraceSteps(clock)
+        self.steps = TraceSteps(clock)
         self.started_at: float | None = None
         self.committed = False
         self._empty()

@@ -126,7 +126,7 @@ class Attempts:
         if self._slot.shrunk:
             # Shrink before shed: a long queue shortens answers, and says so.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
-            self._meter.trail.shortened = True
+            self._meter.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         self._hold()
         origin = AnswerOrigin(self._backend.name, self._backend.model, plan, max_tokens)

@@ -87,7 +87,7 @@ class Dispatcher:
                 delivered=lambda: meter.committed and meter.given > given,
                 deadline=job.request.deadline,
                 begun=lambda: meter.begun,
-                begin_by=job.begin_by,
+                first_token_deadline=job.first_token_deadline,
             )
             slot.succeeded()
         except BackendFailure as failure:
@@ -105,7 +105,7 @@ class Dispatcher:
     async def _attempt(
         self, this: Attempt, attempts: Attempts, backend: Backend, meter: AnswerStream
     ) -> Completion:
-        with meter.trail.step("attempt", backend.name, this.number) as step:
+        with meter.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
             return await self._make(this, attempts, backend, meter)
 

@@ -103,7 +103,7 @@ class FallbackChain:
         self, cause: Refused | BackendFailure, job: Job, meter: AnswerStream
     ) -> GenerationOutcome:
         if isinstance(cause, Refused):
-            meter.trail.turned_away(job.primary.name, cause.reason.value)
+            meter.steps.turned_away(job.primary.name, cause.reason.value)
         elif not cause.policy.other_backend:
             raise cause
         if (plain := without_adapter(cause, job, meter)) is not None:
@@ -130,14 +130,14 @@ class FallbackChain:
                 if outcome is not None:
                     return self._named(outcome, cause, job)
             elif step.leg == RESPONSE_CACHE:
-                with meter.trail.step(RESPONSE_CACHE) as looking:
-                    found = await self._answers.find(job, self._left_s(job) - job.farewell_s)
+                with meter.steps.step(RESPONSE_CACHE) as looking:
+                    found = await self._answers.find(job, self._left_s(job) - job.fallback_reserve_s)
                     looking.mode = "miss" if found is None else "hit"
                 if found is not None:
                     return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
                 course.gave_nothing(step.leg)
             else:
-                with meter.trail.step(DEGRADED):
+                with meter.steps.step(DEGRADED):
                     return await _give(_degraded(job), step.leg, "degraded_response", cause, job, meter)
         if meter.committed and self._left_s(job) <= 0:
             return await cut_short(primary, job, meter)
@@ -149,15 +149,15 @@ class FallbackChain:
         self, cause: Cause, passed: DeadlinePassed, job: Job, meter: AnswerStream
     ) -> GenerationOutcome:
         """Give what is kept in the time that was left for it."""
-        if meter.committed or not job.farewell_s:
+        if meter.committed or not job.fallback_reserve_s:
             raise passed
         if RESPONSE_CACHE in job.target.route.fallback:
-            with meter.trail.step(RESPONSE_CACHE) as looking:
+            with meter.steps.step(RESPONSE_CACHE) as looking:
                 found = await self._answers.find(job, self._left_s(job) / 2)
                 looking.mode = "miss" if found is None else "hit"
             if found is not None:
                 return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
-        with meter.trail.step(DEGRADED):
+        with meter.steps.step(DEGRADED):
             return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, meter)
 
     def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
@@ -197,7 +197,7 @@ class FallbackChain:
             committed=meter.committed,
             in_time=job.request.deadline is not None
             and back_in_s is not None
-            and back_in_s < self._left_s(job) - job.farewell_s,
+            and back_in_s < self._left_s(job) - job.fallback_reserve_s,
         )
 
     def _able(self, backend: Backend, job: Job, meter: AnswerStream) -> bool:
@@ -210,12 +210,14 @@ class FallbackChain:
     ) -> None:
         """Wait for the primary's engine, never past the deadline."""
         began_at = self._clock()
-        timeout_s = min(step.timeout_s, self._left_s(job) - (0.0 if meter.committed else job.farewell_s))
+        timeout_s = min(
+            step.timeout_s, self._left_s(job) - (0.0 if meter.committed else job.fallback_reserve_s)
+        )
         back = False
         if timeout_s > 0 and isinstance(job.primary, Restarting):
             self._waiting += 1
             try:
-                with meter.trail.step("wait", job.primary.name) as waiting:
+                with meter.steps.step("wait", job.primary.name) as waiting:
                     back = await job.primary.wait_ready(timeout_s)
                     waiting.mode = "back" if back else "away"
             finally:
@@ -232,7 +234,7 @@ class FallbackChain:
             demand = demand_let_in_before(demand, job, meter.tokens if goes_on else 0, meter, self._clock())
         permit = self._permit(backend, job, demand)
         if permit is None:
-            meter.trail.turned_away(backend.name, "leg_limit")
+            meter.steps.turned_away(backend.name, "leg_limit")
             course.refused(backend.name, memory=False)
             return None
         if meter.begun and not goes_on:
@@ -254,7 +256,7 @@ class FallbackChain:
                 return outcome
         except (Refused, BackendFailure) as failure:
             if isinstance(failure, Refused):
-                meter.trail.turned_away(backend.name, failure.reason.value)
+                meter.steps.turned_away(backend.name, failure.reason.value)
             # The guard and admission have told what failed here.
             # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
             refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend

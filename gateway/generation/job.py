@@ -41,7 +41,7 @@ class Job:
         return must_honour(self.request, self.lease)
 
     @property
-    def farewell_s(self) -> float:
+    def fallback_reserve_s(self) -> float:
         """Seconds of the deadline that are kept for the degraded text; none where there is none to give."""
         deadline, arrived_at = self.request.deadline, self.request.arrived_at
         if deadline is None or not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
@@ -49,10 +49,10 @@ class Job:
         return min(FAREWELL_S, max(0.0, (deadline - arrived_at) * FAREWELL_SHARE))
 
     @property
-    def begin_by(self) -> float | None:
+    def first_token_deadline(self) -> float | None:
         """When an answer must have begun, or something is given in its place; on the request's clock."""
         deadline = self.request.deadline
-        return None if deadline is None else deadline - self.farewell_s
+        return None if deadline is None else deadline - self.fallback_reserve_s
 
 
 def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:

@@ -25,19 +25,19 @@ MAX_CALLS = 32
 class _Timed:
     """Something with a beginning, an end and perhaps a failure."""
 
-    __slots__ = ("began_at", "ended_at", "failure", "number", "trail")
+    __slots__ = ("began_at", "ended_at", "failure", "number", "steps")
 
-    def __init__(self, trail: TraceSteps) -> None:
-        self.trail = trail
-        self.number = trail.next_number()
-        self.began_at = trail.clock()
+    def __init__(self, steps: TraceSteps) -> None:
+        self.steps = steps
+        self.number = steps.next_number()
+        self.began_at = steps.clock()
         self.ended_at: float | None = None
         self.failure: str | None = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.ended_at = self.trail.clock()
+        self.ended_at = self.steps.clock()
         if error is not None:
             self.failure = failure_name(error)
 
@@ -51,8 +51,8 @@ class CallSpan(_Timed):
 
     __slots__ = ("hedge", "target")
 
-    def __init__(self, trail: TraceSteps, target: str, hedge: bool) -> None:
-        super().__init__(trail)
+    def __init__(self, steps: TraceSteps, target: str, hedge: bool) -> None:
+        super().__init__(steps)
         self.target = target
         self.hedge = hedge
 
@@ -62,7 +62,7 @@ class CallSpan(_Timed):
     @property
     def headers(self) -> bytes:
         """The trace context for the server, as header lines; its parent is this call."""
-        root = self.trail.root
+        root = self.steps.root
         return b"" if root is None else root.headers(self.number)
 
     def fact(self, arrived_at: float, now: float) -> CallFact:
@@ -75,8 +75,8 @@ class TraceStep(_Timed):
 
     __slots__ = ("attempt", "backend", "calls", "mode", "name")
 
-    def __init__(self, trail: TraceSteps, name: str, backend: str | None, attempt: int | None) -> None:
-        super().__init__(trail)
+    def __init__(self, steps: TraceSteps, name: str, backend: str | None, attempt: int | None) -> None:
+        super().__init__(steps)
         self.name = name
         self.backend = backend
         self.attempt = attempt
@@ -88,7 +88,7 @@ class TraceStep(_Timed):
 
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
         """A call to ``target``, beginning now."""
-        call = CallSpan(self.trail, target, hedge)
+        call = CallSpan(self.steps, target, hedge)
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)
         return call
@@ -128,7 +128,7 @@ class TraceSteps:
         self._steps: list[TraceStep] = []
 
     def next_number(self) -> int:
-        """A number that nothing else of this trail has."""
+        """A number that nothing else of these steps has."""
         self._number += 1
         return self._number
 

@@ -20,7 +20,7 @@ def respond(
 ) -> Answer:
     """The backend-neutral answer."""
     meter = trip.meter
-    waited_s = trip.laps.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
+    waited_s = trip.timer.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
     usage, plan = outcome.completion.usage, outcome.plan
     counts = plan.counts
     generated = usage.input_tokens > 0

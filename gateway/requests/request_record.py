@@ -44,7 +44,7 @@ class RequestRecorder:
 
     request: GenerateRequest
     meter: AnswerStream
-    laps: StageTimer
+    timer: StageTimer
     span: RootSpan
     clock: Callable[[], float]
     prefixes: PrefixWatch
@@ -174,7 +174,7 @@ class RequestRecorder:
 
     def record(self) -> RequestRecord:
         """Everything, once the request has ended."""
-        request, answer, target, stage_ms = self.request, self.answer, self.target, self.laps.stage_ms
+        request, answer, target, stage_ms = self.request, self.answer, self.target, self.timer.stage_ms
         total_ms = self._since_arrival(self.clock()) or 0.0
         fallback = answer.fallback if answer else None
         waited = self.meter.started_at is not None
@@ -228,13 +228,13 @@ class RequestRecorder:
 
     def facts(self) -> TraceFacts:
         """What the trace tells beside the record; asked for once, when the trace is kept."""
-        asked, steps = self.request.sampling, self.meter.trail.facts(self.request.arrived_at)
+        asked, steps = self.request.sampling, self.meter.steps.facts(self.request.arrived_at)
         refused = next((step.failure for step in steps if step.name == "refused"), None)
-        admitted = "admit" in self.laps.stage_ms or any(step.name == "attempt" for step in steps)
+        admitted = "admit" in self.timer.stage_ms or any(step.name == "attempt" for step in steps)
         decision = "admitted" if admitted else None
-        if refused is not None and "admit" not in self.laps.stage_ms:
+        if refused is not None and "admit" not in self.timer.stage_ms:
             decision = "refused"
-        elif self.meter.trail.shortened:
+        elif self.meter.steps.shortened:
             decision = "shortened"
         return TraceFacts(
             steps=steps,
@@ -344,7 +344,7 @@ class Reporter:
     prefixes: PrefixWatch
     check: AnswerCheck = in_shape
 
-    def begin(self, request: GenerateRequest, meter: AnswerStream, laps: StageTimer) -> RequestRecorder:
+    def begin(self, request: GenerateRequest, meter: AnswerStream, timer: StageTimer) -> RequestRecorder:
         """Open the notes and the root span."""
         span = self.tracer.begin(
             request.trace_parent,
@@ -352,11 +352,11 @@ class Reporter:
             trace_state=request.trace_state,
             ago_s=self.clock() - request.arrived_at,
         )
-        meter.trail.root = span
+        meter.steps.root = span
         return RequestRecorder(
             request,
             meter,
-            laps,
+            timer,
             span,
             self.clock,
             self.prefixes,

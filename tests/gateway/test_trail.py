@@ -19,17 +19,17 @@ class Clock:
 
 def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None:
     clock = Clock()
-    trail = TraceSteps(clock)
+    steps = TraceSteps(clock)
     clock.now = 100.5
-    with pytest.raises(BackendFailure), trail.step("attempt", "pool", 1):
+    with pytest.raises(BackendFailure), steps.step("attempt", "pool", 1):
         clock.now = 101.0
         raise BackendFailure(FailureKind.TIMEOUT, "late")
     clock.now = 101.25
-    with trail.step("attempt", "pool", 2) as again:
+    with steps.step("attempt", "pool", 2) as again:
         again.mode = "exact"
         clock.now = 102.0
-    trail.turned_away("bedrock", "queue_full")
-    first, second, refused = trail.facts(100.0)
+    steps.turned_away("bedrock", "queue_full")
+    first, second, refused = steps.facts(100.0)
     assert (first.began_ms, first.took_ms, first.failure, first.waited_ms) == (500.0, 500.0, "timeout", None)
     assert (second.failure, second.mode, second.waited_ms) == (None, "exact", 250.0)
     assert (refused.name, refused.backend, refused.failure, refused.took_ms) == (
@@ -38,39 +38,39 @@ def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None
 
 
 async def test_a_step_that_is_cancelled_says_so() -> None:
-    trail = TraceSteps(Clock())
+    steps = TraceSteps(Clock())
 
     async def step() -> None:
-        with trail.step("attempt", "pool", 1):
+        with steps.step("attempt", "pool", 1):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(step())
         await asyncio.sleep(0)
         task.cancel()
-    assert [fact.failure for fact in trail.facts(100.0)] == ["cancelled"]
+    assert [fact.failure for fact in steps.facts(100.0)] == ["cancelled"]
 
 
 def test_a_call_takes_its_own_span_to_the_server_and_none_before_the_trace_is_known() -> None:
-    trail = TraceSteps(Clock())
-    with trail.step("attempt", "pool", 1) as step:
+    steps = TraceSteps(Clock())
+    with steps.step("attempt", "pool", 1) as step:
         with step.call("http://a:1/v1") as early:
             assert early.headers == b""
-        trail.root = Tracing().begin()
+        steps.root = Tracing().begin()
         with step.call("http://b:2/v1", hedge=True) as call:
             header = call.headers.decode().removeprefix("traceparent: ").strip()
     parent = parse_traceparent(header)
     assert parent is not None
-    (fact,) = trail.facts(100.0)
+    (fact,) = steps.facts(100.0)
     assert [one.hedge for one in fact.calls] == [False, True]
-    assert parent.span_id == f"{trail.root.child_id(fact.calls[1].number):016x}"
+    assert parent.span_id == f"{steps.root.child_id(fact.calls[1].number):016x}"
 
 
 def test_a_story_without_end_is_cut() -> None:
-    trail = TraceSteps(Clock())
+    steps = TraceSteps(Clock())
     for _ in range(3 * MAX_STEPS):
-        trail.turned_away("pool", "leg_limit")
-    assert len(trail.facts(100.0)) == MAX_STEPS
+        steps.turned_away("pool", "leg_limit")
+    assert len(steps.facts(100.0)) == MAX_STEPS
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
         delivered=lambda: False,
         deadline=bench.now + 60,
         begun=begun.is_set,
-        begin_by=bench.now + 0.01,
+        first_token_deadline=bench.now + 0.01,
     )
     if not silent:
         assert await run == "whole"
@@ -378,7 +378,7 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
             delivered=lambda: False,
             deadline=bench.now + 60,
             begun=lambda: False,
-            begin_by=bench.now + 4,
+            first_token_deadline=bench.now + 4,
         )
     assert calls == 1 and bench.slept == []
 
