@@ -69,12 +69,12 @@ class Journey:
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
-        meter = AnswerStream(sink, self.clock, streamed=request.stream)
-        trip = self.reporter.begin(request, meter, StageTimer(self.clock, request.arrived_at))
+        stream = AnswerStream(sink, self.clock, streamed=request.stream)
+        trip = self.reporter.begin(request, stream, StageTimer(self.clock, request.arrived_at))
         try:
             with self.reception.receive(request):
                 async with in_time(self.timeout_s, trip):
-                    await self._travel(request, sink, meter, trip)
+                    await self._travel(request, sink, stream, trip)
         except asyncio.CancelledError:
             trip.cancelled()
             raise
@@ -91,7 +91,7 @@ class Journey:
             self.reporter.end(trip)
 
     async def _travel(
-        self, request: GenerateRequest, sink: Sink, meter: AnswerStream, trip: RequestRecorder
+        self, request: GenerateRequest, sink: Sink, stream: AnswerStream, trip: RequestRecorder
     ) -> None:
         revision = self.revision()
         target = resolve(request, revision, self.fleet, self.adapters.ids)
@@ -126,19 +126,19 @@ class Journey:
 
             row = opening_row(request, trip, unix_time=self.unix_time())
             job = Job(request, target, plan, lease, backend, shortening(planner, asked))
-            demand = demand_of(job, backend, meter, trip.prefix)
+            demand = demand_of(job, backend, stream, trip.prefix)
             held = await self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens)
             with (
-                settling(held, demand.input_tokens, meter) as tokens,
+                settling(held, demand.input_tokens, stream) as tokens,
                 self.accounts.open(row) as account,
                 trip.billing(account, row),
             ):
                 try:
                     async with self.admission.admit(demand) as slot:
                         trip.timer.lap("admit")
-                        outcome = await self.dispatcher.generate(slot, backend, job, meter)
+                        outcome = await self.dispatcher.generate(slot, backend, job, stream)
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
-                    outcome = await self.fallback.answer(cause, job, meter)
+                    outcome = await self.fallback.answer(cause, job, stream)
                 trip.planned(outcome.plan)
                 trip.timer.lap("generate")
 

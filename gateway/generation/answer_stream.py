@@ -62,15 +62,15 @@ class AnswerStream:
         "_logprobs",
         "_on_first",
         "_parts",
+        "_sent_logprobs",
         "_sink",
         "_streamed",
-        "_told",
         "cached_tokens",
         "committed",
-        "crossings",
         "first_at",
         "origin",
         "queue_wait_s",
+        "resumes",
         "started_at",
         "steps",
         "tokens",
@@ -82,7 +82,7 @@ class AnswerStream:
         self._streamed = streamed
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
-        self.crossings: list[ResumeEvent] = []
+        self.resumes: list[ResumeEvent] = []
         self.steps = TraceSteps(clock)
         self.started_at: float | None = None
         self.committed = False
@@ -93,7 +93,7 @@ class AnswerStream:
         self._parts: list[list[str]] = [[]]
         self._ids: list[int] = []
         self._logprobs: dict[int, list[TokenLogprob]] = {}
-        self._told = 0
+        self._sent_logprobs = 0
         self.tokens = 0
         self.cached_tokens = 0
         self.queue_wait_s = 0.0
@@ -135,7 +135,7 @@ class AnswerStream:
     def _keep_logprobs(self, delta: Delta) -> Delta:
         kept = self._logprobs.setdefault(delta.index, [])
         # Tokens that are generated again behind a seam were told before it.
-        again = max(0, self._told - len(kept))
+        again = max(0, self._sent_logprobs - len(kept))
         kept.extend(delta.logprobs)
         return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
 
@@ -174,12 +174,12 @@ class AnswerStream:
     # What another call needs
 
     @property
-    def begun(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there is anything of an answer."""
-        return self.given > 0 or self.tokens > 0
+        return self.chars > 0 or self.tokens > 0
 
     @property
-    def given(self) -> int:
+    def chars(self) -> int:
         """Characters so far; the caller of a stream has them once they are committed."""
         return sum(len(piece) for parts in self._parts for piece in parts)
 
@@ -196,11 +196,11 @@ class AnswerStream:
             self._buffer.discard()
         self._empty()
 
-    def cross(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
+    def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
         """Another call goes on with the answer, behind these tokens (``None``: they are not known)."""
         told = self._logprobs.get(0)
         if told is not None:
-            self._told = max(self._told, len(told))
+            self._sent_logprobs = max(self._sent_logprobs, len(told))
         if token_ids is not None:
             self._ids = list(token_ids)
             self.tokens = len(token_ids)
@@ -209,7 +209,7 @@ class AnswerStream:
         else:
             self._ids = []
         source = self.origin.backend if self.origin is not None else target
-        self.crossings.append(ResumeEvent(source, target, mode, self.tokens, self._clock()))
+        self.resumes.append(ResumeEvent(source, target, mode, self.tokens, self._clock()))
 
     def text(self, index: int = 0) -> str:
         """One choice's text so far."""

@@ -43,7 +43,7 @@ class Attempts:
     Args:
         backend: where they are made.
         job: what is asked.
-        meter: what there is of the answer.
+        stream: what there is of the answer.
         slot: the permission.
         spelling: what token ids are text of.
 
@@ -52,11 +52,11 @@ class Attempts:
     """
 
     def __init__(
-        self, backend: Backend, job: Job, meter: AnswerStream, slot: Slot, spelling: Spelling
+        self, backend: Backend, job: Job, stream: AnswerStream, slot: Slot, spelling: Spelling
     ) -> None:
         self._backend = backend
         self._job = job
-        self._meter = meter
+        self._stream = stream
         self._slot = slot
         self._spelling = spelling
         self._notes: list[str] = []
@@ -74,42 +74,42 @@ class Attempts:
         self._notes.append(warning)
 
     async def next(self, this: Attempt) -> tuple[Work, Continuation | None]:
-        """The work of one attempt, and how it is joined to what there is; the meter is ready for it.
+        """The work of one attempt, and how it is joined to what there is; the stream is ready for it.
 
         Raises:
             BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
                 go on with it.
         """
-        meter, change = self._meter, Remedy.NOTHING
+        stream, change = self._stream, Remedy.NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
-        if meter.given and (meter.committed or change is Remedy.NOTHING):
+        if stream.chars and (stream.committed or change is Remedy.NOTHING):
             # A long answer may have to be spelled in tokens again; nobody else touches it meanwhile.
             going_on = (
-                await asyncio.to_thread(continuation, self._backend, self._job, meter, self._spelling)
-                if meter.given > INLINE_CHARS
-                else continuation(self._backend, self._job, meter, self._spelling)
+                await asyncio.to_thread(continuation, self._backend, self._job, stream, self._spelling)
+                if stream.chars > INLINE_CHARS
+                else continuation(self._backend, self._job, stream, self._spelling)
             )
             # Of what nobody has seen, a new answer is better than one in two hands.
-            if going_on is not None and (meter.committed or going_on.mode is not Mode.TEXT):
+            if going_on is not None and (stream.committed or going_on.mode is not Mode.TEXT):
                 return self._behind(going_on, change), going_on
-        if meter.committed:
+        if stream.committed:
             message = f"{self._backend.name} cannot go on with the answer"
             raise BackendFailure(FailureKind.STREAM_BROKEN, message)
-        if meter.begun:
-            meter.rewind()
+        if stream.has_output:
+            stream.rewind()
         return await self._anew(this, change), None
 
     def _behind(self, going_on: Continuation, change: Remedy) -> Work:
-        origin, backend, meter = self._meter.origin, self._backend, self._meter
+        origin, backend, stream = self._stream.origin, self._backend, self._stream
         if origin is None:
             raise RuntimeError("there is an answer to go on with, but nobody has begun one")
-        meter.cross(going_on.token_ids, backend.name, going_on.mode.value)
-        meter.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
+        stream.resume(going_on.token_ids, backend.name, going_on.mode.value)
+        stream.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
         begun = going_on.begun if going_on.begun.text else None
         # Ids that spell the text may be more than those that the first backend generated.
-        spent = max(meter.tokens, len(going_on.begun.token_ids or ()))
+        spent = max(stream.tokens, len(going_on.begun.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, begun, seed)
 
     async def _anew(self, this: Attempt, change: Remedy) -> Work:
@@ -126,11 +126,11 @@ class Attempts:
         if self._slot.shrunk:
             # Shrink before shed: a long queue shortens answers, and says so.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
-            self._meter.steps.shortened = True
+            self._stream.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         self._hold()
         origin = AnswerOrigin(self._backend.name, self._backend.model, plan, max_tokens)
-        self._meter.started(origin, self._slot.first_token)
+        self._stream.started(origin, self._slot.first_token)
         seed = self._seed(this.number) if change is Remedy.OTHER_SEED else None
         return self._work(plan, max_tokens, None, seed)
 
@@ -139,7 +139,7 @@ class Attempts:
         rules = self._job.target.route.resume
         exactly = rules.enabled and goes_on_exactly(self._backend, self._job)
         if self._job.request.stream and rules.commit_chunks and not exactly:
-            self.buffer = self._meter.hold(rules.commit_chunks, rules.commit_s)
+            self.buffer = self._stream.hold(rules.commit_chunks, rules.commit_s)
 
     def _seed(self, number: int) -> int:
         """Another seed than the request's, the same whenever the request is made again."""

@@ -57,7 +57,7 @@ class CommitBuffer:
         self._held.clear()
         self._first.clear()
 
-    async def beside(self, work: Awaitable[T]) -> T:
+    async def run(self, work: Awaitable[T]) -> T:
         """Await ``work``, letting go in time even when no further piece comes."""
         failure: Exception | None = None
         try:

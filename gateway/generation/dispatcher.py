@@ -63,11 +63,11 @@ class Dispatcher:
         return self._guard.affords(backend.name, kind)
 
     async def generate(
-        self, slot: Slot, backend: Backend, job: Job, meter: AnswerStream
+        self, slot: Slot, backend: Backend, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         """Generate on ``backend``; the slot is the permission to do so.
 
-        What the meter has of an answer is gone on with where the backend can; else, unless the caller has a
+        What the stream has of an answer is gone on with where the backend can; else, unless the caller has a
         part of it, the answer is made anew. A deadline that passes after the first token ends the answer
         with what there is.
 
@@ -78,15 +78,15 @@ class Dispatcher:
         if backend.state is not BackendState.READY:
             slot.ignored()  # its state tells already; the circuit counts answers
             raise _not_ready(backend)
-        attempts = Attempts(backend, job, meter, slot, self._spelling)
-        given = meter.given
+        attempts = Attempts(backend, job, stream, slot, self._spelling)
+        given = stream.chars
         try:
             completion = await self._guard.run(
-                lambda this: self._attempt(this, attempts, backend, meter),
+                lambda this: self._attempt(this, attempts, backend, stream),
                 backend=backend.name,
-                delivered=lambda: meter.committed and meter.given > given,
+                delivered=lambda: stream.committed and stream.chars > given,
                 deadline=job.request.deadline,
-                begun=lambda: meter.begun,
+                begun=lambda: stream.has_output,
                 first_token_deadline=job.first_token_deadline,
             )
             slot.succeeded()
@@ -96,38 +96,38 @@ class Dispatcher:
             raise
         except DeadlinePassed:
             slot.ignored()
-            if not meter.begun:
+            if not stream.has_output:
                 raise
-            return await cut_short(backend, job, meter, attempts.warnings)
-        await meter.commit()
-        return outcome_of(backend, job, meter, completion, attempts.warnings)
+            return await cut_short(backend, job, stream, attempts.warnings)
+        await stream.commit()
+        return outcome_of(backend, job, stream, completion, attempts.warnings)
 
     async def _attempt(
-        self, this: Attempt, attempts: Attempts, backend: Backend, meter: AnswerStream
+        self, this: Attempt, attempts: Attempts, backend: Backend, stream: AnswerStream
     ) -> Completion:
-        with meter.steps.step("attempt", backend.name, this.number) as step:
+        with stream.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
-            return await self._make(this, attempts, backend, meter)
+            return await self._make(this, attempts, backend, stream)
 
     async def _make(
-        self, this: Attempt, attempts: Attempts, backend: Backend, meter: AnswerStream
+        self, this: Attempt, attempts: Attempts, backend: Backend, stream: AnswerStream
     ) -> Completion:
         work, going_on = await attempts.next(this)
         if going_on is None:
             again = this.number == 1
             return await self._generate(
-                backend, work, meter.take, attempts, lambda: again and not meter.committed
+                backend, work, stream.take, attempts, lambda: again and not stream.committed
             )
-        rejoined, crossing = SplicedStream(meter, going_on.joint), meter.crossings[-1]
+        rejoined, resumed = SplicedStream(stream, going_on.joint), stream.resumes[-1]
         if attempts.step is not None:
-            attempts.step.mode = crossing.mode
+            attempts.step.mode = resumed.mode
         result = "cut"
         try:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:
                 completion = await self._generate(backend, work, rejoined.take, attempts, lambda: False)
             else:  # it broke off behind its last token
                 completion = Completion(
-                    FinishReason.LENGTH, Usage(len(work.token_ids), 0, meter.cached_tokens)
+                    FinishReason.LENGTH, Usage(len(work.token_ids), 0, stream.cached_tokens)
                 )
             await rejoined.end()
             result = "whole"
@@ -135,9 +135,9 @@ class Dispatcher:
             result = "broken"
             raise
         finally:
-            self._emit(Resumed(crossing.source, crossing.target, crossing.mode, result, crossing.tokens))
+            self._emit(Resumed(resumed.source, resumed.target, resumed.mode, result, resumed.tokens))
         # What there was before this call, and what this call counted.
-        output_tokens = crossing.tokens + completion.usage.output_tokens
+        output_tokens = resumed.tokens + completion.usage.output_tokens
         return replace(completion, usage=replace(completion.usage, output_tokens=output_tokens))
 
     async def _generate(
@@ -147,11 +147,11 @@ class Dispatcher:
         buffer = attempts.buffer
         if buffer is None or not buffer.holding:
             return await generating
-        return await buffer.beside(generating)
+        return await buffer.run(generating)
 
 
 def outcome_of(
-    backend: Backend, job: Job, meter: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
+    backend: Backend, job: Job, stream: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
     """The outcome of a generation on ``backend``."""
     return GenerationOutcome(
@@ -159,22 +159,22 @@ def outcome_of(
         backend=backend.kind,
         backend_name=backend.name,
         model=backend.model,
-        plan=meter.origin.plan if meter.origin is not None else job.plan,
+        plan=stream.origin.plan if stream.origin is not None else job.plan,
         adapter=job.lease.adapter,
         warnings=warnings,
     )
 
 
 async def cut_short(
-    backend: Backend, job: Job, meter: AnswerStream, warnings: tuple[str, ...] = ()
+    backend: Backend, job: Job, stream: AnswerStream, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
     """The outcome when the deadline has passed in the middle of an answer: what there is."""
-    await meter.commit()
-    plan = meter.origin.plan if meter.origin is not None else job.plan
-    usage = Usage(len(plan.token_ids), meter.tokens, meter.cached_tokens)
+    await stream.commit()
+    plan = stream.origin.plan if stream.origin is not None else job.plan
+    usage = Usage(len(plan.token_ids), stream.tokens, stream.cached_tokens)
     others = (FinishReason.DEADLINE,) * (job.request.sampling.n - 1)
-    completion = Completion(FinishReason.DEADLINE, usage, meter.queue_wait_s, others)
-    return outcome_of(backend, job, meter, completion, warnings)
+    completion = Completion(FinishReason.DEADLINE, usage, stream.queue_wait_s, others)
+    return outcome_of(backend, job, stream, completion, warnings)
 
 
 def _not_ready(backend: Backend) -> BackendFailure:

@@ -16,7 +16,7 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
 from gateway.generation.fallback_policy import FallbackPolicy, Situation, TryBackend, WaitForRestart
 from gateway.generation.job import Job
-from gateway.generation.mappings import demand_let_in_before, demand_of
+from gateway.generation.mappings import demand_of, readmission_demand
 from gateway.generation.resume import Mode, mode_on
 from gateway.generation.without_adapter import warning_of, without_adapter
 from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
@@ -80,7 +80,7 @@ class FallbackChain:
         self._emit = emit
         self._waiting = 0
 
-    async def answer(self, cause: Cause, job: Job, meter: AnswerStream) -> GenerationOutcome:
+    async def answer(self, cause: Cause, job: Job, stream: AnswerStream) -> GenerationOutcome:
         """Answer in spite of ``cause``; re-raise it when that cannot be done or may not.
 
         Whatever takes all the time there is leaves some for what is kept: an answer given before, or the
@@ -95,70 +95,70 @@ class FallbackChain:
         try:
             if isinstance(cause, DeadlinePassed):
                 raise cause
-            return await self._go_on(cause, job, meter)
+            return await self._go_on(cause, job, stream)
         except DeadlinePassed as passed:
-            return await self._late(cause, passed, job, meter)
+            return await self._late(cause, passed, job, stream)
 
     async def _go_on(
-        self, cause: Refused | BackendFailure, job: Job, meter: AnswerStream
+        self, cause: Refused | BackendFailure, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         if isinstance(cause, Refused):
-            meter.steps.turned_away(job.primary.name, cause.reason.value)
+            stream.steps.refused(job.primary.name, cause.reason.value)
         elif not cause.policy.other_backend:
             raise cause
-        if (plain := without_adapter(cause, job, meter)) is not None:
-            return await self._on_base(cause, plain, job, meter)
+        if (plain := without_adapter(cause, job, stream)) is not None:
+            return await self._on_base(cause, plain, job, stream)
         if not _may_go_on(cause):
-            if meter.committed:
+            if stream.committed:
                 raise cause
-            meter.rewind()
+            stream.rewind()
         primary, request = job.primary, job.request
         course = FallbackPolicy(
             primary.name,
             job.target.route.fallback if request.allow_fallback else (),
             job.target.route.resume,
             on_engine=self._on_engine,
-            in_hand=isinstance(cause, BackendFailure) and meter.started_at is not None,
+            in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
         )
-        moved = _goes_on(primary, job, meter)
-        self._note(course, primary, cause, moved=moved, unseen=_unseen(meter))
-        while (step := course.next(self._view(job, meter))) is not None:
+        moved = _goes_on(primary, job, stream)
+        self._note(course, primary, cause, moved=moved, unseen=_unseen(stream))
+        while (step := course.next(self._view(job, stream))) is not None:
             if isinstance(step, WaitForRestart):
-                await self._wait(course, step, job, meter)
+                await self._wait(course, step, job, stream)
             elif isinstance(step, TryBackend):
-                outcome = await self._attempt(course, self._backends[step.backend], job, meter)
+                outcome = await self._attempt(course, self._backends[step.backend], job, stream)
                 if outcome is not None:
                     return self._named(outcome, cause, job)
             elif step.leg == RESPONSE_CACHE:
-                with meter.steps.step(RESPONSE_CACHE) as looking:
+                with stream.steps.step(RESPONSE_CACHE) as looking:
                     found = await self._answers.find(job, self._left_s(job) - job.fallback_reserve_s)
                     looking.mode = "miss" if found is None else "hit"
                 if found is not None:
-                    return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
+                    return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, stream)
                 course.gave_nothing(step.leg)
             else:
-                with meter.steps.step(DEGRADED):
-                    return await _give(_degraded(job), step.leg, "degraded_response", cause, job, meter)
-        if meter.committed and self._left_s(job) <= 0:
-            return await cut_short(primary, job, meter)
-        if not meter.committed:
-            meter.rewind()  # nobody has seen it, nobody pays for it
+                with stream.steps.step(DEGRADED):
+                    return await _give(_degraded(job), step.leg, "degraded_response", cause, job, stream)
+        if stream.committed and self._left_s(job) <= 0:
+            return await cut_short(primary, job, stream)
+        if not stream.committed:
+            stream.rewind()  # nobody has seen it, nobody pays for it
         raise cause
 
     async def _late(
-        self, cause: Cause, passed: DeadlinePassed, job: Job, meter: AnswerStream
+        self, cause: Cause, passed: DeadlinePassed, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         """Give what is kept in the time that was left for it."""
-        if meter.committed or not job.fallback_reserve_s:
+        if stream.committed or not job.fallback_reserve_s:
             raise passed
         if RESPONSE_CACHE in job.target.route.fallback:
-            with meter.steps.step(RESPONSE_CACHE) as looking:
+            with stream.steps.step(RESPONSE_CACHE) as looking:
                 found = await self._answers.find(job, self._left_s(job) / 2)
                 looking.mode = "miss" if found is None else "hit"
             if found is not None:
-                return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, meter)
-        with meter.steps.step(DEGRADED):
-            return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, meter)
+                return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, stream)
+        with stream.steps.step(DEGRADED):
+            return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, stream)
 
     def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Keep an answer to the whole prompt for the day when nothing better can be had."""
@@ -167,57 +167,57 @@ class FallbackChain:
             self._answers.remember(job, answer)
 
     async def _on_base(
-        self, cause: Refused | BackendFailure, plain: Job, job: Job, meter: AnswerStream
+        self, cause: Refused | BackendFailure, plain: Job, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         """Answer without the adapter, on the same backend first."""
-        meter.rewind()
+        stream.rewind()
         try:
-            async with self._admission.admit(demand_of(plain, plain.primary, meter)) as slot:
-                outcome = await self._dispatcher.generate(slot, plain.primary, plain, meter)
+            async with self._admission.admit(demand_of(plain, plain.primary, stream)) as slot:
+                outcome = await self._dispatcher.generate(slot, plain.primary, plain, stream)
         except (Refused, BackendFailure) as failure:
-            outcome = await self._go_on(failure, plain, meter)
+            outcome = await self._go_on(failure, plain, stream)
         if not outcome.completion.usage.input_tokens:
             return outcome  # no model has answered
         adapter = job.lease.adapter
         self._emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
-    def _view(self, job: Job, meter: AnswerStream) -> Situation:
+    def _view(self, job: Job, stream: AnswerStream) -> Situation:
         primary = job.primary
         restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
         # Nobody is kept waiting for a backend that could not go on with what he has of the answer.
-        restarts = restarts and (not meter.committed or _goes_on(primary, job, meter))
+        restarts = restarts and (not stream.committed or _goes_on(primary, job, stream))
         back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
-            able=lambda name: self._able(self._backends[name], job, meter),
+            able=lambda name: self._able(self._backends[name], job, stream),
             back_in_s=back_in_s,
             restarts=restarts,
-            committed=meter.committed,
+            committed=stream.committed,
             in_time=job.request.deadline is not None
             and back_in_s is not None
             and back_in_s < self._left_s(job) - job.fallback_reserve_s,
         )
 
-    def _able(self, backend: Backend, job: Job, meter: AnswerStream) -> bool:
+    def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
         if backend.state is not BackendState.READY or job.must_honour - backend.features:
             return False
-        return not meter.committed or _goes_on(backend, job, meter)
+        return not stream.committed or _goes_on(backend, job, stream)
 
     async def _wait(
-        self, course: FallbackPolicy, step: WaitForRestart, job: Job, meter: AnswerStream
+        self, course: FallbackPolicy, step: WaitForRestart, job: Job, stream: AnswerStream
     ) -> None:
         """Wait for the primary's engine, never past the deadline."""
         began_at = self._clock()
         timeout_s = min(
-            step.timeout_s, self._left_s(job) - (0.0 if meter.committed else job.fallback_reserve_s)
+            step.timeout_s, self._left_s(job) - (0.0 if stream.committed else job.fallback_reserve_s)
         )
         back = False
         if timeout_s > 0 and isinstance(job.primary, Restarting):
             self._waiting += 1
             try:
-                with meter.steps.step("wait", job.primary.name) as waiting:
+                with stream.steps.step("wait", job.primary.name) as waiting:
                     back = await job.primary.wait_ready(timeout_s)
                     waiting.mode = "back" if back else "away"
             finally:
@@ -225,26 +225,26 @@ class FallbackChain:
         course.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
 
     async def _attempt(
-        self, course: FallbackPolicy, backend: Backend, job: Job, meter: AnswerStream
+        self, course: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream
     ) -> GenerationOutcome | None:
         """Ask a backend to answer, or to go on with the answer; the chain goes on when it cannot."""
-        demand = demand_of(job, backend, meter)
-        goes_on = _goes_on(backend, job, meter)
-        if goes_on or (backend.name == job.primary.name and meter.started_at is not None):
-            demand = demand_let_in_before(demand, job, meter.tokens if goes_on else 0, meter, self._clock())
+        demand = demand_of(job, backend, stream)
+        goes_on = _goes_on(backend, job, stream)
+        if goes_on or (backend.name == job.primary.name and stream.started_at is not None):
+            demand = readmission_demand(demand, job, stream.tokens if goes_on else 0, stream, self._clock())
         permit = self._permit(backend, job, demand)
         if permit is None:
-            meter.steps.turned_away(backend.name, "leg_limit")
+            stream.steps.refused(backend.name, "leg_limit")
             course.refused(backend.name, memory=False)
             return None
-        if meter.begun and not goes_on:
-            meter.rewind()
-        given, before = meter.given, meter.tokens
+        if stream.has_output and not goes_on:
+            stream.rewind()
+        given, before = stream.chars, stream.tokens
         try:
             with permit:
                 try:
                     async with self._admission.admit(demand) as slot:
-                        outcome = await self._dispatcher.generate(slot, backend, job, meter)
+                        outcome = await self._dispatcher.generate(slot, backend, job, stream)
                 except (Refused, BackendFailure) as failure:
                     if isinstance(failure, Refused) or failure.kind in _UNBILLED:
                         permit.settle(LegUsage())
@@ -256,22 +256,22 @@ class FallbackChain:
                 return outcome
         except (Refused, BackendFailure) as failure:
             if isinstance(failure, Refused):
-                meter.steps.turned_away(backend.name, failure.reason.value)
+                stream.steps.refused(backend.name, failure.reason.value)
             # The guard and admission have told what failed here.
             # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
             refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend
             if not _may_go_on(failure) and not refused:
-                if meter.committed:
+                if stream.committed:
                     raise
-                meter.rewind()
-            gave = meter.given > given
-            moved = gave and _goes_on(backend, job, meter)
-            self._note(course, backend, failure, moved=moved, unseen=gave and _unseen(meter))
+                stream.rewind()
+            gave = stream.chars > given
+            moved = gave and _goes_on(backend, job, stream)
+            self._note(course, backend, failure, moved=moved, unseen=gave and _unseen(stream))
             return None
         except DeadlinePassed:
-            if not meter.committed:
+            if not stream.committed:
                 raise
-            return await cut_short(backend, job, meter)
+            return await cut_short(backend, job, stream)
 
     def _permit(self, backend: Backend, job: Job, demand: Demand) -> Permit | None:
         """A place in a leg; the primary is nobody's leg, whenever it is asked."""
@@ -311,17 +311,17 @@ class FallbackChain:
         return float("inf") if deadline is None else deadline - self._clock()
 
 
-def _goes_on(backend: Backend, job: Job, meter: AnswerStream) -> bool:
+def _goes_on(backend: Backend, job: Job, stream: AnswerStream) -> bool:
     """Whether a backend would go on with what there is; of what nobody has seen it rather makes a new one
     than finish it from its text.
     """
-    mode = mode_on(backend, job, meter) if meter.given else None
-    return mode is not None and (meter.committed or mode is not Mode.TEXT)
+    mode = mode_on(backend, job, stream) if stream.chars else None
+    return mode is not None and (stream.committed or mode is not Mode.TEXT)
 
 
-def _unseen(meter: AnswerStream) -> bool:
+def _unseen(stream: AnswerStream) -> bool:
     """Whether there is a part of an answer that the caller has nothing of."""
-    return meter.given > 0 and not meter.committed
+    return stream.chars > 0 and not stream.committed
 
 
 def _may_go_on(cause: Refused | BackendFailure) -> bool:
@@ -342,11 +342,11 @@ def _degraded(job: Job) -> Found:
 
 
 async def _give(
-    found: Found, leg: str, kind: str, cause: Cause, job: Job, meter: AnswerStream
+    found: Found, leg: str, kind: str, cause: Cause, job: Job, stream: AnswerStream
 ) -> GenerationOutcome:
-    meter.rewind()
-    await meter.take(Delta(found.text, 0))
-    await meter.commit()
+    stream.rewind()
+    await stream.take(Delta(found.text, 0))
+    await stream.commit()
     return GenerationOutcome(
         completion=Completion(found.finish_reason, Usage()),
         backend=leg,

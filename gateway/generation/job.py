@@ -14,9 +14,9 @@ from gateway.routing.revision import DEGRADED
 from gateway.routing.target import Target
 
 # Kept of a deadline, at most, for what the chain can give when nothing else has come by then.
-FAREWELL_S = 0.05
+FALLBACK_RESERVE_S = 0.05
 # Of a short one only this share.
-FAREWELL_SHARE = 0.1
+FALLBACK_RESERVE_SHARE = 0.1
 
 Shorten = Callable[[Plan], Awaitable[Plan | None]]
 
@@ -46,7 +46,7 @@ class Job:
         deadline, arrived_at = self.request.deadline, self.request.arrived_at
         if deadline is None or not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
             return 0.0
-        return min(FAREWELL_S, max(0.0, (deadline - arrived_at) * FAREWELL_SHARE))
+        return min(FALLBACK_RESERVE_S, max(0.0, (deadline - arrived_at) * FALLBACK_RESERVE_SHARE))
 
     @property
     def first_token_deadline(self) -> float | None:

@@ -72,8 +72,8 @@ def first_candidate(ranking: Ranking) -> Backend:
     )
 
 
-def demand_of(job: Job, backend: Backend, meter: AnswerStream, prefix: Prefix | None = None) -> Demand:
-    """What the request asks of its backend; the meter tells admission how far its answer is.
+def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix | None = None) -> Demand:
+    """What the request asks of its backend; the stream tells admission how far its answer is.
 
     A prefix that the backend has not computed to its end bounds what it can find of the prompt; what it finds
     beyond a known prefix is learned.
@@ -95,13 +95,13 @@ def demand_of(job: Job, backend: Backend, meter: AnswerStream, prefix: Prefix | 
         kind=(route.name, request.intent),
         cached_tokens=prefix.expected if bound and prefix is not None else None,
         size_bytes=BYTES_PER_TOKEN * plan.counts.total,
-        produced=meter.produced,
+        produced=stream.produced,
         limits=limits,
         sequences=request.sampling.n,
     )
 
 
-def demand_let_in_before(demand: Demand, job: Job, begun: int, meter: AnswerStream, now: float) -> Demand:
+def readmission_demand(demand: Demand, job: Job, begun: int, stream: AnswerStream, now: float) -> Demand:
     """The same for a request that was let in once, with ``begun`` tokens of its answer: it waits before new
     ones, in the urgent class, as long as the route waits for a restart; and no queue shortens it.
     """
@@ -119,7 +119,7 @@ def demand_let_in_before(demand: Demand, job: Job, begun: int, meter: AnswerStre
         # The length of a rest says nothing about whole answers.
         kind=(job.target.route.name, None, "rest") if begun else demand.kind,
         cached_tokens=None,
-        produced=lambda: max(0, meter.tokens - begun),
+        produced=lambda: max(0, stream.tokens - begun),
         limits=replace(
             limits,
             max_wait_s=max(wait_s, 0.001),

@@ -38,18 +38,18 @@ class Spelling(Protocol):
         """Ids of a text."""
 
 
-def mode_on(backend: Backend, job: Job, meter: AnswerStream) -> Mode | None:
+def mode_on(backend: Backend, job: Job, stream: AnswerStream) -> Mode | None:
     """How ``backend`` could go on with the answer; ``None`` when it cannot.
 
     Cheap: whether the ids really fit the text shows in :func:`continuation`.
     """
-    request, ways, origin = job.request, backend.continues, meter.origin
+    request, ways, origin = job.request, backend.continues, stream.origin
     if origin is None or request.sampling.n != 1 or job.must_honour - backend.features:
         return None
     if request.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
         return None
     if Continue.TOKENS in ways:
-        known = meter.token_ids is not None and backend.model == origin.model
+        known = stream.token_ids is not None and backend.model == origin.model
         return Mode.EXACT if known else Mode.SPELLED
     return Mode.TEXT if Continue.TEXT in ways and origin.plan.messages else None
 
@@ -77,11 +77,11 @@ class Continuation:
     joint: Splice
 
 
-def continuation(backend: Backend, job: Job, meter: AnswerStream, spelling: Spelling) -> Continuation | None:
-    """The best way in which ``backend`` can go on with what ``meter`` has seen; ``None`` without one."""
-    mode, text = mode_on(backend, job, meter), meter.text()
+def continuation(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Continuation | None:
+    """The best way in which ``backend`` can go on with what ``stream`` has seen; ``None`` without one."""
+    mode, text = mode_on(backend, job, stream), stream.text()
     if mode is Mode.EXACT:
-        seam = align(meter.token_ids or (), text, spelling.token_bytes)
+        seam = align(stream.token_ids or (), text, spelling.token_bytes)
         if seam is not None:
             joint = Splice(seam, job.request.sampling.stop, spelling.token_bytes)
             return Continuation(mode, PartialAnswer(seam.behind(text), seam.token_ids), seam.token_ids, joint)
@@ -91,7 +91,7 @@ def continuation(backend: Backend, job: Job, meter: AnswerStream, spelling: Spel
         if _spells(ids, text, spelling):
             return Continuation(mode, PartialAnswer(text, ids), None, Splice(ResumePoint(ids)))
         ways = backend.continues
-        origin = meter.origin
+        origin = stream.origin
         able = Continue.TEXT in ways and origin is not None and bool(origin.plan.messages)
         mode = Mode.TEXT if able else None
     if mode is Mode.TEXT and text:
@@ -106,10 +106,10 @@ def _spells(ids: Sequence[int], text: str, spelling: Spelling) -> bool:
 class SplicedStream:
     """Takes the pieces of a continuation and passes on what the caller has not got."""
 
-    __slots__ = ("_joint", "_meter")
+    __slots__ = ("_joint", "_stream")
 
-    def __init__(self, meter: AnswerStream, joint: Splice) -> None:
-        self._meter = meter
+    def __init__(self, stream: AnswerStream, joint: Splice) -> None:
+        self._stream = stream
         self._joint = joint
 
     async def take(self, delta: Delta) -> None:
@@ -123,7 +123,7 @@ class SplicedStream:
                 delta = replace(delta, text=self._joint.take(delta.text, delta.token_ids))
             except Mismatch:
                 raise _mismatch() from None
-        await self._meter.take(delta)
+        await self._stream.take(delta)
 
     async def end(self) -> None:
         """Give what is still held; raises as :meth:`take`."""
@@ -132,7 +132,7 @@ class SplicedStream:
         except Mismatch:
             raise _mismatch() from None
         if held:
-            await self._meter.take(Delta(held, 0))
+            await self._stream.take(Delta(held, 0))
 
 
 def _mismatch() -> BackendFailure:

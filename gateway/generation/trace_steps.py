@@ -139,7 +139,7 @@ class TraceSteps:
             self._steps.append(step)
         return step
 
-    def turned_away(self, backend: str, reason: str) -> None:
+    def refused(self, backend: str, reason: str) -> None:
         """Admission, or a bound of the leg, kept the request from ``backend``."""
         step = self.step("refused", backend)
         step.failure, step.ended_at = reason, step.began_at

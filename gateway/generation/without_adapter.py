@@ -14,7 +14,7 @@ from resilience.failures import BackendFailure
 RULE = "base"
 
 
-def without_adapter(cause: Refused | BackendFailure, job: Job, meter: AnswerStream) -> Job | None:
+def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:
     """The same job for the base model; ``None`` where that is not allowed, or not what failed.
 
     It is allowed by the route (``adapter_fallback: base``), to callers who take fallbacks, as long as nothing
@@ -22,7 +22,7 @@ def without_adapter(cause: Refused | BackendFailure, job: Job, meter: AnswerStre
     """
     if not isinstance(cause, BackendFailure) or cause.param != PARAM or job.lease.adapter is None:
         return None
-    if not job.target.route.adapter_fallback or not job.request.allow_fallback or meter.committed:
+    if not job.target.route.adapter_fallback or not job.request.allow_fallback or stream.committed:
         return None
     return replace(job, lease=Lease(None, RULE))
 

@@ -161,7 +161,7 @@ class KeyLimiter:
 
 @contextmanager
 def settling(
-    held: TokenReservation | None, input_tokens: int, meter: AnswerStream
+    held: TokenReservation | None, input_tokens: int, stream: AnswerStream
 ) -> Iterator[TokenReservation | None]:
     """Settle what is held when the block ends.
 
@@ -172,7 +172,7 @@ def settling(
         yield held
     finally:
         if held is not None:
-            held.settle(input_tokens + meter.tokens if meter.tokens else 0)
+            held.settle(input_tokens + stream.tokens if stream.tokens else 0)
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:

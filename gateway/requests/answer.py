@@ -19,7 +19,7 @@ def respond(
     request: GenerateRequest, outcome: GenerationOutcome, trip: RequestRecorder, *, now: float
 ) -> Answer:
     """The backend-neutral answer."""
-    meter = trip.meter
+    stream = trip.stream
     waited_s = trip.timer.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
     usage, plan = outcome.completion.usage, outcome.plan
     counts = plan.counts
@@ -33,10 +33,10 @@ def respond(
         backend_version=outcome.version,
         model=request.model or outcome.model,
         trace_id=trip.trace_id,
-        output_text=meter.text(),
+        output_text=stream.text(),
         finish_reason=outcome.completion.finish_reason,
         usage=usage,
-        timings=timings(request, meter, now, queue_wait_s=waited_s),
+        timings=timings(request, stream, now, queue_wait_s=waited_s),
         # Nothing was sent when the cache or the degraded text answered: the counts say what was sent.
         budget=BudgetReport(
             system=counts.system if generated else 0,
@@ -53,18 +53,18 @@ def respond(
         created=request.created,
         fallback=outcome.fallback,
         warnings=(*outcome.warnings, *trip.warnings),
-        logprobs=meter.logprobs() if told else None,
+        logprobs=stream.logprobs() if told else None,
         others=tuple(
-            Choice(meter.text(index), reason, meter.logprobs(index) if told else None)
+            Choice(stream.text(index), reason, stream.logprobs(index) if told else None)
             for index, reason in enumerate(outcome.completion.others, 1)
         ),
         adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
     )
 
 
-def timings(request: GenerateRequest, meter: AnswerStream, now: float, *, queue_wait_s: float) -> Timings:
+def timings(request: GenerateRequest, stream: AnswerStream, now: float, *, queue_wait_s: float) -> Timings:
     """Milliseconds since arrival."""
-    first = meter.first_at
+    first = stream.first_at
     return Timings(
         queue_wait_ms=round(queue_wait_s * 1000, 3),
         ttft_ms=None if first is None else round((first - request.arrived_at) * 1000, 3),

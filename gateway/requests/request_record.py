@@ -43,7 +43,7 @@ class RequestRecorder:
     """The running notes of one request."""
 
     request: GenerateRequest
-    meter: AnswerStream
+    stream: AnswerStream
     timer: StageTimer
     span: RootSpan
     clock: Callable[[], float]
@@ -134,7 +134,7 @@ class RequestRecorder:
 
     def failed(self, error: PublicError) -> None:
         """The request ended in an error."""
-        self.status = 200 if self.meter.committed else error.status
+        self.status = 200 if self.stream.committed else error.status
         self.error_code, self.finish_reason = error.code, "error"
 
     def cancelled(self) -> None:
@@ -150,21 +150,21 @@ class RequestRecorder:
         except BaseException as error:
             if account.settled:
                 raise
-            origin, started = self.meter.origin, self.meter.started_at is not None
+            origin, started = self.stream.origin, self.stream.started_at is not None
             broken = replace(
                 row,
                 backend_name=origin.backend if origin else None,
                 model=origin.model if origin else None,
                 error_code=self._code(error),
                 input_tokens=self.plan.counts.total if self.plan and started else 0,
-                output_tokens=self.meter.tokens,
-                cached_tokens=self.meter.cached_tokens,
-                queue_wait_ms=self.meter.queue_wait_s * 1000,
-                ttft_ms=self._since_arrival(self.meter.first_at),
+                output_tokens=self.stream.tokens,
+                cached_tokens=self.stream.cached_tokens,
+                queue_wait_ms=self.stream.queue_wait_s * 1000,
+                ttft_ms=self._since_arrival(self.stream.first_at),
                 total_ms=self._since_arrival(self.clock()) or 0.0,
             )
             # Who got a part pays for it; who got nothing does not.
-            account.update(broken.delivered() if self.meter.committed else broken)
+            account.update(broken.delivered() if self.stream.committed else broken)
             raise
 
     def _code(self, error: BaseException) -> str:
@@ -177,7 +177,7 @@ class RequestRecorder:
         request, answer, target, stage_ms = self.request, self.answer, self.target, self.timer.stage_ms
         total_ms = self._since_arrival(self.clock()) or 0.0
         fallback = answer.fallback if answer else None
-        waited = self.meter.started_at is not None
+        waited = self.stream.started_at is not None
         return RequestRecord(
             request_id=request.request_id,
             generation_id=request.generation_id,
@@ -202,12 +202,12 @@ class RequestRecorder:
             fallback_kind=fallback.kind if fallback else None,
             fallback_reason=fallback.reason if fallback else None,
             input_tokens=answer.usage.input_tokens if answer else 0,
-            output_tokens=answer.usage.output_tokens if answer else self.meter.tokens,
-            cached_tokens=answer.usage.cached_tokens if answer else self.meter.cached_tokens,
-            queue_wait_ms=(answer.timings.queue_wait_ms if answer else self.meter.queue_wait_s * 1000)
+            output_tokens=answer.usage.output_tokens if answer else self.stream.tokens,
+            cached_tokens=answer.usage.cached_tokens if answer else self.stream.cached_tokens,
+            queue_wait_ms=(answer.timings.queue_wait_ms if answer else self.stream.queue_wait_s * 1000)
             if waited
             else None,
-            ttft_ms=self._since_arrival(self.meter.first_at),
+            ttft_ms=self._since_arrival(self.stream.first_at),
             generation_ms=stage_ms.get("generate"),
             overhead_ms=sum(ms for stage, ms in stage_ms.items() if stage not in _NOT_OURS),
             stage_ms=stage_ms,
@@ -228,13 +228,13 @@ class RequestRecorder:
 
     def facts(self) -> TraceFacts:
         """What the trace tells beside the record; asked for once, when the trace is kept."""
-        asked, steps = self.request.sampling, self.meter.steps.facts(self.request.arrived_at)
+        asked, steps = self.request.sampling, self.stream.steps.facts(self.request.arrived_at)
         refused = next((step.failure for step in steps if step.name == "refused"), None)
         admitted = "admit" in self.timer.stage_ms or any(step.name == "attempt" for step in steps)
         decision = "admitted" if admitted else None
         if refused is not None and "admit" not in self.timer.stage_ms:
             decision = "refused"
-        elif self.meter.steps.shortened:
+        elif self.stream.steps.shortened:
             decision = "shortened"
         return TraceFacts(
             steps=steps,
@@ -255,26 +255,26 @@ class RequestRecorder:
         if request.raw_prompt is not None:
             raw = request.raw_prompt
             messages = (("user", raw if isinstance(raw, str) else f"{len(raw)} token ids"),)
-        return Content(messages, self.meter.text())
+        return Content(messages, self.stream.text())
 
     @property
     def slow(self) -> bool:
         """Whether it took longer than the route's targets."""
         if self.target is None:
             return False
-        route, first = self.target.route, self._since_arrival(self.meter.first_at)
+        route, first = self.target.route, self._since_arrival(self.stream.first_at)
         return (first or 0.0) > route.ttft_slo_ms or (
             self._since_arrival(self.clock()) or 0.0
         ) > route.total_slo_ms
 
     def _seams(self) -> tuple[ResumeFact, ...] | None:
-        if not self.meter.crossings:
+        if not self.stream.resumes:
             return None
         return tuple(
             ResumeFact(
                 (one.at_s - self.request.arrived_at) * 1000, one.source, one.target, one.mode, one.tokens
             )
-            for one in self.meter.crossings
+            for one in self.stream.resumes
         )
 
     def _prefix_facts(self) -> dict[str, Any]:
@@ -344,7 +344,7 @@ class Reporter:
     prefixes: PrefixWatch
     check: AnswerCheck = in_shape
 
-    def begin(self, request: GenerateRequest, meter: AnswerStream, timer: StageTimer) -> RequestRecorder:
+    def begin(self, request: GenerateRequest, stream: AnswerStream, timer: StageTimer) -> RequestRecorder:
         """Open the notes and the root span."""
         span = self.tracer.begin(
             request.trace_parent,
@@ -352,10 +352,10 @@ class Reporter:
             trace_state=request.trace_state,
             ago_s=self.clock() - request.arrived_at,
         )
-        meter.steps.root = span
+        stream.steps.root = span
         return RequestRecorder(
             request,
-            meter,
+            stream,
             timer,
             span,
             self.clock,

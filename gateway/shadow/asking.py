@@ -188,8 +188,8 @@ class Asker:
             raise NotAsked(ShadowOutcome.UNABLE) from None
 
     async def _generate(self, backend: Backend, job: Job) -> ShadowAnswer:
-        meter = AnswerStream(_Nowhere(), self._clock, streamed=False)
-        demand = demand_of(job, backend, meter)
+        stream = AnswerStream(_Nowhere(), self._clock, streamed=False)
+        demand = demand_of(job, backend, stream)
         demand = replace(
             demand,
             tenant=TENANT,
@@ -212,10 +212,10 @@ class Asker:
         try:
             with permit:
                 async with self._admission.admit(demand) as slot:
-                    work, _ = await Attempts(backend, job, meter, slot, self._spelling).next(Attempt(1))
+                    work, _ = await Attempts(backend, job, stream, slot, self._spelling).next(Attempt(1))
                     with self._accounts.open(row) as account:
-                        asked = await self._call(backend, work, meter, version)
-                        account.settle(_closed(row, asked, meter))
+                        asked = await self._call(backend, work, stream, version)
+                        account.settle(_closed(row, asked, stream))
                     # The circuit and the learned limits are of callers' requests.
                     slot.ignored()
                 usage = asked.usage
@@ -224,30 +224,30 @@ class Asker:
             raise NotAsked(ShadowOutcome.REFUSED) from None
         return asked
 
-    async def _call(self, backend: Backend, work: Work, meter: AnswerStream, version: str) -> ShadowAnswer:
+    async def _call(self, backend: Backend, work: Work, stream: AnswerStream, version: str) -> ShadowAnswer:
         """One call, whatever becomes of it; raises nothing but a cancellation."""
         completion: Completion | None = None
         failure: FailureKind | None = None
         began = self._clock()
         try:
             async with asyncio.timeout(self._timeout_s):
-                completion = await backend.generate(work, meter.take)
+                completion = await backend.generate(work, stream.take)
         except TimeoutError:
             failure = FailureKind.TIMEOUT
         except Exception as error:
             failure = classify(error, delivered=False).kind
         ended = self._clock()
         if completion is None:
-            read = len(work.token_ids) if meter.begun else 0
+            read = len(work.token_ids) if stream.has_output else 0
             completion = Completion(
-                FinishReason.ERROR, Usage(read, meter.tokens, meter.cached_tokens), meter.queue_wait_s
+                FinishReason.ERROR, Usage(read, stream.tokens, stream.cached_tokens), stream.queue_wait_s
             )
-        waited_s, first_at = completion.queue_wait_s, meter.first_at
+        waited_s, first_at = completion.queue_wait_s, stream.first_at
         return ShadowAnswer(
             generation_id=work.generation_id,
             backend=backend.name,
             version=version,
-            text=meter.text(),
+            text=stream.text(),
             finish_reason=completion.finish_reason,
             usage=completion.usage,
             ttft_ms=None if first_at is None else max(0.0, first_at - began - waited_s) * 1000,
@@ -322,7 +322,7 @@ def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow
     )
 
 
-def _closed(row: UsageRow, asked: ShadowAnswer, meter: AnswerStream) -> UsageRow:
+def _closed(row: UsageRow, asked: ShadowAnswer, stream: AnswerStream) -> UsageRow:
     return msgspec.structs.replace(
         row,
         finish_reason=asked.finish_reason.value,
@@ -330,7 +330,7 @@ def _closed(row: UsageRow, asked: ShadowAnswer, meter: AnswerStream) -> UsageRow
         input_tokens=asked.usage.input_tokens,
         output_tokens=asked.usage.output_tokens,
         cached_tokens=asked.usage.cached_tokens,
-        queue_wait_ms=meter.queue_wait_s * 1000,
+        queue_wait_ms=stream.queue_wait_s * 1000,
         ttft_ms=asked.ttft_ms,
         total_ms=asked.total_ms,
     )

@@ -80,7 +80,7 @@ async def test_pieces_that_come_while_a_slow_reader_takes_the_first_follow_in_or
         return "done"
 
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(held.beside(work()))
+        first = tasks.create_task(held.run(work()))
         await reader.reading.wait()
         second = tasks.create_task(held.take(Delta("b", 1)))
         await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_work_that_fails_while_a_piece_goes_out_waits_for_it_and_fails_as_
         raise LookupError
 
     with pytest.raises(LookupError):
-        await held.beside(work())
+        await held.run(work())
     assert reader.got == ["a"]
 
 
@@ -117,5 +117,5 @@ async def test_a_reader_that_is_gone_ends_the_work_with_its_own_error() -> None:
             ended.set()
 
     with pytest.raises(ConnectionError):
-        await held.beside(work())
+        await held.run(work())
     assert ended.is_set()

@@ -28,7 +28,7 @@ def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None
     with steps.step("attempt", "pool", 2) as again:
         again.mode = "exact"
         clock.now = 102.0
-    steps.turned_away("bedrock", "queue_full")
+    steps.refused("bedrock", "queue_full")
     first, second, refused = steps.facts(100.0)
     assert (first.began_ms, first.took_ms, first.failure, first.waited_ms) == (500.0, 500.0, "timeout", None)
     assert (second.failure, second.mode, second.waited_ms) == (None, "exact", 250.0)
@@ -69,7 +69,7 @@ def test_a_call_takes_its_own_span_to_the_server_and_none_before_the_trace_is_kn
 def test_a_story_without_end_is_cut() -> None:
     steps = TraceSteps(Clock())
     for _ in range(3 * MAX_STEPS):
-        steps.turned_away("pool", "leg_limit")
+        steps.refused("pool", "leg_limit")
     assert len(steps.facts(100.0)) == MAX_STEPS
 
 
