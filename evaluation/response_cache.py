@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from resilience.similar import SimilarQuestions
+from resilience.word_embedding.model import WordEmbedding
 
 PAIRS = Path(__file__).parent / "similar_questions.jsonl"
 MODEL = Path("models/embedding")
@@ -66,7 +66,7 @@ def load_pairs(path: Path = PAIRS) -> list[Pair]:
     ]
 
 
-def similarity(model: SimilarQuestions, first: str, second: str) -> tuple[float, float]:
+def similarity(model: WordEmbedding, first: str, second: str) -> tuple[float, float]:
     """How similar two questions are, and from where on they count as the same; facts that differ are 0."""
     one, other = model.meaning(first), model.meaning(second)
     if one is None or other is None or one.facts != other.facts:
@@ -74,7 +74,7 @@ def similarity(model: SimilarQuestions, first: str, second: str) -> tuple[float,
     return one.similarity(other.vector), max(one.threshold, other.threshold)
 
 
-def score(model: SimilarQuestions, pairs: Iterable[Pair], at: float | None = None) -> Score:
+def score(model: WordEmbedding, pairs: Iterable[Pair], at: float | None = None) -> Score:
     """Judge the pairs at a threshold, or at the model's own."""
     same = different = right = wrong = 0
     for pair in pairs:
@@ -92,7 +92,7 @@ def main(
 ) -> None:
     """Print precision and recall by threshold, language and field."""
     console = Console()
-    known = SimilarQuestions.from_folder(model)
+    known = WordEmbedding.from_folder(model)
     pairs = [pair for pair in load_pairs() if pair.split == split]
     console.print(_table(f"all {split} pairs", known, pairs))
     for language in ("en", "ja"):
@@ -107,7 +107,7 @@ def main(
                 console.print(f"{what} {found:.3f} {pair.first!r} {pair.second!r}", highlight=False)
 
 
-def _table(title: str, model: SimilarQuestions, pairs: Sequence[Pair]) -> Table:
+def _table(title: str, model: WordEmbedding, pairs: Sequence[Pair]) -> Table:
     table = Table("threshold", "precision", "recall", "right", "wrong", title=title)
     steps: list[float | None] = [None, *THRESHOLDS]
     for at in steps:

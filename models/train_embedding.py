@@ -20,8 +20,8 @@ import torch
 
 from models import questions_en, questions_ja
 from models.spin import spin
-from resilience.response_cache_text import TURNING, Reader, bigrams, features, plain, runs
-from resilience.similar import FILE_NAME, FORMAT, SimilarQuestions
+from resilience.word_embedding.model import FILE_NAME, FORMAT, WordEmbedding
+from resilience.word_embedding.question_text import TURNING, QuestionReader, bigrams, features, plain, runs
 
 FOLDER = Path(__file__).parent / "embedding"
 DIMENSIONS = 64
@@ -87,7 +87,7 @@ def without_slots(text: str) -> str:
     return text.format(x="\ue000", y="\ue000")
 
 
-def bag(reader: Reader, wording: Wording) -> list[str]:
+def bag(reader: QuestionReader, wording: Wording) -> list[str]:
     """The features of a wording, its slots filled with words that nobody knows."""
     x, y = ("qqx", "qqy") if wording.language == "en" else ("クク", "ケケ")
     return features(reader.read(wording.text.format(x=x, y=y)).known)
@@ -99,7 +99,7 @@ def train(made: list[Wording], *, whole: bool, steps: int, seed: int) -> tuple[l
     torch.set_num_threads(1)
     rng = random.Random(seed)
     ours = [wording for wording in made if whole or not wording.kept_back]
-    reader = Reader(lexicon(without_slots(wording.text) for wording in ours))
+    reader = QuestionReader(lexicon(without_slots(wording.text) for wording in ours))
     bags = [bag(reader, wording) for wording in ours]
     names = sorted({name for one in bags for name in one})
     place = {name: number for number, name in enumerate(names)}
@@ -138,7 +138,7 @@ def train(made: list[Wording], *, whole: bool, steps: int, seed: int) -> tuple[l
     return names, table.weight.detach()
 
 
-def threshold(model: SimilarQuestions, made: list[Wording], *, foreign: bool, seed: int, draws: int) -> float:
+def threshold(model: WordEmbedding, made: list[Wording], *, foreign: bool, seed: int, draws: int) -> float:
     """The least similarity at which ``PRECISION`` holds for wordings that were kept back.
 
     Each is asked of a cache that holds ``NEIGHBOURS`` questions of other meanings on the same facts, and one
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # The thresholds come from a model that has not seen the wordings they are tried on.
     write(args.out, *train(made, whole=False, steps=args.steps, seed=args.seed), 0.0, 1.0)
-    model = SimilarQuestions.from_folder(args.out)
+    model = WordEmbedding.from_folder(args.out)
     own = threshold(model, made, foreign=False, seed=args.seed, draws=args.draws)
     strict = threshold(model, made, foreign=True, seed=args.seed, draws=args.draws)
     write(

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from resilience.embedder import Embedder, Meaning
 from resilience.response_cache_values import (
     AnswersLost,
     CachedAnswer,
@@ -31,7 +32,6 @@ from resilience.response_cache_values import (
     StoreError,
     StoreIsBack,
 )
-from resilience.similar import Meaning, SimilarQuestions
 
 # 256 bits: two different requests never share a key in practice, also when one of them is crafted.
 KEY_BYTES = 32
@@ -57,7 +57,7 @@ class ResponseCache:
 
     Args:
         store: where they are kept.
-        similar: tells which questions are similar; ``None``: only the same question is answered.
+        embedder: finds similar questions; ``None``: only the same question is answered.
         clock: seconds; the store's clock.
         emit: takes each event; must not block.
         timeout_s: longest time of a look.
@@ -68,14 +68,14 @@ class ResponseCache:
         self,
         store: Store,
         *,
-        similar: SimilarQuestions | None,
+        embedder: Embedder | None,
         clock: Callable[[], float],
         emit: Callable[[CacheEvent], None],
         timeout_s: float = 0.25,
         outbox: int = 1_000,
     ) -> None:
         self._store = store
-        self._similar = similar
+        self._embedder = embedder
         self._clock = clock
         self._emit = emit
         self._timeout_s = timeout_s
@@ -159,16 +159,16 @@ class ResponseCache:
         entry = await self._store.get(question.key)
         if entry is not None:
             return Hit(entry.kept, 1.0, self._age_s(entry), exact=True)
-        similar, text = self._similar, question.text
-        if similar is None or text is None or self._looking >= MAX_LOOKING:
+        embedder, text = self._embedder, question.text
+        if embedder is None or text is None or self._looking >= MAX_LOOKING:
             return None
         self._looking += 1
         try:
-            meaning = await asyncio.to_thread(similar.meaning, text)
+            meaning = await asyncio.to_thread(embedder.meaning, text)
             if meaning is None:
                 return None
-            await self._read(question.scope, similar)
-            candidates = await self._store.shelf(shelf_of(question.scope, meaning, similar))
+            await self._read(question.scope, embedder)
+            candidates = await self._store.shelf(shelf_of(question.scope, meaning, embedder))
             best = await asyncio.to_thread(_best, meaning, candidates) if candidates else None
             if best is None:
                 return None
@@ -199,14 +199,14 @@ class ResponseCache:
             self._worked()
 
     def _entry(self, ask: Callable[[], CacheQuestion], kept: CachedAnswer, put_at: float) -> StoredAnswer:
-        question, similar = ask(), self._similar
+        question, embedder = ask(), self._embedder
         entry = StoredAnswer(question.key, kept, put_at)
-        if similar is None or question.text is None or not kept.similar:
+        if embedder is None or question.text is None or not kept.similar:
             return entry
         if self._store.figures() is not None:  # in this process: what it means can be asked later
             self._keep_unread(question.scope, question.key, question.text)
             return entry
-        return _placed(entry, question.scope, question.text, similar)
+        return _placed(entry, question.scope, question.text, embedder)
 
     def _keep_unread(self, scope: str, key: str, text: str) -> None:
         self._unread.setdefault(scope, {})[key] = text
@@ -219,7 +219,7 @@ class ResponseCache:
             if not texts:
                 del self._unread[old_scope]
 
-    async def _read(self, scope: str, similar: SimilarQuestions) -> None:
+    async def _read(self, scope: str, embedder: Embedder) -> None:
         """Put the answers of a scope that nobody has compared yet onto their shelves."""
         texts = self._unread.pop(scope, {})
         entries = []
@@ -230,7 +230,7 @@ class ResponseCache:
                 entries.append(entry)
         if entries:
             placed = await asyncio.to_thread(
-                lambda: [_placed(entry, scope, texts[entry.key], similar) for entry in entries]
+                lambda: [_placed(entry, scope, texts[entry.key], embedder) for entry in entries]
             )
             await self._store.put(placed)
 
@@ -249,17 +249,17 @@ class ResponseCache:
             self._emit(StoreIsBack())
 
 
-def _placed(entry: StoredAnswer, scope: str, text: str, similar: SimilarQuestions) -> StoredAnswer:
+def _placed(entry: StoredAnswer, scope: str, text: str, embedder: Embedder) -> StoredAnswer:
     """The entry on the shelf of its question; where it lay, when the question says nothing."""
-    meaning = similar.meaning(text)
+    meaning = embedder.meaning(text)
     if meaning is None:
         return entry
-    return replace(entry, shelf=shelf_of(scope, meaning, similar), vector=pack(meaning.vector))
+    return replace(entry, shelf=shelf_of(scope, meaning, embedder), vector=pack(meaning.vector))
 
 
-def shelf_of(scope: str, meaning: Meaning, similar: SimilarQuestions) -> str:
+def shelf_of(scope: str, meaning: Meaning, embedder: Embedder) -> str:
     """Where questions of one scope and the same facts lie; vectors of two models never meet."""
-    return digest_of([similar.fingerprint, scope, *meaning.facts])
+    return digest_of([embedder.fingerprint, scope, *meaning.facts])
 
 
 def digest_of(texts: Iterable[str | None], token_ids: Sequence[int] = ()) -> str:

@@ -14,8 +14,8 @@ from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way, meaning_likeness
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Copy
+from resilience.embedder import Embedder
 from resilience.leg_limits import LegPrice, LegUsage
-from resilience.similar import SimilarQuestions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Comparer:
     Args:
         checks: by name.
         redact: what must not be kept is taken out by it.
-        model: of meanings; ``None``: they are not compared.
+        embedder: of meanings; ``None``: they are not compared.
         prices: by backend.
         keep_texts: whether the redacted answers are kept with the pair.
         unix_time: seconds since 1970.
@@ -43,7 +43,7 @@ class Comparer:
 
     checks: Mapping[str, Check]
     redact: Redactor
-    model: SimilarQuestions | None
+    embedder: Embedder | None
     prices: Mapping[str, LegPrice]
     keep_texts: bool
     unix_time: Callable[[], float]
@@ -88,7 +88,7 @@ class Comparer:
             adapter_id=None if copy.adapter is None else copy.adapter.adapter_id,
             intent=request.intent,
             likeness=chrf(told.primary, told.shadow) if both else None,
-            meaning=meaning_likeness(self.model, told.primary, told.shadow) if both else None,
+            meaning=meaning_likeness(self.embedder, told.primary, told.shadow) if both else None,
         )
         return pair, told
 

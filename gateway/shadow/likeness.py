@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import mul
 
-from resilience.similar import SimilarQuestions
+from resilience.embedder import Embedder
 
 # chrF as its author gives it (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much.
 MAX_ORDER = 6
@@ -44,11 +44,11 @@ def chrf(reference: str, given: str) -> float:
     return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
 
 
-def meaning_likeness(model: SimilarQuestions | None, left: str, right: str) -> float | None:
-    """The cosine of what two texts mean, -1 to 1; ``None`` without a model or a word that it knows."""
-    if model is None:
+def meaning_likeness(embedder: Embedder | None, left: str, right: str) -> float | None:
+    """The cosine of what two texts mean, -1 to 1; ``None`` without an embedder or where it knows no word."""
+    if embedder is None:
         return None
-    vectors = [_meaning(model, text) for text in (left, right)]
+    vectors = [_meaning(embedder, text) for text in (left, right)]
     if not all(vectors):
         return None
     return float(sum(map(mul, *vectors)))
@@ -66,11 +66,11 @@ def _runs(text: str, order: int) -> Counter[str]:
     return Counter(text[place : place + order] for place in range(len(text) - order + 1))
 
 
-def _meaning(model: SimilarQuestions, text: str) -> Sequence[float]:
+def _meaning(embedder: Embedder, text: str) -> Sequence[float]:
     """Of length 1: the sum of what the text's sentences mean."""
     total: list[float] = []
     for sentence in _SENTENCE.findall(text)[:MAX_SENTENCES]:
-        meaning = model.meaning(sentence)
+        meaning = embedder.meaning(sentence)
         if meaning is not None and meaning.vector:
             total = [a + b for a, b in zip(total or [0.0] * len(meaning.vector), meaning.vector, strict=True)]
         give_way()

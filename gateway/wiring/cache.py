@@ -15,11 +15,12 @@ from gateway.config.errors import ConfigError
 from gateway.config.response_cache import CacheConfig
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
+from resilience.embedder import Embedder
 from resilience.leg_limits import FREE, LegLimit, LegLimits, LegPrice, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, CacheFigures, Store
-from resilience.similar import SimilarModelError, SimilarQuestions
+from resilience.word_embedding.model import EmbeddingError, WordEmbedding
 
 NANOUSD = 1_000_000_000
 # Connections to Redis: a look takes one at a time, and so does keeping.
@@ -34,13 +35,13 @@ class Answers:
         cache: as requests see it.
         resident: keeps what is remembered while the gateway runs; ``None`` without a cache.
         place: where answers are kept, for eyes: no password.
-        similar: the words that the model of similar questions knows; 0: the same question only.
+        similar: whether similar questions are answered too.
     """
 
     cache: AnswerCache
     resident: ResponseCache | None
     place: str
-    similar: int
+    similar: bool
 
     def figures(self) -> CacheFigures | None:
         """What is kept here; ``None`` when nothing is, or Redis tells."""
@@ -62,20 +63,20 @@ def make_answers(
     section = settings.response_cache
     deployment = settings.engine.model_id
     if section.capacity == 0:
-        return Answers(AnswerCache(None, deployment), None, "nothing is kept", 0)
-    similar = _similar(section)
+        return Answers(AnswerCache(None, deployment), None, "nothing is kept", similar=False)
+    embedder = _embedder(section)
     # Ages are on a clock that all who share the store share.
     shared = section.url is not None
     store, place = _store(settings, clock=clock, unix_time=unix_time)
     cache = ResponseCache(
         store,
-        similar=similar,
+        embedder=embedder,
         clock=unix_time if shared else clock,
         emit=emit,
         timeout_s=section.timeout_ms / 1000,
         outbox=section.outbox,
     )
-    return Answers(AnswerCache(cache, deployment), cache, place, 0 if similar is None else len(similar))
+    return Answers(AnswerCache(cache, deployment), cache, place, similar=embedder is not None)
 
 
 def make_leg_limits(
@@ -112,23 +113,31 @@ def price_of(backend: BackendConfig) -> LegPrice:
     )
 
 
-def _similar(section: CacheConfig) -> SimilarQuestions | None:
+def _embedder(section: CacheConfig) -> Embedder | None:
     if not section.similar:
         return None
-    folder = Path(section.model) if section.model is not None else shipped_model()
+    folder = Path(section.model) if section.model is not None else _shipped_model()
     if folder is None:
         structlog.get_logger("gateway").warning(
             "no model of similar questions is installed; the response cache answers the same question only"
         )
         return None
     try:
-        return SimilarQuestions.from_folder(folder, threshold=section.threshold)
-    except SimilarModelError as error:
+        return WordEmbedding.from_folder(folder, threshold=section.threshold)
+    except EmbeddingError as error:
         raise ConfigError(f"response_cache.model: {error}") from None
 
 
-def shipped_model() -> Path | None:
-    """The folder of the model that comes with this software."""
+def shipped_embedder() -> Embedder | None:
+    """The embedder that comes with this software; ``None`` when it is not installed or cannot be read."""
+    folder = _shipped_model()
+    try:
+        return None if folder is None else WordEmbedding.from_folder(folder)
+    except EmbeddingError:
+        return None
+
+
+def _shipped_model() -> Path | None:
     found = importlib.util.find_spec("models")
     for place in () if found is None else found.submodule_search_locations or ():
         folder = Path(place) / "embedding"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from accounting.account import Accounts
 from accounting.shadow_pairs import ShadowPairStore
@@ -25,10 +24,9 @@ from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, keep_all, redact_personal
 from gateway.shadow.sampling import ShadowQueue
-from gateway.wiring.cache import NANOUSD, shipped_model
+from gateway.wiring.cache import NANOUSD, shipped_embedder
 from observability.shadow_metrics import ShadowCollector, ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits, LegPrice
-from resilience.similar import SimilarModelError, SimilarQuestions
 
 DAY_S = 86_400.0
 REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": keep_all}
@@ -138,7 +136,7 @@ def make_shadow(
     shadow = Shadow(
         line=ShadowQueue(section.queue, section.queue_bytes),
         asks=asker,
-        comparer=Comparer(checks, redact, _meanings(), prices, section.keep_texts, unix_time),
+        comparer=Comparer(checks, redact, shipped_embedder(), prices, section.keep_texts, unix_time),
         pairs=pairs,
         judge=judge,
         concurrency=section.concurrency,
@@ -156,12 +154,3 @@ def _redactor(name: str) -> Redactor:
         return load_hook(name, built_in=", ".join(sorted(REDACTORS)))
     except HookError as error:
         raise ConfigError(f"shadow.redact: {error}") from None
-
-
-def _meanings() -> SimilarQuestions | None:
-    """The model of meanings that comes with this software; without it meanings are not compared."""
-    folder: Path | None = shipped_model()
-    try:
-        return None if folder is None else SimilarQuestions.from_folder(folder)
-    except SimilarModelError:
-        return None

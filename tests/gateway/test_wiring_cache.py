@@ -32,7 +32,7 @@ def answers(**section: object) -> Answers:
 
 async def test_by_default_answers_lie_here_and_similar_questions_are_found() -> None:
     made = answers()
-    assert made.resident is not None and made.similar > 500
+    assert made.resident is not None and made.similar
     assert (made.place, made.figures()) == ("this process", CacheFigures(0, 0))
 
 
@@ -42,7 +42,7 @@ async def test_no_capacity_is_no_cache() -> None:
 
 
 async def test_similar_questions_can_be_left_out() -> None:
-    assert answers(similar=False).similar == 0
+    assert not answers(similar=False).similar
 
 
 async def test_redis_is_shown_without_its_password() -> None:

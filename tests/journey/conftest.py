@@ -48,11 +48,11 @@ from resilience.guard import Guard
 from resilience.leg_limits import LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
-from resilience.similar import SimilarQuestions
+from resilience.word_embedding.model import WordEmbedding
 from tests.journey.house import CALLER, House, Outbox
 
 ROOT = Path(__file__).parents[2]
-SIMILAR = SimilarQuestions.from_folder(ROOT / "models" / "embedding")
+SIMILAR = WordEmbedding.from_folder(ROOT / "models" / "embedding")
 # Every model is at most this long here.
 LIMITS = AdmissionLimits(max_input_tokens=4096)
 
@@ -105,7 +105,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         limits_of_legs = LegLimits(legs or {}, clock=clock, emit=skipped.append)
         cache = ResponseCache(
             MemoryStore(capacity=100, max_bytes=1 << 20, ttl_s=60.0, clock=clock),
-            similar=SIMILAR,
+            embedder=SIMILAR,
             timeout_s=30.0,
             clock=clock,
             emit=lambda event: None,

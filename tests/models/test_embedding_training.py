@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from models.train_embedding import lexicon, train, wordings, write
-from resilience.response_cache_text import TURNING
-from resilience.similar import FILE_NAME, SimilarQuestions
+from resilience.word_embedding.model import FILE_NAME, WordEmbedding
+from resilience.word_embedding.question_text import TURNING
 
 
 def test_training_twice_gives_the_same_file(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_training_twice_gives_the_same_file(tmp_path: Path) -> None:
         write(tmp_path / name, *train(made, whole=True, steps=3, seed=1), 0.95, 0.96)
         files.append((tmp_path / name / FILE_NAME).read_bytes())
     assert files[0] == files[1]
-    model = SimilarQuestions.from_folder(tmp_path / "one")
-    assert (model.threshold, model.strict) == (0.95, 0.96) and len(model) > 500
+    model = WordEmbedding.from_folder(tmp_path / "one")
+    assert (model.threshold, model.strict) == (0.95, 0.96) and len(model.words) > 500
 
 
 def test_every_meaning_has_wordings_and_no_slot_of_an_unknown_name() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from resilience.embedder import Embedder
 from resilience.response_cache import REST_S, ResponseCache, digest_of
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import (
@@ -26,9 +27,9 @@ from resilience.response_cache_values import (
     StoreError,
     StoreIsBack,
 )
-from resilience.similar import SimilarQuestions
+from resilience.word_embedding.model import WordEmbedding
 
-MODEL = SimilarQuestions.from_folder(Path(__file__).parents[2] / "models" / "embedding")
+MODEL = WordEmbedding.from_folder(Path(__file__).parents[2] / "models" / "embedding")
 ANSWER = CachedAnswer("Kentaro Miura.", "stop")
 
 
@@ -59,7 +60,7 @@ class Flaky(MemoryStore):
 class House:
     """A cache over a store that can fail, a clock set by hand, and its events."""
 
-    similar: SimilarQuestions | None = MODEL
+    embedder: Embedder | None = MODEL
     outbox: int = 100
     timeout_s: float = 30.0
     now: float = 0.0
@@ -69,7 +70,7 @@ class House:
         self.store = Flaky(capacity=100, max_bytes=1 << 20, ttl_s=900.0, clock=lambda: self.now)
         self.cache = ResponseCache(
             self.store,
-            similar=self.similar,
+            embedder=self.embedder,
             clock=lambda: self.now,
             emit=self.events.append,
             timeout_s=self.timeout_s,
@@ -149,7 +150,7 @@ async def test_an_answer_for_the_same_question_only_is_not_given_to_a_similar_on
 
 
 async def test_without_a_model_only_the_same_question_is_answered() -> None:
-    house = House(similar=None)
+    house = House(embedder=None)
     await house.remember("Who created Berserk?")
     assert await house.cache.find(question("Who created Berserk?")) is not None
     assert await house.cache.find(question("Who made Berserk?")) is None

@@ -27,10 +27,10 @@ from resilience.response_cache_values import (
     StoreError,
     StoreIsBack,
 )
-from resilience.similar import SimilarQuestions
+from resilience.word_embedding.model import WordEmbedding
 from tests.state.servers import RedisServer, redis_server
 
-MODEL = SimilarQuestions.from_folder(Path(__file__).parents[2] / "models" / "embedding")
+MODEL = WordEmbedding.from_folder(Path(__file__).parents[2] / "models" / "embedding")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: Re
 
 async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
     async with store_on(server) as store:
-        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=lambda event: None)
+        cache = ResponseCache(store, embedder=MODEL, clock=time.time, emit=lambda event: None)
         cache.remember(
             lambda: question("Where does Petra Miller live?"), CachedAnswer("I cannot tell.", "stop")
         )
@@ -139,7 +139,7 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
 ) -> None:
     events: list[CacheEvent] = []
     async with store_on(server) as store:
-        cache = ResponseCache(store, similar=MODEL, clock=time.time, emit=events.append, timeout_s=30.0)
+        cache = ResponseCache(store, embedder=MODEL, clock=time.time, emit=events.append, timeout_s=30.0)
 
         async def find() -> Hit | None:
             return await cache.find(question("Tell me who created Berserk"))

@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evaluation.response_cache import load_pairs, score, similarity
-from resilience.response_cache_text import MAX_CHARS
-from resilience.similar import FILE_NAME, SimilarModelError, SimilarQuestions
+from resilience.word_embedding.model import FILE_NAME, EmbeddingError, WordEmbedding
+from resilience.word_embedding.question_text import MAX_CHARS
 
 FOLDER = Path(__file__).parents[2] / "models" / "embedding"
-MODEL = SimilarQuestions.from_folder(FOLDER)
+MODEL = WordEmbedding.from_folder(FOLDER)
 
 
 def same(one: str, other: str) -> bool:
@@ -92,7 +92,7 @@ def test_nothing_and_too_much_mean_nothing() -> None:
 
 
 def test_a_threshold_of_the_operator_takes_the_place_of_the_model_s() -> None:
-    strict = SimilarQuestions.from_folder(FOLDER, threshold=0.99)
+    strict = WordEmbedding.from_folder(FOLDER, threshold=0.99)
     meaning = strict.meaning("Who created Berserk?")
     assert meaning is not None and meaning.threshold == 0.99
 
@@ -109,7 +109,7 @@ def test_a_threshold_of_the_operator_takes_the_place_of_the_model_s() -> None:
 )
 def test_a_folder_without_a_model_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
-    with pytest.raises(SimilarModelError, match=FILE_NAME):
-        SimilarQuestions.from_folder(tmp_path)
-    with pytest.raises(SimilarModelError, match="gone"):
-        SimilarQuestions.from_folder(tmp_path / "gone")
+    with pytest.raises(EmbeddingError, match=FILE_NAME):
+        WordEmbedding.from_folder(tmp_path)
+    with pytest.raises(EmbeddingError, match="gone"):
+        WordEmbedding.from_folder(tmp_path / "gone")

@@ -66,7 +66,7 @@ class QuestionText:
     foreign: bool
 
 
-class Reader:
+class QuestionReader:
     """Reads questions by the words of a model.
 
     Args:
