@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import screen, table_of
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import table_of
+from ops.cli.operator import Comment, DryRun, Operator, Yes, confirm, operator_command, print_lines
+from ops.client import AdminClient, AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,36 +23,29 @@ ADD_TIMEOUT_S = 3_600.0
 POLL_S = 0.5
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
-Comment = Annotated[str, typer.Option("--comment", "--message", "-m", help="Why; kept in the audit log.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Validate and show how it would be; change nothing.")]
 
 adapters = typer.Typer(
     name="adapters", help="The LoRA adapters: versions, aliases, what is loaded.", no_args_is_help=True
 )
 
 
-@adapters.command("list")
-def list_adapters(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(adapters, "list")
+def list_adapters(gateway: Operator) -> None:
     """List versions and aliases, and what this gateway has loaded."""
-    with _told() as console:
-        found = AdminClient(url, key).get("admin", "adapters")
-        if as_json:
-            _print_json(found)
-            return
-        _print_list(console, found)
+    found = gateway.get("admin", "adapters")
+    gateway.show(found, lambda console: _print_list(console, found))
 
 
-@adapters.command("show")
-def show(name: Id, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(adapters, "show")
+def show(gateway: Operator, name: Id) -> None:
     """Show one version, or an alias and its history."""
-    with _told() as console:
-        found = AdminClient(url, key).get("admin", "adapters", name)
-        _print_json(found) if as_json else _print_one(console, found)
+    found = gateway.get("admin", "adapters", name)
+    gateway.show(found, lambda console: _print_one(console, found))
 
 
-@adapters.command("add")
+@operator_command(adapters, "add")
 def add(
+    gateway: Operator,
     location: Annotated[
         str, typer.Argument(metavar="LOCATION", help="A folder, a .tar.gz or .zip, or s3://bucket/prefix.")
     ],
@@ -63,56 +56,50 @@ def add(
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, repeatable.")] = None,
     comment: Comment = "",
     dry_run: DryRun = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check an adapter and register it, staged. The gateway must see the location.
 
     Example: sluice adapters add models/adapters/manga_domain_v3 --label domain=manga
     """
-    with _told() as console:
-        place = location if location.startswith("s3://") else str(Path(location).absolute())
-        body = {
-            "id": name or _last_word(location),
-            "location": place,
-            "sha256": sha256,
-            "labels": _labels(label or ()),
-            "comment": comment,
-            "dry_run": dry_run,
-        }
-        client = AdminClient(url, key, ADD_TIMEOUT_S)
-        with _progress(AdminClient(url, key), place, quiet=as_json):
-            found = client.post("admin", "adapters", body=json.dumps(body).encode())
-        _print_done(console, found, as_json)
+    place = location if location.startswith("s3://") else str(Path(location).absolute())
+    body = {
+        "id": name or _last_word(location),
+        "location": place,
+        "sha256": sha256,
+        "labels": _labels(label or ()),
+        "comment": comment,
+        "dry_run": dry_run,
+    }
+    with _progress(gateway.client(), place, quiet=gateway.as_json):
+        found = gateway.post("admin", "adapters", timeout_s=ADD_TIMEOUT_S, **body)
+    _print_done(gateway, found)
 
 
-@adapters.command("verify")
-def verify(name: Id, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(adapters, "verify")
+def verify(gateway: Operator, name: Id) -> None:
     """Check a version's copy on the gateway's machine anew, byte by byte."""
-    _post(url, key, as_json, name, "verify")
+    _post(gateway, name, "verify")
 
 
-@adapters.command("preload")
-def preload(name: Id, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(adapters, "preload")
+def preload(gateway: Operator, name: Id) -> None:
     """Load a version now, in every gateway and on the workers that they load adapters on."""
-    _post(url, key, as_json, name, "preload")
+    _post(gateway, name, "preload")
 
 
-@adapters.command("pin")
+@operator_command(adapters, "pin")
 def pin(
+    gateway: Operator,
     name: Id,
     off: Annotated[bool, typer.Option("--off", help="Take the pin away.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Keep a version loaded in every gateway."""
-    _post(url, key, as_json, name, "unpin" if off else "pin")
+    _post(gateway, name, "unpin" if off else "pin")
 
 
-@adapters.command("promote")
+@operator_command(adapters, "promote")
 def promote(
+    gateway: Operator,
     name: Id,
     alias: Annotated[str | None, typer.Option(help="The alias that shall lead to it.")] = None,
     percent: Annotated[
@@ -122,9 +109,6 @@ def promote(
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Lead an alias to a version, or serve it under its own name.
 
@@ -132,84 +116,58 @@ def promote(
     """
     if force:
         _sure(f"Promote {name} without a passing evaluation?", yes or dry_run)
-    elif sys.stdin.isatty():
-        _sure(f"Lead {percent:g} % of {alias or name} to {name}?", yes or dry_run)
+    else:
+        confirm(f"Lead {percent:g} % of {alias or name} to {name}?", yes or dry_run)
     body = {"alias": alias, "percent": percent, "force": force, "comment": comment, "dry_run": dry_run}
-    _post(url, key, as_json, name, "promote", **body)
+    _post(gateway, name, "promote", **body)
 
 
-@adapters.command("rollback")
+@operator_command(adapters, "rollback")
 def rollback(
+    gateway: Operator,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to lead back.")],
     to: Annotated[str | None, typer.Option(help="The version; default: the one before.")] = None,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Lead an alias back to an earlier version; ends its canary too."""
     _sure(f"Lead {alias} back to {to or 'the version before'}?", yes or dry_run)
-    _post(url, key, as_json, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
+    _post(gateway, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
 
 
-@adapters.command("end-canary")
+@operator_command(adapters, "end-canary")
 def end_canary(
+    gateway: Operator,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Give the canary's sessions back to the version that has the others."""
-    if sys.stdin.isatty():
-        _sure(f"Give all of {alias} back to the version that has the others?", yes or dry_run)
-    _post(url, key, as_json, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
+    confirm(f"Give all of {alias} back to the version that has the others?", yes or dry_run)
+    _post(gateway, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
 
 
-@adapters.command("retire")
+@operator_command(adapters, "retire")
 def retire(
-    name: Id,
-    comment: Comment = "",
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
+    gateway: Operator, name: Id, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False
 ) -> None:
     """Serve a version no more; it does not come back."""
     _sure(f"Retire {name} for good?", yes or dry_run)
-    _post(url, key, as_json, name, "retire", comment=comment, dry_run=dry_run)
+    _post(gateway, name, "retire", comment=comment, dry_run=dry_run)
 
 
-def _post(url: str, key: str | None, as_json: bool, *path: str, **body: Any) -> None:
-    with _told() as console:
-        client = AdminClient(url, key)
-        found = client.post("admin", "adapters", *path, body=json.dumps(body).encode())
-        _print_done(console, found, as_json)
+def _post(gateway: Operator, *path: str, **body: Any) -> None:
+    _print_done(gateway, gateway.post("admin", "adapters", *path, **body))
 
 
 def _sure(question: str, yes: bool) -> None:
-    """Ask on a terminal; without one ``--yes`` is needed."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
+    """Ask at a terminal; without one ``--yes`` is needed."""
+    if not yes and not sys.stdin.isatty():
         print(f"sluice: {question} say --yes", file=sys.stderr)
         raise typer.Exit(2)
-    typer.confirm(question, abort=True, err=True)
-
-
-@contextmanager
-def _told() -> Iterator[Console]:
-    """A console; what the gateway refuses becomes one line and exit code 1."""
-    try:
-        yield screen()
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    confirm(question, yes)
 
 
 @contextmanager
@@ -262,10 +220,6 @@ def _last_word(location: str) -> str:
     return word
 
 
-def _print_json(found: Any) -> None:
-    print(json.dumps(found, ensure_ascii=False, indent=2))
-
-
 def _print_list(console: Console, found: Any) -> None:
     table = table_of(
         "id", "state", "aliases", "evaluated", "loaded", "leases", "heat", "rank", "MiB", "labels"
@@ -294,17 +248,15 @@ def _print_list(console: Console, found: Any) -> None:
                 one["alias"], one["target"] or "", canary, ", ".join(reversed(one["history"][-3:]))
             )
         console.print(aliases)
-    for one in found["refused"]:
-        console.print(f"refused: {one['id']}: {one['reason']}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, *(f"refused: {one['id']}: {one['reason']}" for one in found["refused"]))
     places = f"{len(found['resident'])} of {found['places']} places taken" if found["places"] else "no engine"
     console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
 
 
-def _print_done(console: Console, found: Any, as_json: bool) -> None:
-    if as_json:
-        _print_json(found)
+def _print_done(gateway: Operator, found: Any) -> None:
+    gateway.show(found, lambda console: _print_one(console, found))
+    if gateway.as_json:
         return
-    _print_one(console, found)
     if found.get("dry_run"):
         print("valid; nothing was changed")
     if found.get("others_told") is False:
@@ -312,8 +264,7 @@ def _print_done(console: Console, found: Any, as_json: bool) -> None:
 
 
 def _print_one(console: Console, found: Any) -> None:
-    for name, value in found.items():
-        console.print(f"{name:<16}{_word(value)}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, *(f"{name:<16}{_word(value)}" for name, value in found.items()))
 
 
 def _word(value: Any) -> str:

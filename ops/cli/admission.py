@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ops.cli.console import screen, table_of
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import table_of
+from ops.cli.operator import Operator, operator_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Decisions that fit a screen; --json shows all that the gateway keeps.
 SHOWN_DECISIONS = 15
@@ -24,25 +25,17 @@ def words() -> None:
     """Keeps ``show`` a word of its own while it is the only one."""
 
 
-@admission.command("show")
-def show(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(admission, "show")
+def show(gateway: Operator) -> None:
     """Show queues, limits, forecasts and the last decisions.
 
     Example: sluice admission show --url http://127.0.0.1:8000 --json
     """
-    try:
-        found = AdminClient(url, key).get("admin", "admission")
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
-    else:
-        _print(found)
+    found = gateway.get("admin", "admission")
+    gateway.show(found, lambda console: _print(console, found))
 
 
-def _print(found: Any) -> None:
-    console = screen()
+def _print(console: Console, found: Any) -> None:
     if not found["backends"]:
         console.print("No request has come to any backend yet.")
         return

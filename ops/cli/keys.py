@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import screen, table_of
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import table_of
+from ops.cli.operator import Operator, confirm, operator_command, plain, print_json, print_lines
+from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +21,9 @@ keys = typer.Typer(
 )
 
 
-@keys.command("create")
+@operator_command(keys, "create")
 def create(
+    gateway: Operator,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whom its requests are booked to.")],
     role: Annotated[str, typer.Option(help="caller, operator or admin.")] = "caller",
     org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
@@ -44,11 +43,8 @@ def create(
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
     ] = None,
     comment: Annotated[str, typer.Option("--comment", "-m", help="What it is for.")] = "",
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it: it is shown this once, and kept nowhere.
+    """Make a key and print it: it is shown this once, and stored only as a hash.
 
     The key alone goes to standard output, the rest to standard error.
 
@@ -66,60 +62,57 @@ def create(
         "expires_at": expires,
         "comment": comment,
     }
-    with _told():
-        made = AdminClient(url, key).post(*AT, body=json.dumps(body).encode())
-        if as_json:
-            print(json.dumps(made, ensure_ascii=False, indent=2))
-            return
-        print(made["key"])
-        told = f"{made['id']} for {made['tenant']}, {made['role']}; keep the key now, it is not shown again"
-        print(told, file=sys.stderr)
+    made = gateway.post(*AT, **body)
+    if gateway.as_json:
+        print_json(made)
+        return
+    print(made["key"])
+    print(
+        f"{made['id']} for {made['tenant']}, {made['role']}; store the key now, it is not shown again",
+        file=sys.stderr,
+    )
 
 
-@keys.command("list")
-def list_keys(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(keys, "list")
+def list_keys(gateway: Operator) -> None:
     """List the keys that are not revoked, oldest first.
 
     Example: sluice keys list --json
     """
-    with _told() as console:
-        found = AdminClient(url, key).get(*AT)
-        if as_json:
-            print(json.dumps(found, ensure_ascii=False, indent=2))
-            return
-        from rich.markup import escape
+    found = gateway.get(*AT)
+    gateway.show(found, lambda console: _print_keys(console, found))
 
-        table = table_of(
-            "id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment"
+
+def _print_keys(console: Console, found: Any) -> None:
+    table = table_of(
+        "id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment"
+    )
+    for one in found["keys"]:
+        only = [*(one["routes"] or ()), *(one["adapters"] or ())]
+        expires = "expired" if one["expired"] else one["expires_at"] or ""
+        cells = (
+            one["id"],
+            one["tenant"],
+            one["role"],
+            f"{one['max_priority']:d}",
+            ", ".join(only),
+            ", ".join(
+                f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
+            ),
+            expires,
+            one["last_used_at"] or "",
+            one["comment"],
         )
-        for one in found["keys"]:
-            only = [*(one["routes"] or ()), *(one["adapters"] or ())]
-            expires = "expired" if one["expired"] else one["expires_at"] or ""
-            cells = (
-                one["id"],
-                one["tenant"],
-                one["role"],
-                f"{one['max_priority']:d}",
-                ", ".join(only),
-                ", ".join(
-                    f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
-                ),
-                expires,
-                one["last_used_at"] or "",
-                one["comment"],
-            )
-            table.add_row(*(escape(str(cell)) for cell in cells))
-        console.print(table)
+        table.add_row(*(plain(cell) for cell in cells))
+    console.print(table)
 
 
-@keys.command("revoke")
+@operator_command(keys, "revoke")
 def revoke(
+    gateway: Operator,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `sluice keys list` shows it.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show whose it is; revoke nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Refuse a key from now on, everywhere within a second; what it has begun is finished.
 
@@ -127,37 +120,20 @@ def revoke(
 
     Example: sluice keys revoke key_0a1b2c3d4e5f
     """
-    with _told() as console:
-        client = AdminClient(url, key)
-        asks = sys.stdin.isatty() and not yes
-        if dry_run or asks:
-            whose = _whose(client, key_id)
-            if dry_run:
-                shown = json.dumps({"id": key_id, "revoked": False}) if as_json else f"{whose}; not revoked"
-                console.print(shown, markup=False, highlight=False, soft_wrap=True)
-                return
-            typer.confirm(f"revoke {whose}?", abort=True, err=True)
-        client.delete(*AT, key_id)
-        if as_json:
-            print(json.dumps({"id": key_id, "revoked": True}))
-        else:
-            console.print(f"{key_id} is revoked", markup=False, highlight=False)
+    shown = f"{key_id} is revoked"
+    if dry_run or (sys.stdin.isatty() and not yes):
+        owner = _owner(gateway, key_id)
+        shown = f"{owner}; not revoked" if dry_run else shown
+        confirm(f"revoke {owner}?", yes or dry_run)
+    if not dry_run:
+        gateway.client().delete(*AT, key_id)
+    gateway.show({"id": key_id, "revoked": not dry_run}, lambda console: print_lines(console, shown))
 
 
-def _whose(client: AdminClient, key_id: str) -> str:
+def _owner(gateway: Operator, key_id: str) -> str:
     """The key in a line. Raises AdminError when there is none of that id."""
-    for one in client.get(*AT)["keys"]:
+    for one in gateway.get(*AT)["keys"]:
         if one["id"] == key_id:
             used = one["last_used_at"] or "never"
             return f"{key_id} of {one['tenant']}, {one['role']}, last used {used}"
     raise AdminError(f"{key_id}: there is no such key; allowed: an id that `sluice keys list` shows")
-
-
-@contextmanager
-def _told() -> Iterator[Console]:
-    """A console; what the gateway refuses becomes a line on standard error and exit code 1."""
-    try:
-        yield screen()
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import screen, table_of
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import table_of
+from ops.cli.operator import Operator, operator_command, print_lines
+from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,91 +23,67 @@ prompts = typer.Typer(
 )
 
 
-@prompts.command("list")
-def list_versions(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+@operator_command(prompts, "list")
+def list_versions(gateway: Operator) -> None:
     """List the registered prompt versions and the routes that use them."""
-    with _told() as console:
-        found = AdminClient(url, key).get("admin", "prompts")
-        if as_json:
-            _print_json(found)
-            return
+    found = gateway.get("admin", "prompts")
+
+    def print_versions(console: Console) -> None:
         table = table_of("id", "published", "routes", "sha256")
         for one in found["prompts"]:
             routes = ", ".join(one["routes"]) or "none"
             table.add_row(one["id"], one["published_at"] or "not known", routes, one["sha256"])
         console.print(table)
 
+    gateway.show(found, print_versions)
 
-@prompts.command("show")
+
+@operator_command(prompts, "show")
 def show(
-    version: Annotated[str, typer.Argument(metavar="ID", help="A prompt version's id.")],
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
+    gateway: Operator, version: Annotated[str, typer.Argument(metavar="ID", help="A prompt version's id.")]
 ) -> None:
     """Show one prompt version: its text as it is sent, its budgets, its hash."""
-    with _told() as console:
-        found = AdminClient(url, key).get("admin", "prompts", version)
-        if as_json:
-            _print_json(found)
-            return
-        budgets = ", ".join(f"{name} {tokens:,}" for name, tokens in found["budgets"].items())
-        for name, value in (
-            ("id", found["id"]),
-            ("sha256", found["sha256"]),
-            ("published", found["published_at"] or "not known"),
-            ("routes", ", ".join(found["routes"]) or "none"),
-            ("budgets", budgets),
-            ("reserve", found["reserve"] or "the model's default"),
-            ("summarizer", found["summarizer"]),
-            ("volatile", found["volatile"] or "as configured"),
-        ):
-            console.print(f"{name:<11}{value}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"\n{found['stable_text']}", markup=False, highlight=False, soft_wrap=True)
+    found = gateway.get("admin", "prompts", version)
+    gateway.show(found, lambda console: _print_version(console, found))
 
 
-@prompts.command("render")
+def _print_version(console: Console, found: Any) -> None:
+    budgets = ", ".join(f"{name} {tokens:,}" for name, tokens in found["budgets"].items())
+    facts = (
+        ("id", found["id"]),
+        ("sha256", found["sha256"]),
+        ("published", found["published_at"] or "not known"),
+        ("routes", ", ".join(found["routes"]) or "none"),
+        ("budgets", budgets),
+        ("reserve", found["reserve"] or "the model's default"),
+        ("summarizer", found["summarizer"]),
+        ("volatile", found["volatile"] or "as configured"),
+    )
+    print_lines(console, *(f"{name:<11}{value}" for name, value in facts), f"\n{found['stable_text']}")
+
+
+@operator_command(prompts, "render")
 def render(
+    gateway: Operator,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A request's body as JSON; - reads standard input.")
     ],
     openai: Annotated[
         bool, typer.Option("--openai", help="The body is one of /v1/chat/completions, not of /v1/generate.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show what would be sent for a request, section by section; generates nothing.
 
     Example: echo '{"messages":[{"role":"user","content":"hi"}]}' | sluice prompts render -
     """
-    with _told() as console:
-        try:
-            body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-            if openai:
-                body = json.dumps({"openai": json.loads(body)}).encode()
-        except (OSError, ValueError) as error:
-            raise AdminError(f"{file}: {error}") from None
-        found = AdminClient(url, key).post("admin", "budget", "preview", body=body)
-        if as_json:
-            _print_json(found)
-        else:
-            _print_preview(console, found)
-
-
-@contextmanager
-def _told() -> Iterator[Console]:
-    """A console; what the gateway refuses becomes one line and exit code 1."""
     try:
-        yield screen()
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-
-
-def _print_json(found: Any) -> None:
-    print(json.dumps(found, ensure_ascii=False, indent=2))
+        body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        if openai:
+            body = json.dumps({"openai": json.loads(body)}).encode()
+    except (OSError, ValueError) as error:
+        raise AdminError(f"{file}: {error}") from None
+    found = gateway.client().post("admin", "budget", "preview", body=body)
+    gateway.show(found, lambda console: _print_preview(console, found))
 
 
 def _print_preview(console: Console, found: Any) -> None:
@@ -128,12 +103,11 @@ def _print_preview(console: Console, found: Any) -> None:
         f"boundary: {prefix['tokens']:,} tokens above, {prefix['blocks']:,} whole blocks of "
         f"{prefix['block_size']}, fingerprint {prefix['fingerprint'] or 'none'}"
     )
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, *lines)
     console.print(table)
-    console.print(found["prompt"]["before_boundary"], markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, found["prompt"]["before_boundary"])
     console.rule(boundary, style="bold")
-    console.print(found["prompt"]["after_boundary"], markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, found["prompt"]["after_boundary"])
 
 
 def _listed(cut: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ops.cli.console import screen
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.operator import Operator, operator_command, print_json, print_lines
+from ops.client import AdminError
 
 shadow = typer.Typer(
     name="shadow", help="How another backend would have answered: compare it.", no_args_is_help=True
@@ -22,15 +22,13 @@ def _group() -> None:
     """How another backend would have answered: compare it."""
 
 
-@shadow.command("report")
+@operator_command(shadow, "report")
 def report(
+    gateway: Operator,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest pairs.")] = 1_000,
     route: Annotated[str | None, typer.Option(help="Of one route alone.")] = None,
     since: Annotated[float | None, typer.Option(help="Unix seconds.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots here too.")] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare the newest pairs: checks, times, costs, likeness; by prompt version, adapter and intent.
 
@@ -42,15 +40,14 @@ def report(
     if since is not None:
         query["since"] = f"{since:.3f}"
     try:
-        found = AdminClient(url, key).get("admin", "shadow", query=query)
+        found = gateway.get("admin", "shadow", query=query)
         if html is not None:
             from gateway.shadow.page import page
 
             html.write_text(page(found), encoding="utf-8")
-    except (AdminError, OSError) as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    show(found, as_json=as_json)
+    except OSError as error:
+        raise AdminError(str(error)) from None
+    show(found, as_json=gateway.as_json)
     if html is not None:
         print(f"written: {html}", file=sys.stderr)
 
@@ -58,7 +55,7 @@ def report(
 def show(found: dict[str, Any], *, as_json: bool) -> None:
     """Print a report as tables, or as JSON."""
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found)
         return
     if not found["pairs"]:
         print("no pairs yet: give a route `shadow: {backend, sample}`")
@@ -66,7 +63,6 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     from gateway.shadow.tables import lines, tables
 
     console = screen()
-    for line in lines(found):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, *lines(found))
     for table in tables(found):
         console.print(table)

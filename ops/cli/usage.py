@@ -6,15 +6,16 @@ import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ops.cli.console import screen, table_of
-from ops.client import DEFAULT_URL, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import table_of
+from ops.cli.operator import Operator, operator_command, plain
+from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +41,9 @@ class ExportFormat(StrEnum):
     JSONL = "jsonl"
 
 
-@usage.command("report")
+@operator_command(usage, "report")
 def report(
+    gateway: Operator,
     by: Annotated[
         str,
         typer.Option(
@@ -51,20 +53,14 @@ def report(
     since: Since = None,
     until: Until = None,
     kind: Annotated[str, typer.Option(help="request, or shadow.")] = "request",
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Sum up tokens and cost. Margin: tokens that were billed and came from a cache, less those in vain.
 
     Example: sluice usage report --by tenant,day --since 2026-11-01
     """
-    with _told() as console:
-        query = {"by": by, "kind": kind, **_span(since, until)}
-        found = AdminClient(url, key).get(*AT, query=query)
-        if as_json:
-            print(json.dumps(found, ensure_ascii=False, indent=2))
-            return
+    found = gateway.get(*AT, query={"by": by, "kind": kind, **_span(since, until)})
+
+    def print_sums(console: Console) -> None:
         keys = [one.strip() for one in by.split(",") if one.strip()]
         figures = (
             "requests", "input_tokens", "output_tokens", "cached_tokens", "billed_tokens",
@@ -72,90 +68,83 @@ def report(
         )  # fmt: skip
         table = _table([*keys, *(name.removesuffix("_tokens") for name in figures), "cost (USD)"], keys)
         for row in found["rows"]:
-            told = ["-" if row[name] is None else str(row[name]) for name in keys]
-            told += [f"{row[name]:,}" for name in figures]
-            table.add_row(*map(_plain, told), f"{row['cost_nanousd'] / NANOUSD:,.6f}")
+            cells = ["-" if row[name] is None else str(row[name]) for name in keys]
+            cells += [f"{row[name]:,}" for name in figures]
+            table.add_row(*map(plain, cells), f"{row['cost_nanousd'] / NANOUSD:,.6f}")
         console.print(table)
 
+    gateway.show(found, print_sums)
 
-@usage.command("export")
+
+@operator_command(usage, "export")
 def export(
+    gateway: Operator,
     to: Annotated[Path | None, typer.Option("--to", "-o", help="The file; default: standard output.")] = None,
     written_as: Annotated[ExportFormat, typer.Option("--format", help="csv or jsonl.")] = ExportFormat.CSV,
     since: Since = None,
     until: Until = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write every row, of all kinds, oldest first; --json is --format jsonl.
 
     Example: sluice usage export --since 2026-11-01 --until 2026-12-01 -o november.csv
     """
-    with _told():
-        rows = _rows(AdminClient(url, key), _span(since, until))
-        with _opened(to) as out:
-            if as_json or written_as is ExportFormat.JSONL:
-                for row in rows:
-                    print(json.dumps(row, ensure_ascii=False), file=out)
-            else:
-                _write_csv(rows, out)
+    rows = _rows(gateway, _span(since, until))
+    with _opened(to) as out:
+        if gateway.as_json or written_as is ExportFormat.JSONL:
+            for row in rows:
+                print(json.dumps(row, ensure_ascii=False), file=out)
+        else:
+            _write_csv(rows, out)
 
 
-@usage.command("reconcile")
-def reconcile(
-    since: Since = None,
-    until: Until = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+@operator_command(usage, "reconcile")
+def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> None:
     """Compare the ledger with the engines' own counters, by backend and hour.
 
     Exit code 1 when an hour that was watched whole has more in the ledger than the engine counted.
 
     Example: sluice usage reconcile --since 2026-11-22
     """
-    with _told() as console:
-        found = AdminClient(url, key).get(*AT, "reconcile", query=_span(since, until))
-        if as_json:
-            print(json.dumps(found, ensure_ascii=False, indent=2))
-        else:
-            table = _table(
+    found = gateway.get(*AT, "reconcile", query=_span(since, until))
+
+    def print_hours(console: Console) -> None:
+        table = _table(
                 ["hour", "backend", "watched", "requests", "engine in/out", "ledger in/out",
                  "difference in/out", "shadow", "undelivered", "verdict"],
                 ("hour", "backend", "verdict"),
             )  # fmt: skip
-            for row in found["rows"]:
-                pairs = (
-                    f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
-                    for of in ("engine", "ledger", "difference")
-                )
-                not_billed = row["not_billed"]
-                table.add_row(
-                    row["hour"],
-                    _plain(row["backend"]),
-                    f"{row['covered']:.0%}",
-                    f"{row['requests']:,}",
-                    *pairs,
-                    f"{not_billed['shadow']:,}",
-                    f"{not_billed['undelivered']:,}",
-                    row["verdict"],
-                )
-            console.print(table)
-        if any(_overbilled(row) for row in found["rows"]):
-            raise typer.Exit(1)
+        for row in found["rows"]:
+            pairs = (
+                f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
+                for of in ("engine", "ledger", "difference")
+            )
+            not_billed = row["not_billed"]
+            table.add_row(
+                row["hour"],
+                plain(row["backend"]),
+                f"{row['covered']:.0%}",
+                f"{row['requests']:,}",
+                *pairs,
+                f"{not_billed['shadow']:,}",
+                f"{not_billed['undelivered']:,}",
+                row["verdict"],
+            )
+        console.print(table)
+
+    gateway.show(found, print_hours)
+    if any(_overbilled(row) for row in found["rows"]):
+        raise typer.Exit(1)
 
 
 def _overbilled(row: Mapping[str, Any]) -> bool:
     return bool(row["covered"] >= 0.999 and min(row["difference"].values()) < 0)
 
 
-def _rows(client: AdminClient, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Every row, page by page."""
     after: dict[str, str] = {}
     while True:
-        page = client.get(*AT, "rows", query={**span, **after})
+        page = gateway.get(*AT, "rows", query={**span, **after})
         yield from page["rows"]
         if page["next"] is None:
             return
@@ -196,19 +185,3 @@ def _table(columns: list[str], left: Any) -> Any:
     for column in table.columns:
         column.justify = "left" if column.header in left else "right"
     return table
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-@contextmanager
-def _told() -> Iterator[Console]:
-    """A console; what the gateway refuses becomes a line on standard error and exit code 1."""
-    try:
-        yield screen()
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None

@@ -1,0 +1,130 @@
+"""What every command that calls a running gateway shares: its address, its errors, JSON or a table."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ops.cli.console import screen
+from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError, AsJson, Key, Url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Comment = Annotated[
+    str, typer.Option("--comment", "--message", "-m", help="Why; kept in the history and the audit log.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Validate and show what would change; change nothing.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Route = Annotated[str, typer.Argument(metavar="ROUTE", help="A route's name.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="A backend's name.")]
+
+_CONNECTION = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, default, annotation in (
+        ("url", DEFAULT_URL, Url),
+        ("key", None, Key),
+        ("as_json", False, AsJson),
+    )
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One command's connection to a gateway, and the form of its output."""
+
+    url: str
+    key: str | None
+    as_json: bool
+
+    def client(self, timeout_s: float = TIMEOUT_S) -> AdminClient:
+        """A client of the gateway."""
+        return AdminClient(self.url, self.key, timeout_s)
+
+    def get(self, *path: str, query: Mapping[str, str | int] | None = None) -> Any:
+        """The JSON at a path. Raises AdminError."""
+        return self.client().get(*path, query=query)
+
+    def post(self, *path: str, timeout_s: float = TIMEOUT_S, **body: Any) -> Any:
+        """The JSON answer to a JSON body. Raises AdminError."""
+        return self.client(timeout_s).post(*path, body=json.dumps(body).encode())
+
+    def show(self, answer: Any, table: Callable[[Console], None]) -> None:
+        """Print the answer as JSON, or as ``table`` prints it."""
+        if self.as_json:
+            print_json(answer)
+        else:
+            table(screen())
+
+
+def operator_command(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function, whose first parameter is the :class:`Operator`, as a command of ``group``.
+
+    The command also has ``--url``, ``--key`` and ``--json``.
+    """
+
+    def register(run: Callable[..., None]) -> Callable[..., None]:
+        group.command(name)(with_operator(run))
+        return run
+
+    return register
+
+
+def with_operator(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` as a typer command: its own parameters, then those of the connection."""
+    own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+
+    @functools.wraps(run)
+    def command(*, url: str, key: str | None, as_json: bool, **options: Any) -> None:
+        with refusals():
+            run(Operator(url, key, as_json), **options)
+
+    parameters = [*own, *_CONNECTION]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What the gateway refuses becomes a line on standard error and exit code 1."""
+    try:
+        yield
+    except AdminError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def print_json(answer: Any) -> None:
+    """Print JSON for people and machines."""
+    print(json.dumps(answer, ensure_ascii=False, indent=2))
+
+
+def print_lines(console: Console, *lines: str) -> None:
+    """Print lines that may hold markup and may be longer than the terminal is wide."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def plain(text: object) -> str:
+    """The text for a table's cell, without a meaning as markup."""
+    from rich.markup import escape
+
+    return escape(str(text))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask at a terminal, unless ``yes``."""
+    if sys.stdin.isatty() and not yes:
+        typer.confirm(question, abort=True, err=True)
