@@ -10,7 +10,7 @@ class EdgeOutcome:
     """What became of a request that had no journey.
 
     Args:
-        request_id, trace_id: as told to the caller.
+        request_id, trace_id: as reported to the caller.
         trace_parent, trace_state: the caller's trace context, if it sent a valid one.
         arrived_at: seconds on the injected clock.
         method: HTTP's, or ``WS``.

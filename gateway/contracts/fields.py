@@ -68,7 +68,7 @@ Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
 
 
 def stops(given: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings of a ``Stop``: one may stand alone."""
+    """The stop strings of a ``Stop``, which is one string or a list."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 

@@ -68,7 +68,7 @@ class Shapes:
         if len(self._asked) > 1:
             (first, _), (second, _) = self._asked[:2]
             raise InvalidRequest(
-                f"{second} is given beside {first}; allowed: one of the fields that shape the answer",
+                f"{second} is given together with {first}; allowed: one of the fields that shape the answer",
                 param=second,
             )
         return self._asked[0]

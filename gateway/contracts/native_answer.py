@@ -19,7 +19,7 @@ from gateway.errors import PublicError
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {name: f"sampling.{name}" for name in NativeSampling.model_fields}
 )
-"""The house names these fields alone; in this contract they stand in ``sampling``."""
+"""Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
 
 
 class UsageBody(TypedDict):
@@ -215,7 +215,7 @@ class NativeDialect:
         return answer_json(answer)
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
-        """None: the body tells everything."""
+        """None: the body holds everything."""
         return ()
 
     def frames(self, asked: ParsedRequest) -> NativeFrames:

@@ -186,5 +186,5 @@ def trimmed_headers(cuts: Cuts) -> Sequence[Header]:
     if not (cuts.dropped_turns or cuts.dropped_chunks or cuts.cut_chunks):
         return ()
     cut = f", cut={len(cuts.cut_chunks)}" if cuts.cut_chunks else ""
-    told = f"turns={cuts.dropped_turns}, chunks={len(cuts.dropped_chunks)}{cut}"
-    return ((b"x-sluice-trimmed", told.encode()),)
+    trimmed = f"turns={cuts.dropped_turns}, chunks={len(cuts.dropped_chunks)}{cut}"
+    return ((b"x-sluice-trimmed", trimmed.encode()),)

@@ -11,7 +11,7 @@ from gateway.contracts.values import TokenLogprob
 
 
 class TopLogprob(TypedDict):
-    """A token that could have come; ``bytes`` tells what the text cannot when it is half a character."""
+    """A token that could have come; ``bytes`` is exact where the text is half a character."""
 
     token: str
     logprob: float
@@ -66,7 +66,7 @@ def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
 
 
 def completion_logprobs(entries: Iterable[TokenLogprob], offsets: Offsets) -> CompletionLogprobs:
-    """The tokens of a completion's choice, or of one piece of it; ``offsets`` goes on from piece to piece.
+    """The tokens of a completion's choice, or of one piece of it; ``offsets`` continues from piece to piece.
 
     As with OpenAI, the token that came is among its ``top_logprobs`` even when it is none of the likely ones.
     """

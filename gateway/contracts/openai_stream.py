@@ -93,7 +93,7 @@ class ChunkFrames:
         return head + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
 
     def _open(self, count: int) -> bytes:
-        """The roles of the first ``count`` choices, as far as they have not been told."""
+        """The roles of the first ``count`` choices, that have not been sent yet."""
         new = range(self._opened, count)
         self._opened = max(self._opened, count)
         return b"".join([self._role(index) for index in new])

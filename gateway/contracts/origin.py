@@ -19,7 +19,7 @@ class RequestOrigin:
         created: Unix time, whole seconds.
         trace_id: 32 hex digits; the caller's trace when it sent one.
         trace_parent: the caller's W3C ``traceparent``, if it sent a valid one.
-        trace_state: the ``tracestate`` beside it.
+        trace_state: the ``tracestate`` sent with it.
         allow_fallback: false when the caller asked for an error instead of a fallback.
         max_messages: most messages that a request may have.
     """

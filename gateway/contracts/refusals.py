@@ -85,7 +85,7 @@ def _part(part: int | str) -> str:
 
 def _not_json(reason: str, body: bytes) -> InvalidRequest:
     if "hex escape" in reason:
-        # A lone surrogate is JSON by the grammar, but no text: it can be told by field.
+        # A lone surrogate is valid JSON but not valid text; the error names its field.
         path = _surrogate_path(body)
         if path is not None:
             return InvalidRequest(
@@ -160,18 +160,18 @@ def _message(path: str, errors: Sequence[Any]) -> str:
         return f"{subject} contains a null character (U+0000); allowed: text without it"
     if kind == "unprintable":
         return f"{subject} is blank or has control characters; allowed: printable text"
-    told = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
-    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(told)}"
+    wanted = dict.fromkeys(allowed(one["type"], one.get("ctx", {})) for one in errors)
+    return f"{subject} is {given(error['input'])}; allowed: {' or '.join(wanted)}"
 
 
 def allowed(kind: str, context: Mapping[str, Any]) -> str:
-    """What may stand there, by pydantic's kind of error and its context."""
+    """What is allowed there, by pydantic's kind of error and its context."""
     # Validators say it in these words; what else they say may repeat the body.
     said = str(context.get("error", ""))
     if kind == "value_error" and said.startswith("allowed: "):
         return said.removeprefix("allowed: ")
-    tell = _ALLOWED.get(kind)
-    return tell(context) if tell is not None else "a value of the documented type and range"
+    describe = _ALLOWED.get(kind)
+    return describe(context) if describe is not None else "a value of the documented type and range"
 
 
 _A_TIME: Final = "an ISO 8601 time with an offset, or seconds since 1970"

@@ -116,7 +116,7 @@ class GenerateRequest:
         allow_fallback: false when the caller sent ``Prefer: sluice-no-fallback``.
         trace_parent: the caller's W3C ``traceparent``, if any.
         trace_state: the caller's W3C ``tracestate``, if any.
-        trace_id: 32 hex digits that the edge has told or will tell the caller: the caller's own trace,
+        trace_id: 32 hex digits that the edge reports to the caller: the caller's own trace,
             or one made at the edge.
     """
 

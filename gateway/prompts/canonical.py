@@ -2,7 +2,7 @@
 
 The stable prefix (the prompt version's text, then the caller's system messages) is normalised, so that
 texts of equal meaning have equal bytes and an engine's prefix cache can reuse them. User and assistant turns
-are never touched. The context (time, names, anything volatile) goes behind the older turns; so do, where the
+are never touched. The context (time, names, anything volatile) goes after the older turns; so do, where the
 policy says ``move``, the sentences of the caller's system messages that change from request to request.
 A prompt version's own text is not searched: it is published and does not change.
 """
@@ -31,7 +31,7 @@ INLINE_SYSTEM_CHARS = 4_096
 REMEMBERED_TEXTS = 256
 REMEMBERED_CHARS = 16_384
 
-# Line ends by Unicode that JSON leaves as they are; they can only stand inside its strings.
+# Line ends by Unicode that JSON leaves as they are; they can only occur inside its strings.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -39,7 +39,7 @@ _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 class Canonical:
     """A canonical prompt, and what was found volatile in the caller's system messages.
 
-    ``policy`` tells what was done about ``findings``: moved behind the boundary, or left in their place.
+    ``policy`` is what was done about ``findings``: moved after the boundary, or left in their place.
     """
 
     prompt: CanonicalPrompt
@@ -53,7 +53,7 @@ class Canonical:
 
     @property
     def moved(self) -> bool:
-        """Whether sentences stand behind the boundary that the caller wrote before it."""
+        """Whether sentences that the caller wrote before the boundary were moved after it."""
         return bool(self.findings) and self.policy is VolatilePolicy.MOVE
 
 
@@ -165,10 +165,10 @@ def canonicalize(
         messages: as the caller sent them, any order of roles.
         chunks: evidence, in the caller's order.
         context: volatile fields.
-        raw_prompt: a text completion's prompt; stands alone, untouched.
+        raw_prompt: a text completion's prompt; sent alone and unchanged.
         version: the prompt version whose text comes first, as one system message.
-        volatile: what to do with volatile content in the caller's system messages. Moved sentences stand
-            behind the fields of the context, one a line, in their order and verbatim.
+        volatile: what to do with volatile content in the caller's system messages. Moved sentences
+            follow the fields of the context, one a line, in their order and verbatim.
         texts: remembers system texts; a new one when there is none.
 
     Raises:
@@ -178,7 +178,7 @@ def canonicalize(
         return Canonical(CanonicalPrompt(raw=raw_prompt))
     system = [stable_text(version)] if version is not None else []
     findings: list[VolatileFinding] = []
-    behind = [render_context(context)] if context else []
+    volatile_lines = [render_context(context)] if context else []
     written = [message.content for message in messages if message.role is Role.SYSTEM]
     if written:
         texts = texts or SystemTexts()
@@ -187,14 +187,14 @@ def canonicalize(
             findings += separated.findings
             if volatile is VolatilePolicy.MOVE and separated.findings:
                 system.append(separated.stable)
-                behind += separated.moved
+                volatile_lines += separated.moved
             else:
                 system.append(separated.text)
     prompt = CanonicalPrompt(
         system=tuple([text for text in system if text]),
         turns=tuple([message for message in messages if message.role is not Role.SYSTEM]),
         evidence=tuple(chunks),
-        context="\n".join(behind),
+        context="\n".join(volatile_lines),
     )
     return Canonical(prompt, volatile, tuple(findings))
 
@@ -218,7 +218,7 @@ def normalize(text: str) -> str:
 def render_context(context: Mapping[str, object]) -> str:
     """The volatile block: a line ``key: value`` for each field, sorted by key; empty when there is none.
 
-    Texts stand as they are; anything else, and a text that would not be one plain line, as JSON with sorted
+    Texts are used unchanged; anything else, and a text that would not be one plain line, as JSON with sorted
     keys, so that no value can look like another field.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Summaries of older turns written by the model itself, behind the backs of the requests that need them.
+"""Summaries of older turns written by the model itself, off the path of the requests that need them.
 
 While a prompt is planned nothing is waited for: the plan takes the longest beginning of the older turns that
 a written summary stands for, and picks sentences for what came after it. What is missing is asked for, once,
 and written in the background when the engine is not busy; the conversation's next request finds it. A summary
 of more turns is made from the last one and the turns since, so that what the model reads stays short.
 
-Summaries are known by the content they were made of: whoever brings the same turns gets the same summary.
+Summaries are known by the content they were made of: the same turns get the same summary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.backends.port import Backend, BackendState, Delta, Work
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure
 
-# Asked for and not yet begun; beyond it the longest waiting is forgotten: its conversation asks again.
+# Queued and not yet started; beyond it the longest waiting is forgotten: its conversation asks again.
 MAX_WAITING = 64
 # Turns that a written summary may be behind before a longer one is asked for: two exchanges.
 MIN_NEW_TURNS = 4
@@ -78,7 +78,7 @@ class EngineSummarizer:
         until_written: picks sentences meanwhile, and for the turns that came after a written summary.
         new_id: makes generation ids.
         sleep: waits that many seconds.
-        on_failure: is told why a summary was not written: a failure kind, ``timeout``, ``refused``,
+        on_failure: called with why a summary was not written: a failure kind, ``timeout``, ``refused``,
             ``too_long`` or ``empty``.
         cache_bytes: bound of the summaries kept.
     """
@@ -111,7 +111,7 @@ class EngineSummarizer:
 
     @property
     def waiting(self) -> int:
-        """Summaries asked for and not yet begun."""
+        """Summaries queued and not yet started."""
         return len(self._waiting)
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
@@ -148,7 +148,7 @@ class EngineSummarizer:
                 while self._busy():
                     await self._sleep(BUSY_WAIT_S)
                 with self._lock:
-                    # The newest first: its conversation is the one that goes on.
+                    # The newest first: its conversation is the one most likely to continue.
                     wanted = self._waiting.popitem()[1] if self._waiting else None
                     self._writing = wanted.key if wanted is not None else None
                     if not self._waiting:

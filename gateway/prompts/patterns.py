@@ -1,6 +1,6 @@
 """The patterns of volatile content, and the words around it that say what it means.
 
-Every repetition is bounded, or cannot be begun again inside itself, so that looking is linear in the text's
+Every repetition is bounded, or cannot restart inside itself, so that matching is linear in the text's
 length. Whether a match is volatile is decided in :mod:`gateway.prompts.volatile`, by the group that matched
 and the words in front of it.
 """
@@ -72,10 +72,10 @@ PATTERN: Final = re.compile(
 
 # How far in front of a match the words count that say what it means.
 CUE_CHARS: Final = 48
-# Stands in front of those words when there are more: a sentence does not begin there.
+# Precedes those words when there are more: a sentence does not begin there.
 CUT: Final = "\0"
 
-# These say that a date or a time is the present one. They stand right before it.
+# These say that a date or a time is the present one. They come right before it.
 NOW: Final = re.compile(
     r"(?:\b(?:today|now|tonight|as of|it is|it['’]s|at the moment)\b(?:['’]s (?:date|time|day))?[ \t]*"
     r"(?:is\b)?[\s:=,(\-–]{0,4}(?:the )?"
@@ -87,7 +87,7 @@ NOW: Final = re.compile(
     r"|(?:今日|本日|現在|ただ今|今は|今の|오늘|현재|지금|今天|目前)[^。\n\d]{0,8})$",
     re.IGNORECASE,
 )
-# These say that a number of ten or thirteen digits is a time. They stand right before it.
+# These say that a number of ten or thirteen digits is a time. They come right before it.
 UNIX: Final = re.compile(
     r"(?:\b(?:unix|epoch|timestamp|time|now|clock|ts|date)\b|[_-](?:ts|at|time)\b)[^.!?。\n\d]{0,16}$",
     re.IGNORECASE,
@@ -97,7 +97,7 @@ HERE: Final = re.compile(
     r"\b(?:this is|it is|it['’]s|now|current(?:ly)?|you are (?:in|at|on))\b[ \t]*[:=]?[ \t]*(?:the |your )?$",
     re.IGNORECASE,
 )
-# These say that a date holds still: it is part of the subject. Those of the first kind stand right before it.
+# These say that a date holds still: it is part of the subject. Those of the first kind come right before it.
 FIXED: Final = re.compile(
     r"(?:\b(?:since|until|till?|through|to|and|before|after|from|by|between|or)\b[ \t]*(?:the )?"
     r"|\b(?:published|released?|launched|born|died|founded|established|opened|effective|valid|expires?"
@@ -126,7 +126,7 @@ ABBREVIATION: Final = re.compile(
 # How far back an abbreviation can begin.
 ABBREVIATION_CHARS: Final = 8
 
-# A line that goes on from the one before: it starts with a small letter or a number, and is no item of a list
+# A line that continues the previous one: it starts with a small letter or a number, and is no item of a list
 # and no field of its own.
 GOES_ON: Final = re.compile(r"[a-z\d](?!\d{0,3}[.)]\s)(?![\w .-]{0,40}[:=])")
 UNFINISHED: Final = "_,'’)"

@@ -1,6 +1,6 @@
 """What of a prompt's stable prefix should be found in the prefix cache, to compare with what was.
 
-For each request the watch tells the prefix's fingerprint, how many of its tokens fill whole blocks, and how
+For each request the watch reports the prefix's fingerprint, how many of its tokens fill whole blocks, and how
 many of those blocks the same backend has computed before for the same tenant and adapter. Two things are seen
 from it. Expected near the whole prefix, but little found: the engine does not keep it (too little memory, no
 affinity, caching switched off). Little expected: the prefix itself changes from request to request, as after
@@ -62,7 +62,7 @@ class PrefixWatch:
     """Remembers which blocks of stable prefixes each backend has computed.
 
     Args:
-        block_size: tokens of a block, for backends that do not tell.
+        block_size: tokens of a block, for backends that do not report it.
         shared: whether the engine lets tenants find each other's prefixes.
         max_blocks: how many blocks are remembered, the longest unused going first.
     """

@@ -65,7 +65,7 @@ class PublishedStore(Protocol):
         """All that was published, by id. Raises StoreUnreachable."""
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Keep those whose id is new, then tell all. Raises StoreUnreachable."""
+        """Store those whose id is new, then return all. Raises StoreUnreachable."""
 
 
 async def nothing_before() -> Mapping[str, Published]:
@@ -175,7 +175,7 @@ class Publishing:
 
         Raises:
             PromptChanged: a published id has another text now.
-            StoreUnreachable: that cannot be told.
+            StoreUnreachable: the store does not answer.
         """
         self._published = await self._store.read()
         self._refuse_changed()

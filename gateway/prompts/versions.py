@@ -221,7 +221,7 @@ class _StrictLoader(yaml.SafeLoader):
                 continue  # refused by the schema, with its key
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)

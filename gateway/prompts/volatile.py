@@ -7,7 +7,7 @@ prices, ISBNs, version numbers, volumes, opening hours, dates that say since whe
 anything in a fenced block of code, which is an example.
 
 A text is looked at sentence by sentence, and the sentence that holds a finding is taken out whole, so that
-nothing is lost and no half of one stays behind. Sentences end at line ends too. One that runs on over a line
+nothing is lost and no half of one remains. Sentences end at line ends too. One that runs on over a line
 end is taken out with its other half.
 
 Every pattern has a bounded length, so the time is linear in the text's length whatever the text is.
@@ -134,7 +134,7 @@ class VolatileFinder:
 
         Args:
             text: a normalized system text.
-            message: told with each finding.
+            message: reported with each finding.
         """
         if not WORTH_A_LOOK.search(text):
             return Separated(text)
@@ -175,7 +175,7 @@ def _plain(line: str) -> _Line:
 
 
 def _sentences(line: str) -> tuple[str, ...]:
-    """The line, cut behind the ends of its sentences; joined it is the line again."""
+    """The line, cut after the end of each sentence; joined, the parts are the line again."""
     cut, at = [], 0
     for end in ENDS.finditer(line):
         shown = line[max(0, end.start() - ABBREVIATION_CHARS) : end.start() + 1]
@@ -219,7 +219,7 @@ def _means_now(group: str, what: str, before: str) -> bool:
 def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separated:
     """What stays and what goes.
 
-    Sentences between which one is taken out come to stand on lines of their own: their ends stay ends, so
+    When a sentence is taken out, its neighbours are put on lines of their own: their ends stay ends, so
     that looking again finds nothing new.
     """
     hits = [[bool(found) for found in line.found] for line in lines]
@@ -261,7 +261,7 @@ def _spread(lines: list[_Line], hits: list[list[bool]]) -> None:
 
 
 def _runs_on(line: _Line, following: _Line) -> bool:
-    """Whether the following line goes on with the line's last sentence."""
+    """Whether the following line continues the line's last sentence."""
     end = line.pieces[-1][-1:]
     unfinished = end.isalnum() or (end != "" and end in UNFINISHED)
     return unfinished and GOES_ON.match(following.pieces[0]) is not None

@@ -97,7 +97,7 @@ def test_a_long_list_of_known_ones_is_cut() -> None:
         ("id: v\nsystem: Hi.\nreserve: 0\n", "reserve: given 0; allowed: .*greater than or equal to 1"),
         ("id: v\nsystem: Hi.\nbudgets: {system: '9'}\n", r"budgets\.system: given '9'; allowed: .*integer"),
         ("id: v\nsystem: Hi.\nbudgets: {turns: 9}\n", r"budgets\.turns: given 9; allowed: only system, "),
-        ("id: v\nsystem: Hi.\nsystem: Ho.\n", "the key 'system' stands twice"),
+        ("id: v\nsystem: Hi.\nsystem: Ho.\n", "the key 'system' is given twice"),
         ("id: v\nsystem: Hi.\n? [a]\n: b\n", "not YAML"),
         ("- id: v\n", "given list; allowed: a mapping"),
         ("", "given NoneType; allowed: a mapping"),
