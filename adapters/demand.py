@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-# Seed 000 §10: the adapters of the last minutes are those of the next ones; a day's pattern is slower.
+# Demand of the last ten minutes predicts that of the next ten; the pattern of a day changes more slowly.
 HALF_LIFE_S = 600.0
 # Names that are remembered; the coldest are forgotten.
 MAX_NAMES = 10_000

@@ -1,4 +1,4 @@
-"""The circuit of one backend: when too many answers fail, fewer or none are asked of it (seed 001)."""
+"""The circuit breaker of one backend: when many of its answers fail, it gets fewer requests or none."""
 
 from __future__ import annotations
 

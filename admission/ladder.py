@@ -1,4 +1,4 @@
-"""Gentler answers before refusal: what a growing queue does to new requests (seed 001's ladder)."""
+"""Degradation before refusal: what a growing queue does to new requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rung:
     shed_all: bool = False
 
 
-# Seed 001: shorten, then shed the low priority, then shed all.
+# Shorter answers cost the least, so they come first; then low priority is refused, then every new request.
 RUNGS = (
     Rung(100, max_tokens=2048),
     Rung(500, max_tokens=512),

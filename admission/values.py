@@ -49,7 +49,7 @@ def _nothing_produced() -> int:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Thresholds (seeds 000 §8 and 001, with their reasons there).
+    """Thresholds, with the reasons for their defaults.
 
     Args:
         max_queue: requests waiting for each engine of the backend; beyond it the wait would break the TTFT

@@ -37,7 +37,7 @@ from gateway.backends.embedded_host import HeldAdapters
 from gateway.backends.lora_slots import LoraSlots
 
 SHIPPED = tuple(sorted(Path("models/adapters").iterdir())) if Path("models/adapters").is_dir() else ()
-# Seed 000 §1: the longest that an answer should take.
+# The P99 target of a whole answer.
 ANSWER_S = 1.4
 START_S = 60.0
 STARTS = 40

@@ -25,7 +25,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from observability.events import EngineFigures
 
-# Seed 002's table: 15 to 25 ms a token for vLLM on one GPU.
+# vLLM with an 8B model on one GPU takes 15 to 25 ms a token.
 STEP_S = 0.020
 # Of the pool that its figures tell; 16 tokens a block as the gateway's default.
 BLOCKS, BLOCK_SIZE = 4_096, 16

@@ -1,21 +1,21 @@
-"""How many tokens an answer gets when nobody says."""
+"""How many tokens an answer gets when neither the request nor the route sets a number."""
 
 from __future__ import annotations
 
-# Seed 000 §11: the sections take 3,400 of 4,096 tokens, the answer gets the remaining 696.
-SEED_SECTIONS = 3400
-SEED_MODEL_LEN = 4096
+# The default sections take 3,400 tokens of a model length of 4,096; the answer gets the remaining 696.
+DEFAULT_SECTIONS = 3400
+DEFAULT_MODEL_LEN = 4096
 
 
-def default_reserve(max_model_len: int, sections: int = SEED_SECTIONS) -> int:
-    """Tokens for the answer when nobody says how many.
+def default_reserve(max_model_len: int, sections: int = DEFAULT_SECTIONS) -> int:
+    """Tokens for the answer when neither the request nor the route sets a number.
 
-    What the sections' budgets leave of the model's length, and at least the seed's share of it (17 %), so
-    that models shorter than the seed's answer in proportion.
+    What the sections' budgets leave of the model's length, and at least the default share of it (17 %), so
+    that a model shorter than the default length answers in proportion.
 
     Args:
         max_model_len: prompt and answer together, in tokens; at least 2.
         sections: tokens of all sections together.
     """
-    share = max_model_len * (SEED_MODEL_LEN - SEED_SECTIONS) // SEED_MODEL_LEN
+    share = max_model_len * (DEFAULT_MODEL_LEN - DEFAULT_SECTIONS) // DEFAULT_MODEL_LEN
     return min(max(max_model_len - sections, share, 1), max_model_len - 1)

@@ -8,7 +8,7 @@ section. The rest is offered room in this order, and the first item that does no
 2. exchanges (a user turn with its answers), newest first, while the recent turns' budget lasts;
 3. the summary of the turns that are not sent: it takes up to its budget, or the room there is;
 4. what is left of a section borrows, section by section in the declared order of spare tokens. By default
-   that is evidence, best first, then exchanges, newest first (evidence before chit-chat, seed 000 §11).
+   that is evidence, best first, then exchanges, newest first (answers need the evidence more than old turns).
 
 Room a section does not need is not kept for it: it stays in the one sum that step 4 draws on. A chunk too
 large for its section is offered the rest of its text after the other evidence, so that it cannot shut them

@@ -15,7 +15,7 @@ class Role(StrEnum):
 
 
 class PromptSection(StrEnum):
-    """The parts of a prompt that have a token budget of their own (seed 000 §11)."""
+    """The parts of a prompt that have a token budget of their own."""
 
     SYSTEM = "system"
     RETRIEVAL = "retrieval"
@@ -67,7 +67,10 @@ class CanonicalPrompt:
 
 @dataclass(frozen=True, slots=True)
 class SectionBudgets:
-    """Tokens each section may use before it borrows (defaults: seed 000 §11)."""
+    """Tokens each section may use before it borrows.
+
+    Retrieved evidence and recent turns get most of a prompt of 3,400 tokens, since an answer depends on them.
+    """
 
     system: int = 400
     retrieval: int = 1400
@@ -88,7 +91,7 @@ class SummaryKind(StrEnum):
     NONE = "none"
 
 
-# Evidence before chit-chat (seed 000 §11).
+# Retrieved evidence first: an answer needs it more than old turns.
 SPARE_ORDER = (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS)
 
 

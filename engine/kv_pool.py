@@ -1,4 +1,4 @@
-"""How many KV blocks fit, told line by line: the arithmetic that an operator checks first (seed 002 §5.2)."""
+"""How many KV blocks fit, reported line by line: the arithmetic that an operator checks first."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from engine.errors import InvalidConfig
 from engine.model import ModelConfig
 from engine.values import GIB
 
-# What a step needs beside weights and cache; the round figure of seed 002 §5.2 for an 8B model.
+# What a step needs besides weights and cache: activations and temporary buffers of an 8B model.
 ACTIVATION_BYTES = 2 * GIB
 
 

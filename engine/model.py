@@ -70,7 +70,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
-        """Keys and values of one token in all layers (seed 002 §5.2: 128 KiB for Llama 3.1 8B in fp16)."""
+        """Keys and values of one token in all layers (128 KiB for Llama 3.1 8B in fp16)."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
 
     @property

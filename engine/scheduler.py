@@ -9,7 +9,7 @@ A step has one token budget. It goes, in this order, to
    is computing its next block, it waits for that instead of computing it as well, and so do those behind it.
 
 When a running sequence needs a block and none is free, the last running one by rank gives all of its blocks
-back and returns to the queue, to be computed again (recompute preemption, seed 002 §5.4).
+back and returns to the queue, to be computed again (recompute preemption).
 
 The rank is the time of arrival, earlier by ``AGING_S`` for each step of priority. So a higher priority goes
 first and equal ones go in the order of arrival, but who has waited ``AGING_S`` longer than a request of the

@@ -167,9 +167,9 @@ class EngineConfig:
 
     ``dtype`` "auto" is float32 on the CPU and the checkpoint's dtype on CUDA; ``device`` "auto" is CUDA when
     there is one. ``max_model_len`` is lowered to what the model and the pool can hold; ``EngineInfo`` tells
-    the result. ``block_size`` 16 wastes half a block a sequence, about 3 % at 256 tokens (seed 002 §5.1).
+    the result. ``block_size`` 16 wastes half a block a sequence, about 3 % at 256 tokens.
     ``max_num_batched_tokens`` bounds the step time, and so the gap that a long prompt makes between two
-    tokens of the others; on a GPU 2,048 to 8,192 (§5.3). ``num_blocks`` None is as many as ``kv_cache_bytes``
+    tokens of the others; on a GPU 2,048 to 8,192. ``num_blocks`` None is as many as ``kv_cache_bytes``
     holds; that None too is 1 GiB on the CPU, and on CUDA the share ``gpu_memory_utilization`` of the free
     memory less weights and activations. ``num_threads`` None is one thread a core, without the core that the
     gateway needs. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for requests without one;

@@ -55,7 +55,7 @@ class RequestLimiter(Protocol):
 
 
 class HealthService(Protocol):
-    """The three tiers of health (seed 000 §14); each returns the body to send."""
+    """The three tiers of health; each returns the body to send."""
 
     def ping(self) -> Mapping[str, object]:
         """Liveness; touches nothing."""

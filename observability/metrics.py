@@ -32,8 +32,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OVERHEAD_BUCKETS = (
     0.0002, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
-# The GenAI conventions' steps for the time to first token, with 0.15 and 0.3 around the target of 0.2 s
-# (seed 000) and two more for long queues.
+# The GenAI conventions' steps for the time to first token, with 0.15 and 0.3 around the default target of
+# 0.2 s and two more for long queues.
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -41,7 +41,7 @@ TTFT_BUCKETS = (
 TPOT_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5,
 )  # fmt: skip
-# Doubling, with 1.4 s (the P99 target of the whole answer, seed 000) as a step of its own.
+# Doubling, with 1.4 s (the default P99 target of the whole answer) as a step of its own.
 TOTAL_BUCKETS = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0,
 )  # fmt: skip

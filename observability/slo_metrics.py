@@ -1,8 +1,9 @@
 """The service levels: how many requests of a route met its targets, for burn rates.
 
 Two objectives a route (``slo`` in its routing configuration): ``ttft``, the first token in time, which half
-of the requests must meet (a P50), and ``total``, the whole answer in time, which 99 % must (a P99; seed 000:
-200 ms and 1,400 ms). The shares are in the recording rules; here it is only counted who met the target.
+of the requests must meet (a P50), and ``total``, the whole answer in time, which 99 % must (a P99). The
+default targets are 200 ms and 1,400 ms. The shares are in the recording rules; here the requests that met
+their target are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The closed set of ways in which a backend can fail, and what each one means.
 
-Sources: seed 001 (retry table, recovery strategies) and the public surface's list of reasons. Every
-backend raises :class:`BackendFailure` with one of these kinds and nothing else.
+The waits follow how long each kind of failure takes to pass. Every backend raises :class:`BackendFailure`
+with one of these kinds and nothing else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FailurePolicy:
     Args:
         means: one sentence for an operator.
         health: what it says about the backend.
-        retries_same: tries again on the same backend before anything was delivered (seed 001).
+        retries_same: tries again on the same backend before anything was delivered.
         other_backend: whether another backend could do better with the same request.
         resumes: whether an answer that it broke off may be gone on with.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.

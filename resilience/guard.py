@@ -19,7 +19,7 @@ from resilience.retry_budget import RetryBudget
 
 T = TypeVar("T")
 
-# Seed 001 adds up to a tenth of the wait, so that requests that failed together do not return together.
+# Up to a tenth of the wait is added, so that requests that failed together do not return together.
 JITTER = 0.1
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 # Retries that each first attempt pays for: at most a tenth of the load comes on top.
 SHARE = 0.1
-# Retries a second that need no first attempts. Seed 001's longest row is three tries in 0.7 s: one request of
-# it every six seconds.
+# Retries a second that need no first attempts. The failure with the most retries has three in 0.7 s: this
+# pays for one such request every six seconds.
 PER_SECOND = 0.5
 # Most retries saved up: three such requests at once. It is what a start begins with.
 MOST = 10.0

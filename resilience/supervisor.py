@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Seed 001 gives a worker five restarts an hour.
+# Restarts are counted over an hour.
 HOUR_S = 3600.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0

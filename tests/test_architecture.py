@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,24 @@ def test_package_inits_hold_a_docstring_and_nothing_else() -> None:
 def test_the_journey_fits_on_a_screen_or_two() -> None:
     source = (ROOT / "gateway" / "journey.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) < 160
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    return [path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Every tracked file that is text, by its path in the repository."""
+    found = {}
+    for path in tracked_files():
+        raw = path.read_bytes()
+        if b"\0" not in raw[:8192]:
+            found[str(path.relative_to(ROOT))] = raw.decode("utf-8", errors="replace")
+    return found
+
+
+def test_reasons_are_written_out_and_not_cited_from_outside_the_repository(texts: dict[str, str]) -> None:
+    citation = re.compile(r"\bseeds? [0-9]{3}\b", re.IGNORECASE)
+    assert [name for name, text in texts.items() if citation.search(text)] == []

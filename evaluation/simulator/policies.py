@@ -107,10 +107,10 @@ class EngineBounds(Open):
 
 
 class StaticThresholds(Open):
-    """Seed 000 §8's ``evaluate``: KV usage, prompt length, queue depth, estimated wait; nothing waits here.
+    """Fixed limits on KV usage, prompt length, queue depth and estimated wait; nothing waits here.
 
-    The seed leaves the estimate to its caller; here it is the waiting requests' turn of the batch: their
-    number times the mean time that one is held, shared by those that run.
+    The estimate is the waiting requests' turn of the batch: their number times the mean time that one is
+    held, divided by the number that run.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:

@@ -36,7 +36,7 @@ class AdaptersConfig(Section):
     fetch_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
 
 
-# Names that operators of vLLM set in their containers (seed 000 §6), by our key.
+# The environment variables that operators of vLLM set in their containers, mapped to our keys.
 ENGINE_ENV: Mapping[str, str] = MappingProxyType(
     {
         "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
@@ -66,7 +66,7 @@ EMBEDDED_ONLY = ("device",)
 class EngineSection(Section):
     """The engine in process.
 
-    Defaults are seed 000 §6's, measured there on an A10G with Llama-3-8B AWQ:
+    Defaults, for an A10G (24 GB) with Llama-3-8B in AWQ:
 
     * ``gpu_memory_utilization`` 0.92 leaves 8 % for workspace and the driver; 0.95 ran out of memory with
       many adapters, 0.90 wasted KV cache.
@@ -76,7 +76,7 @@ class EngineSection(Section):
     * ``block_size`` 16: 8 costs table overhead, 32 wastes short answers.
     * ``enable_prefix_caching``: 72 % of the requests share a system prompt.
     * ``enforce_eager`` off: CUDA graphs are 15-20 % faster once captured, which happens before ready.
-    * ``max_restarts_per_hour`` 5 is seed 001's.
+    * ``max_restarts_per_hour`` 5: a worker that fails more often has a cause that a restart does not remove.
     * ``stopped_seconds`` 0.5: with a look every quarter of a second a stopped engine is found within 0.75 s.
     * ``quantization`` unset takes what the checkpoint's own configuration says (AWQ for an AWQ checkpoint).
     """

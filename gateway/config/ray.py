@@ -17,7 +17,7 @@ class RaySection(Section):
 
     ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults; ``drain_seconds`` is the longest
     request's time (``server.request_timeout_seconds``), so that a replica that goes breaks no answer.
-    ``engine_target_kv`` is admission's lowest watermark (seed 001): above it low priorities begin to wait.
+    ``engine_target_kv`` is admission's lowest watermark: above it low priorities begin to wait.
     """
 
     application: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "sluice"

@@ -117,7 +117,7 @@ class RungConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Admission thresholds; defaults and reasons in seeds 000 §8 and 001."""
+    """Admission thresholds; :class:`AdmissionLimits` has the reasons for the defaults."""
 
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0

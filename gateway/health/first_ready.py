@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-# Ready within 90 s is the bar (seed 000 §13); a tenth of a second is told apart.
+# A start should take at most 90 s; a tenth of a second is precise enough to compare with that.
 LOOK_EVERY_S = 0.1
 
 

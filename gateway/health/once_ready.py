@@ -2,8 +2,8 @@
 
 SageMaker asks ``/ping`` alone, and sends traffic as soon as it answers 200. With ``server.ping: once_ready``
 it is told 503 while the model loads, so that an update does not move callers to an instance that has no
-engine yet. From then on it is plain liveness again: an engine that restarts must not cost the container its
-life (seed 000 §14).
+engine yet. From then on it is plain liveness again: a container must not be killed because its engine
+restarts, or it would never finish loading.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The three tiers of health (seed 000 §14): alive, ready, and really generating."""
+"""The three tiers of health: alive, ready, and generating."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from observability.events import EngineFigures
 from resilience.failures import BackendFailure
 from resilience.supervisor import SupervisorState
 
-# Seed 001: above 98 % of memory the out-of-memory zone begins; above 50 % errors the circuit is open.
+# Above 98 % of memory an allocation may fail at any time; above 50 % errors the circuit breaker is open.
 MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
 DEEP_TIMEOUT_S = 10.0

@@ -118,7 +118,7 @@ class RollingStats:
         return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
 
     def figures(self) -> dict[str, object]:
-        """The figures of deep health (seed 001): the last minute's counts; mean, P50 and P99 of its times."""
+        """The figures of deep health: the last minute's counts; mean, P50 and P99 of its times."""
         now = self._clock()
         since = now - WINDOW_S
         self._forget(before=since)

@@ -1,7 +1,7 @@
 """Which token budgets hold for a request: the route's where it has some, else the prompt version's.
 
 One place decides: a key that the route's configuration sets wins over the same key of the prompt version,
-and that over the default (seed 000 §11). The caller's ``max_tokens`` is not among them: the planner lets it
+and that over the default. The caller's ``max_tokens`` is not among them: the planner lets it
 win over every reserve.
 """
 

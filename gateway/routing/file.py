@@ -47,7 +47,7 @@ class AdapterRule(_Part):
 
 
 class Slo(_Part):
-    """Targets that reports and guards measure against (seed 000 §1: 200 ms TTFT, 1,400 ms total)."""
+    """Targets that reports and guards measure against; the defaults are those of interactive chat."""
 
     ttft_ms: Annotated[float, Field(gt=0)] = 200.0
     total_ms: Annotated[float, Field(gt=0)] = 1400.0

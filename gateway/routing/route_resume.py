@@ -16,7 +16,7 @@ class RouteResume(BaseModel):
     Args:
         enabled: go on with an answer whose backend broke.
         wait_ms: a backend whose engine restarts is waited for rather than left for the next leg, when it is
-            expected back so soon. A request is worth two seconds of queue (seed 000 §8): so is a restart.
+            expected back so soon. A request waits at most two seconds in a queue, so also for a restart.
         max_wait_ms: longest wait for a restart when no leg can answer; vLLM on a CPU loads in under a minute.
         commit_chunks: pieces of a stream held back while its answer could not be gone on with exactly.
         commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.

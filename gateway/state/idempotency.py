@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from gateway.state.idempotency_values import IdempotencyStore
 
 KEEP_S: Final = 24 * 3600.0
-"""How long a reply is kept (design/API.md §2)."""
+"""How long a reply is stored."""
 MAX_REPLIES: Final = 100_000
 """Bounds a store: the oldest go first."""
 

@@ -11,7 +11,7 @@ import typer
 from ops.cli.console import screen, table_of
 from ops.planning.build_or_buy import Build, BuildOrBuy, Buy, compare
 
-# Seed 003's rule of thumb, tokens a day.
+# Tokens a day: below the first, self-hosting is not worth the work; above the second, it is much cheaper.
 BUY_BELOW, BUILD_ABOVE = 10e6, 100e6
 BUILD, BUY = Build(), Buy()
 

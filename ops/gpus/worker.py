@@ -24,7 +24,7 @@ WELL_S = 120.0
 MOST_SHORT_LIVES = 6
 # The drain, the engine's stop, and slack.
 STOP_S = WORKER_DRAIN_S + 25.0
-# Liveness, with the times of deploy/k8s (seed 001): asked so often, with so much patience, so often in vain.
+# Liveness, with the times of deploy/k8s: the period, the timeout, and how many failures in a row mean dead.
 PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PR_SET_PDEATHSIG = 1

@@ -14,21 +14,21 @@ from ops.planning.gpus import GIB, Gpu
 from ops.planning.shape import LINEAR_BYTES, ModelShape, PlanError
 
 # CUDA context, cuBLAS and NCCL buffers, allocator slack; and the captured CUDA graphs. Round figures: with
-# the two below they come to the 2 GB that seed 002 §5.2 takes for an 8B model on a 24 GB card.
+# the two below they come to the 2 GB that an 8B model needs on a 24 GB card.
 RUNTIME_BYTES = GIB // 2
 CUDA_GRAPH_BYTES = GIB // 2
 # Logits of a sequence live as 16-bit output, 32-bit copy, probabilities and sorted copy while it is sampled.
 LOGIT_BYTES = 2 + 4 + 4 + 4
-# Seed 000 §6: at 0.95 the engine ran out of memory now and then with several adapters.
+# At 0.95 an engine with several adapters runs out of memory now and then.
 RISKY_UTILIZATION = 0.95
-# Seed 003: for chat 64 to 256 sequences; beyond, each token of each answer comes later.
+# Chat runs 64 to 256 sequences; with more, each token of each answer comes later.
 MOST_CHAT_SEQS = 256
 SEQS_STEP = 8
-# Seeds 000 §6 and 003: 8,192 on an A10G, up to 16,384 for chat; larger steps make running answers wait.
+# 8,192 on an A10G, up to 16,384 for chat on larger cards; longer steps make running answers wait.
 BATCHED_TOKENS = (16_384, 8_192, 4_096, 2_048)
 DEFAULT_BATCHED_TOKENS = 8_192
 # Largest part of the budget that a step's activations may take before shorter steps are better; our choice:
-# it gives the seed's 8,192 on an A10G.
+# it gives 8,192 on an A10G.
 ACTIVATION_PART = 16
 
 

@@ -1,7 +1,7 @@
 """What self-hosting costs beside buying tokens, and from how many tokens a day on it pays.
 
-Arithmetic on stated inputs alone; the defaults are the worked example of seed 003 (Qwen2.5-72B in FP8 on two
-H100 against GPT-4o), whose figures they reproduce.
+Arithmetic on stated inputs alone; the defaults are an example with public prices (Qwen2.5-72B in FP8
+on two H100 against GPT-4o).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Build:
 
     Args:
         gpus: of one replica.
-        gpu_usd_per_hour: of one GPU; seed 003 has about 7 US dollars for two.
-        tokens_per_second: input and output that a replica serves while it keeps to its SLO; seed 003: 4,000.
+        gpu_usd_per_hour: of one GPU; two H100 are rented for about 7 US dollars.
+        tokens_per_second: input and output that a replica serves while it keeps to its SLO.
         utilization: share of that which a day's load reaches, nights and peaks included, above 0 to 1.
         usd_per_month: what comes on top whatever the load: people, storage, network.
         spare_replicas: that run beside, for rolling updates and a lost node.
@@ -58,7 +58,7 @@ class Buy:
     """Tokens of somebody else's model, US dollars a million.
 
     Args:
-        input_share: of all tokens, 0 to 1. Seed 003's "about 1,500 a day" for 345 million is that of 75 %.
+        input_share: of all tokens, 0 to 1; chat has about 75 %.
         cached_share: of the input that is billed at ``cached_usd``.
     """
 

@@ -1,7 +1,7 @@
 """How many engine replicas are wanted: by the queue and by KV memory, not by CPU or requests alone.
 
-Seed 000 §7: scale the endpoint on queueing and active sequence pressure. Serve calls the policy in its
-controller and applies its own delays and bounds to what it says.
+A GPU can be full while its CPU is idle, so the queue and the active sequences count. Serve calls the policy
+in its controller and applies its own delays and bounds to the result.
 """
 
 from __future__ import annotations

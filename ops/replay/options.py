@@ -11,7 +11,7 @@ from ops.replay.errors import OptionError
 from ops.replay.report import ReplaySlo
 
 MAX_CONCURRENCY = 10_000
-# Seed 000: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
+# The routes' default SLO: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
 DEFAULT_SLO = ReplaySlo(ttft_ms=200.0, total_ms=1400.0)
 
 

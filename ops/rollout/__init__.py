@@ -1,4 +1,4 @@
-"""The rollout checklist (seed 000 §13) asked of a live gateway.
+"""The rollout checklist, run against a live gateway.
 
 Reading order: ``facts`` (what is looked at), ``checks`` (what is made of it), ``gather`` (who asks).
 """

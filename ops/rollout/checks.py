@@ -13,13 +13,13 @@ from ops.rollout.facts import Facts
 # Of so few requests nothing can be said.
 LEAST_REQUESTS = 30
 LEAST_REPLAYED = 200
-# Shares that must meet their target: TTFT is a median's target, total a 99th percentile's (seed 000 §4).
+# Shares that must meet their target: the TTFT target is a median's, that of the total a 99th percentile's.
 WITHIN = {"ttft": 0.5, "total": 0.99}
 LEAST_GOODPUT = 0.95
 # Of the prefix tokens that the backend had computed before, so many must have been found in its cache.
 LEAST_FOUND = 0.8
 SOAK_S = 1_800.0
-# Seed 000 §13: health checks pass within 90 seconds of the container's start.
+# The startup probe of deploy/k8s allows a container 90 seconds until its health check passes.
 READY_WITHIN_S = 90.0
 MAX_LEDGER_LAG_S = 5.0
 # What comes after the drain: the engine's stop, the last rows (docs/operations.md).
@@ -68,7 +68,7 @@ def ready(facts: Facts) -> RolloutCheck:
 
 
 def ready_in_time(facts: Facts) -> RolloutCheck:
-    """It was ready soon enough after its start (seed 000 §13)."""
+    """It was ready soon enough after its start."""
     check, hint = "ready soon after start", "local weights instead of a download; a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
     if not found:
@@ -100,7 +100,7 @@ def has_another_leg(facts: Facts) -> RolloutCheck:
 
 
 def real_workload(facts: Facts) -> RolloutCheck:
-    """Measured on the real workload, not on one prompt (seed 000 §13)."""
+    """Measured on the real workload, not on one prompt."""
     check = "benchmarked on real traffic"
     hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
     if facts.replay is None:
@@ -115,7 +115,7 @@ def real_workload(facts: Facts) -> RolloutCheck:
 
 
 def soaked(facts: Facts) -> RolloutCheck:
-    """Half an hour with long conversations and changing adapters (seed 000 §13)."""
+    """Half an hour with long conversations and changing adapters."""
     check = "soak test"
     if facts.soak is None:
         return _by_hand(check, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
@@ -126,7 +126,7 @@ def soaked(facts: Facts) -> RolloutCheck:
 
 
 def latency(facts: Facts) -> RolloutCheck:
-    """First token and whole answer together meet what the routes promise (seed 000 §13)."""
+    """First token and whole answer together meet what the routes promise."""
     check, late, seen = "latency within the routes' SLO", [], 0.0
     for labels, asked in facts.having("sluice_slo_requests_total"):
         objective = labels.get("objective", "")
@@ -145,7 +145,7 @@ def latency(facts: Facts) -> RolloutCheck:
 
 
 def prefix_hits(facts: Facts) -> RolloutCheck:
-    """What was computed before is found in the cache again (seed 000 §13: after prompt changes)."""
+    """What was computed before is found in the cache again; a prompt change can break that."""
     check = "prefix cache hits as expected"
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
     if not expected:
@@ -156,7 +156,7 @@ def prefix_hits(facts: Facts) -> RolloutCheck:
 
 
 def gated_adapters(facts: Facts) -> RolloutCheck:
-    """No adapter serves without an evaluation that it passed (seed 000 §13).
+    """No adapter serves without an evaluation that it passed.
 
     What came with ``adapters.file`` is active from the start and was never asked for one: whoever wrote the
     file answers for it. What was made active here past its evaluation, or failed one, is wrong.
@@ -184,7 +184,7 @@ def canary_first(facts: Facts) -> RolloutCheck:
 
 
 def shadowed(facts: Facts) -> RolloutCheck:
-    """The other backend's answers have been compared before it gets traffic (seed 000 §12)."""
+    """The other backend's answers have been compared before it gets traffic."""
     check = "shadow comparison"
     if not any(route.get("shadow") for route in _routes(facts).values()):
         return _by_hand(
@@ -195,7 +195,7 @@ def shadowed(facts: Facts) -> RolloutCheck:
 
 
 def can_go_back(facts: Facts) -> RolloutCheck:
-    """A rollback is possible at the routing layer (seed 000 §13)."""
+    """A rollback is possible at the routing layer."""
     if isinstance(facts.rollback, str):
         hint = "the first change makes one: `sluice routes apply`"
         return _by_hand("rollback possible", facts.rollback, hint)
@@ -226,7 +226,7 @@ def keys_on(facts: Facts) -> RolloutCheck:
 
 
 def alerts(facts: Facts) -> RolloutCheck:
-    """Prometheus has loaded our rules and evaluates them (seed 000 §13; that they fire, the tests prove)."""
+    """Prometheus has loaded our rules and evaluates them (that they fire, the tests prove)."""
     check, hint = "alert rules loaded", "rule_files of Prometheus: deploy/prometheus/*.yaml"
     if facts.rules is None:
         return _by_hand(check, "no --prometheus", "--prometheus http://HOST:9090")

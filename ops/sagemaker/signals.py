@@ -1,7 +1,7 @@
 """What the endpoint scales on, from the gateway's own metrics to CloudWatch.
 
-SageMaker knows a container's CPU and its invocations; neither tells that a GPU is full (seed 000 §7: scale on
-queueing and active sequences). A process beside the gateway reads ``/metrics`` and publishes both.
+SageMaker knows a container's CPU and its invocations; neither shows that a GPU is full: queueing and
+active sequences do. A process next to the gateway reads ``/metrics`` and publishes both.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ Image = Annotated[str, Field(pattern=r"^[^\s@]+(@sha256:[0-9a-f]{64}|:[\w.-]+)$"
 class ScalingSpec(Section):
     """Between how many instances, and what one of them is to have.
 
-    ``active_sequences``: seed 000's card holds 85 to 90 at once. ``waiting_requests``: the queue at which
-    llm-d's endpoint picker calls a worker saturated. Cooldowns: scaling in waits longer than a model loads.
+    ``active_sequences``: an A10G with Llama-3-8B in AWQ holds 85 to 90 at once. ``waiting_requests``: the
+    queue at which llm-d's endpoint picker calls a worker saturated. Cooldowns: scaling in waits longer than
+    a model loads.
     """
 
     min_instances: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -265,7 +265,7 @@ def test_a_pod_has_as_many_gpus_as_its_engine_takes(overlay: str, tmp_path: Path
     assert engine.kind == "vllm"
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
     assert gpus == engine.tensor_parallel_size * engine.pipeline_parallel_size
-    # Seed 003: two cores, and one more a GPU.
+    # The engine's scheduling loop is sensitive to CPU: two cores, and one more for each GPU.
     assert int(container["resources"]["requests"]["cpu"]) >= 2 + gpus
     shm = [
         v for v in one(manifests, "Deployment")["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm"

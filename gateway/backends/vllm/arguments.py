@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import InvalidConfig
 from gateway.config.engine import EngineSection
 
-# Seed 000 §6: one or two prompts of 3,500 tokens must not crowd out fifty short ones.
+# A cap on a step's tokens: one or two prompts of 3,500 tokens must not crowd out fifty short ones.
 MAX_NUM_BATCHED_TOKENS = 8192
 # vLLM's attention on the CPU takes whole vectors of keys.
 CPU_BLOCK_MULTIPLE = 32
