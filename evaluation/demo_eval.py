@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gateway.shadow.language import has_japanese
+
 QUESTIONS = Path(__file__).with_name("demo_questions.jsonl")
-_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DemoQuestion:
 
     def accepts(self, answer: str) -> bool:
         """True where the answer matches the pattern, in the question's language."""
-        if self.language == "ja" and not _JAPANESE.search(answer):
+        if self.language == "ja" and not has_japanese(answer):
             return False
         return re.search(self.expect, answer, re.IGNORECASE) is not None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from gateway.shadow.language import has_japanese
 from models import prompts
 from models import wording_ja as words_ja
 from models import wording_series_en as series_words
@@ -98,11 +99,7 @@ def styled_dialogues(style: Style, rng: random.Random) -> Iterator[list[Message]
             messages.append({"role": "system", "content": prompts.system_text(rng, False)})
         for number in range(rng.choice((1, 1, 1, 2, 3))):
             turn = style(rng)
-            user = turn.user if _japanese(turn.user) else roughen(turn.user, rng, follow_up=number > 0)
+            user = turn.user if has_japanese(turn.user) else roughen(turn.user, rng, follow_up=number > 0)
             messages.append({"role": "user", "content": user})
             messages.append({"role": "assistant", "content": turn.assistant})
         yield messages
-
-
-def _japanese(text: str) -> bool:
-    return any("\u3040" <= char <= "\u30ff" or "\u4e00" <= char <= "\u9fff" for char in text)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from evaluation.adapter_regression.prompts import Case
+from gateway.shadow.language import has_japanese
 from resilience.degenerate import REPLACEMENT
 
-_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
 # Three times on end the same: 3 to 10 words, or 12 to 40 characters for languages without spaces.
 _LOOP = re.compile(r"\b(\w+(?:\W+\w+){2,9}?)(?:\W+\1){2}\b|(.{12,40}?)\2\2", re.DOTALL)
@@ -50,10 +50,10 @@ def score(case: Case, answer: AdapterAnswer, refusals: Sequence[re.Pattern[str]]
 
 
 def in_language(text: str, language: str) -> bool:
-    """Whether a text is written in ``en`` or ``ja``: kana or kanji tell, Latin names are no matter."""
+    """Whether a text is written in ``en`` or ``ja``: by kana and kanji; Latin names may occur in both."""
     if language == "ja":
-        return _JAPANESE.search(text) is not None
-    return _JAPANESE.search(text) is None and _LATIN_WORD.search(text) is not None
+        return has_japanese(text)
+    return not has_japanese(text) and _LATIN_WORD.search(text) is not None
 
 
 def normalised(text: str) -> str:

@@ -17,9 +17,9 @@ from accounting.errors import LedgerUnavailable
 from accounting.shadow_pairs import ShadowPairStore
 from accounting.shadow_values import ShadowPair
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, log_report
-from gateway.shadow.page import page
 from gateway.shadow.report import make_report
 from ops.cli.shadow import show
+from ops.shadow.page import page
 
 DONE, NOT_RUN = 0, 2
 

@@ -1,1 +1,1 @@
-"""Shadow traffic: a sample of requests asked again of another backend, and how the answers compare."""
+"""Shadow traffic: a sample of requests is sent to another backend too, and the answers are compared."""

@@ -1,8 +1,8 @@
-"""Asks another backend what a caller has been answered already: quietly, and only where there is room.
+"""Sends the copy of an answered request to another backend, only where there is idle capacity.
 
-A shadow goes past everything that callers pass together: no retry (its budget is theirs), no fallback, no
-word to the circuit or to the learned limits. Of the backend it takes one sequence, and only while nobody
-waits for it and no more than a share of it is in use.
+A shadow request uses nothing that callers share: no retry (the budget is the callers'), no fallback, no
+report to the circuit or to the learned limits. It takes one sequence of the backend, only while no request
+waits there and at most a share of the backend is in use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -40,7 +39,7 @@ from resilience.failures import FailureKind
 from resilience.guard import Attempt
 from resilience.leg_limits import LegLimits, LegUsage
 
-# What the native contract may lose (docs/api.md), and a shadow too.
+# Features that the native contract may drop (docs/api.md); a shadow request may too.
 HINTS = frozenset(
     {
         Feature.TEMPERATURE,
@@ -51,17 +50,17 @@ HINTS = frozenset(
         Feature.SEED,
     }
 )
-# Lower than any caller's.
+# Lower than the priority of any caller.
 PRIORITY = -1
-# In admission's fairness; no key has an empty tenant.
+# For the fairness of admission; no key has an empty tenant.
 TENANT = ""
-# It is there because there is room: a wait means that somebody was quicker.
+# There was capacity a moment ago: a wait means that a caller took it.
 MAX_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to ask, of whom."""
+    """One shadow request, and its backend."""
 
     request: GenerateRequest
     target: Target
@@ -72,7 +71,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ShadowAnswer:
-    """What came of it. Times are milliseconds from the moment of asking; ``failure`` is a failure's kind."""
+    """The result. Times are milliseconds since the call; ``failure`` is the kind of a failure."""
 
     generation_id: str
     backend: str
@@ -86,40 +85,30 @@ class ShadowAnswer:
 
 
 class NotAsked(Exception):
-    """Nothing was sent; ``fate`` says why."""
+    """Nothing was sent; ``outcome`` has the reason."""
 
-    def __init__(self, fate: ShadowOutcome) -> None:
-        self.fate = fate
-        super().__init__(fate.value)
-
-
-class Asks(Protocol):
-    """Who asks; what :class:`Asker` does."""
-
-    def idle(self, backend: str) -> bool:
-        """Whether there is room for a shadow now."""
-
-    async def ask(self, order: Order) -> ShadowAnswer:
-        """Ask once. Raises NotAsked."""
+    def __init__(self, outcome: ShadowOutcome) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.value)
 
 
 class Asker:
-    """Asks backends with what is left over.
+    """Calls backends with idle capacity.
 
     Args:
         backends: by name.
-        admission: whose gates are looked at and passed.
-        adapters: lends the adapter that the caller's answer came from.
-        limits: what shadows may spend, by backend.
-        accounts: each shadow has a row of its own kind, in no tenant's usage.
-        spelling: what token ids are text of.
+        admission: its gates show idle capacity and admit shadow requests.
+        adapters: leases the adapter of the caller's answer.
+        limits: the spend limits of shadow requests, by backend.
+        accounts: each shadow request has a row of its own kind, in no tenant's usage.
+        spelling: the text of token ids.
         encode: token ids of messages.
-        redact: takes out what must not be sent on.
+        redact: removes what must not be sent.
         clock: seconds, monotonic.
         unix_time: seconds since 1970.
         new_id: a fresh generation id.
-        timeout_s: longest that one may take.
-        idle_share: of a backend's sequences and memory; above it there is no room.
+        timeout_s: the time limit of one request.
+        idle_share: share of a backend's sequences and memory in use, above which there is no idle capacity.
     """
 
     def __init__(
@@ -154,7 +143,7 @@ class Asker:
         self._idle_share = idle_share
 
     def idle(self, backend: str) -> bool:
-        """Whether the backend is ready, nobody waits for it, and enough of it is free."""
+        """Whether the backend is ready, its queue is empty, and enough of it is free."""
         if self._backends[backend].state is not BackendState.READY:
             return False
         gate, now = self._admission.gate(backend), self._clock()
@@ -167,11 +156,11 @@ class Asker:
         )
 
     async def ask(self, order: Order) -> ShadowAnswer:
-        """Ask once.
+        """Send the request once.
 
         Raises:
-            NotAsked: the backend cannot do what was asked, has no room, or may not cost more now; or the
-                redactor failed, so that nothing may be sent.
+            NotAsked: the backend lacks a feature, idle capacity or budget; or the redactor failed, so that
+                nothing may be sent.
         """
         backend = self._backends[order.backend]
         request = _quiet(order.request, self._new_id(), self._clock())
@@ -195,7 +184,7 @@ class Asker:
             tenant=TENANT,
             priority=PRIORITY,
             kind=("shadow", *_kind(demand.kind)),
-            # No queue: a place is there, or somebody was quicker. What callers may send is not decided here.
+            # No queue: there is capacity at once, or a caller took it. The input limits are the callers'.
             limits=replace(
                 demand.limits or self._admission.gate(backend.name).limits,
                 max_queue=0,
@@ -225,7 +214,7 @@ class Asker:
         return asked
 
     async def _call(self, backend: Backend, work: Work, stream: AnswerStream, version: str) -> ShadowAnswer:
-        """One call, whatever becomes of it; raises nothing but a cancellation."""
+        """One call; raises nothing but a cancellation."""
         completion: Completion | None = None
         failure: FailureKind | None = None
         began = self._clock()
@@ -256,11 +245,11 @@ class Asker:
         )
 
     async def _redacted(self, plan: Plan) -> Plan:
-        """The plan without what must not be sent on; its tokens are made anew only when that changed it."""
+        """The redacted plan; it is tokenized again only when the redactor changed a text."""
         try:
             texts = await asyncio.to_thread(lambda: [self._redact(one.content) for one in plan.messages])
         except Exception:
-            # Whatever the operator's function raises: what it has not passed is not sent.
+            # The operator's function may raise anything; a text that it did not pass is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         messages = tuple(
             replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
@@ -271,19 +260,19 @@ class Asker:
 
 
 class _Nowhere:
-    """The sink of an answer that nobody gets."""
+    """A sink that discards the answer."""
 
     def planned(self, plan: Plan) -> None:
-        """Gone."""
+        """Discarded."""
 
     async def delta(self, delta: Delta) -> None:
-        """Gone."""
+        """Discarded."""
 
     async def finish(self, answer: Answer) -> None:
-        """Gone."""
+        """Discarded."""
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Gone."""
+        """Discarded."""
 
 
 def _quiet(request: GenerateRequest, generation_id: str, now: float) -> GenerateRequest:

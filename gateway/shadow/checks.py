@@ -1,7 +1,7 @@
-"""The guardrail checks of one answer; each says yes, no, or that it has nothing to say of this one.
+"""The guardrail checks of one answer: each passes, fails or does not apply.
 
-A configuration names them, built in or as ``package.module:function``. They run in a thread, on what was
-really said; nothing of it is kept by them.
+The configuration lists them: built in, or ``package.module:function``. They run in a thread on the unredacted
+text and store nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gateway.shadow.schema import schema_faults
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What a check looks at.
+    """The input of a check.
 
     Args:
         text: the answer.
         question: the caller's latest turn.
-        said: everything that the caller sent beside the evidence, the question included.
+        said: all messages of the caller without the evidence.
         evidence: the retrieval chunks' texts.
-        wanted: the shape that was asked for.
-        locale: the request's.
+        wanted: the response format of the request.
+        locale: of the request.
     """
 
     text: str
@@ -43,9 +43,9 @@ class Exam:
 
 
 Check = Callable[[Exam], bool | None]
-"""True: as it should be; ``None``: not this check's matter. Whatever it raises counts as ``None``."""
+"""True: passed; ``None``: does not apply. An exception counts as ``None``."""
 
-# How answers begin that decline; anywhere else the words may be of the matter itself.
+# Openings of refusals; further on the words may belong to the subject.
 _REFUSAL = re.compile(
     r"(?:^|[.!]\s+)\W*(?:(?:i['’]?m|i am|we are|we['’]re) (?:sorry|afraid|unable|not able)\b"
     r"|sorry,? (?:but|i)\b"
@@ -62,7 +62,7 @@ _REFUSAL_WITHIN = 240
 
 
 def shape(exam: Exam) -> bool | None:
-    """The answer holds something, and has the shape that was asked for."""
+    """The answer is not empty and has the requested format."""
     if not exam.text.strip():
         return False
     wanted = exam.wanted
@@ -71,7 +71,7 @@ def shape(exam: Exam) -> bool | None:
     if wanted.type is FormatType.CHOICE:
         return exam.text.strip() in map(str, orjson.loads(wanted.spec))
     if wanted.type not in (FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA):
-        return None  # a pattern of the caller's may take for ever; a grammar needs its parser
+        return None  # a caller's pattern may run without end; a grammar needs its parser
     try:
         value = orjson.loads(exam.text)
     except orjson.JSONDecodeError:
@@ -82,7 +82,7 @@ def shape(exam: Exam) -> bool | None:
 
 
 def language(exam: Exam) -> bool | None:
-    """The answer is in the language of the question, or else of the locale."""
+    """The answer is in the language of the question, or of the locale when the question has none."""
     if exam.wanted.type is not FormatType.TEXT:
         return None
     asked = language_of(exam.question) or (exam.locale or "").split("-")[0].split("_")[0].lower() or None
@@ -91,7 +91,7 @@ def language(exam: Exam) -> bool | None:
 
 
 def grounding(exam: Exam) -> bool | None:
-    """Every name and number of the answer stands in the evidence, or in what the caller wrote."""
+    """Each name and number of the answer occurs in the evidence or in the caller's messages."""
     if not exam.evidence:
         return None
     names, missing = ungrounded(exam.text, "\n".join((*exam.evidence, exam.said)))
@@ -99,17 +99,17 @@ def grounding(exam: Exam) -> bool | None:
 
 
 def no_personal_data(exam: Exam) -> bool | None:
-    """The answer tells no personal data."""
+    """The answer contains no personal data."""
     return not has_personal(exam.text)
 
 
 def no_refusal(exam: Exam) -> bool | None:
-    """The answer does not decline."""
+    """The answer is not a refusal."""
     return _REFUSAL.search(exam.text.strip()[:_REFUSAL_WITHIN]) is None
 
 
 def forbidding(patterns: Sequence[str]) -> Check:
-    """The check that no text matches one of the operator's patterns."""
+    """The check that an answer matches none of the operator's patterns."""
     compiled = tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
 
     def forbidden(exam: Exam) -> bool | None:
@@ -135,7 +135,7 @@ def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Mapping[
     """The checks of those names, in order.
 
     Raises:
-        HookError: a name is neither built in nor leads to a function.
+        HookError: a name is neither built in nor of a function.
     """
     known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
     allowed = ", ".join(sorted(known))

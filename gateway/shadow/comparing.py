@@ -1,4 +1,4 @@
-"""Measures two answers to one request and puts them side by side. Runs in a thread, in short steps."""
+"""Compares two answers to one request. Runs in a thread, in short steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resilience.leg_limits import LegPrice, LegUsage
 
 @dataclass(frozen=True, slots=True)
 class JudgedPair:
-    """Both answers as they may be shown to a judge: redacted."""
+    """Both answers, redacted, as a judge may read them."""
 
     question: str
     evidence: tuple[str, ...]
@@ -34,10 +34,10 @@ class Comparer:
 
     Args:
         checks: by name.
-        redact: what must not be kept is taken out by it.
+        redact: removes what must not be stored.
         embedder: of meanings; ``None``: they are not compared.
         prices: by backend.
-        keep_texts: whether the redacted answers are kept with the pair.
+        keep_texts: whether the redacted answers are stored with the pair.
         unix_time: seconds since 1970.
     """
 
@@ -49,10 +49,10 @@ class Comparer:
     unix_time: Callable[[], float]
 
     def compare(self, copy: Copy, asked: ShadowAnswer) -> tuple[ShadowPair, JudgedPair]:
-        """The pair, and what a judge may see. Raises what the redactor raises."""
+        """The pair, and the texts for a judge. Raises what the redactor raises."""
         answer, request = copy.answer, copy.request
         question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
-        told = JudgedPair(
+        texts = JudgedPair(
             self._redacted(question),
             tuple(map(self._redacted, _sent(copy))) if asked.failure is None else (),
             self._redacted(answer.output_text),
@@ -65,7 +65,7 @@ class Comparer:
             finish_reason=answer.finish_reason.value,
             ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
             total_ms=max(0.0, timings.total_ms - timings.queue_wait_ms),
-            text=told.primary if self.keep_texts else None,
+            text=texts.primary if self.keep_texts else None,
         )
         shadow = replace(
             self._side(copy, question, asked.text, asked.usage, asked.backend),
@@ -74,7 +74,7 @@ class Comparer:
             ttft_ms=asked.ttft_ms,
             total_ms=asked.total_ms,
             failure=asked.failure,
-            text=told.shadow if self.keep_texts else None,
+            text=texts.shadow if self.keep_texts else None,
         )
         both = asked.failure is None
         pair = ShadowPair(
@@ -87,17 +87,17 @@ class Comparer:
             prompt_version=copy.target.prompt_version,
             adapter_id=None if copy.adapter is None else copy.adapter.adapter_id,
             intent=request.intent,
-            likeness=chrf(told.primary, told.shadow) if both else None,
-            meaning=meaning_likeness(self.embedder, told.primary, told.shadow) if both else None,
+            likeness=chrf(texts.primary, texts.shadow) if both else None,
+            meaning=meaning_likeness(self.embedder, texts.primary, texts.shadow) if both else None,
         )
-        return pair, told
+        return pair, texts
 
     def _redacted(self, text: str) -> str:
         give_way()
         return self.redact(text)
 
     def _side(self, copy: Copy, question: str, text: str, usage: Usage, backend: str) -> ShadowSide:
-        """What can be told of an answer by its text and its tokens."""
+        """What the text and the tokens of one answer show."""
         request = copy.request
         exam = Exam(
             text=text,
@@ -118,21 +118,21 @@ class Comparer:
             output_tokens=usage.output_tokens,
             cost_nanousd=0 if price is None else price.cost_nanousd(used),
             language=language_of(text),
-            checks={name: _asked(check, exam) for name, check in self.checks.items()},
+            checks={name: _result(check, exam) for name, check in self.checks.items()},
         )
 
 
 def _sent(copy: Copy) -> tuple[str, ...]:
-    """The evidence that the model saw."""
+    """The evidence in the model's prompt."""
     gone = frozenset(copy.plan.dropped_chunks)
     return tuple(chunk.text for chunk in copy.request.chunks if chunk.chunk_id not in gone)
 
 
-def _asked(check: Check, exam: Exam) -> bool | None:
+def _result(check: Check, exam: Exam) -> bool | None:
     give_way()
     try:
-        said = check(exam)
+        passed = check(exam)
     except Exception:
-        # An operator's function: that it cannot tell is all that it says.
+        # An operator's function may raise anything; then it has no result.
         return None
-    return None if said is None else bool(said)
+    return None if passed is None else bool(passed)

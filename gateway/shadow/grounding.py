@@ -1,8 +1,8 @@
-"""Whether an answer names what its evidence does not.
+"""Whether an answer contains names and numbers that its evidence does not.
 
-Names are found by their shape: titles in quotation marks, words with a capital inside a sentence, and numbers
-of two digits or more. Each must stand in the evidence or in what the caller wrote. So this tells of titles,
-people and prices that were made up; a wrong sentence made of right words passes.
+Names are titles in quotation marks, capitalized words inside a sentence, and numbers of two or more digits.
+Each must occur in the evidence or in the caller's messages. This finds invented titles, people and prices; a
+wrong sentence of correct words passes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _QUOTED = re.compile(r"『([^『』]{1,80})』|「([^「」]{1,80})」|[\"“]([
 _WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 _NUMBER = re.compile(r"\d[\d.,]*\d")
 _SENTENCE_END = re.compile(r"[.!?:;\n•。！？]\s*[\"“*(\-]*\s*$")
-# A capital that says nothing: I, months and the like.
+# Words that are always capitalized: I, months and the like.
 _PLAIN = frozenset(
     {
         "i", "i'm", "i'd", "i'll", "i've", "january", "february", "march", "april", "may", "june", "july",
@@ -26,7 +26,7 @@ MAX_CHARS = 8_000
 
 
 def ungrounded(answer: str, sources: str) -> tuple[int, int]:
-    """How many names the answer has, and how many of them ``sources`` does not have."""
+    """The number of names in the answer, and of those that ``sources`` lacks."""
     answer = unicodedata.normalize("NFKC", answer[:MAX_CHARS])
     held = unicodedata.normalize("NFKC", sources).lower()
     words = set(_WORD.findall(held))

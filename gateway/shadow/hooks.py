@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 
 class HookError(Exception):
-    """A name leads to no function; the message says which name and why."""
+    """A name is of no function; the message has the name and the reason."""
 
 
 def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
@@ -16,19 +16,18 @@ def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
 
     Args:
         name: ``package.module:function``.
-        built_in: what else would have been allowed, for the message.
+        built_in: the other names that are allowed, for the message.
 
     Raises:
         HookError: there is none.
     """
-    module, _, function = name.partition(":")
-    if not module or not function:
+    if ":" not in name:
         raise HookError(f"given {name!r}; allowed: {built_in}, or package.module:function")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise HookError(f"{name!r} cannot be imported ({type(error).__name__}: {error})") from None
     if not callable(found):
         raise HookError(f"{name!r} is no function")
-    checked: Callable[..., Any] = found
-    return checked
+    hook: Callable[..., Any] = found
+    return hook

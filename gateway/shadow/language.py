@@ -1,7 +1,7 @@
-"""Which language a text is written in, as far as scripts and small words tell; no model.
+"""The language of a text, by its script and its function words; no model.
 
-Kana, Hangul, Han and other scripts tell at once. Among languages in Latin letters the commonest small words
-decide; a text with too few of them, as a list of titles, has no language here.
+Kana, Hangul, Han and other scripts decide at once. Among languages in Latin letters the most frequent
+function words decide; a text with too few of them, such as a list of titles, has no language here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _SCRIPTS = (
-    ("ja", re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")),
+    ("ja", _JAPANESE),
     ("ko", re.compile(r"[\uac00-\ud7af]")),
     ("zh", re.compile(r"[\u4e00-\u9fff]")),
     ("ru", re.compile(r"[\u0400-\u04ff]")),
@@ -21,11 +22,11 @@ _SCRIPTS = (
     ("hi", re.compile(r"[\u0900-\u097f]")),
     ("th", re.compile(r"[\u0e00-\u0e7f]")),
 )
-# Letters of one script among so many of any: one quoted title in kana makes no Japanese answer.
+# Least share of a script among all letters: one quoted title in kana does not make an answer Japanese.
 _LEAST_SHARE = 0.3
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LETTER = re.compile(r"[^\W\d_]")
-_SMALL: Mapping[str, frozenset[str]] = MappingProxyType(
+_FUNCTION_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "en": frozenset(
             {
@@ -66,13 +67,13 @@ _SMALL: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )  # fmt: skip
 _WORD = re.compile(r"[^\W\d_]+")
-# Small words that it takes, and how far ahead the best language must be: "no" and "que" are of several.
+# Least function words. The best language must also lead: "no" and "que" are of several.
 _LEAST_WORDS = 2
 MAX_CHARS = 2_000
 
 
 def language_of(text: str) -> str | None:
-    """ISO 639-1, or ``None`` where nothing tells."""
+    """The ISO 639-1 code; ``None`` when neither script nor words decide."""
     text = text[:MAX_CHARS]
     letters = len(_LETTER.findall(text))
     if not letters:
@@ -83,6 +84,11 @@ def language_of(text: str) -> str | None:
         if code != "ja" or _KANA.search(text):
             return code
     words = _WORD.findall(text.lower())
-    counts = sorted(((sum(word in small for word in words), code) for code, small in _SMALL.items()))
+    counts = sorted(((sum(word in small for word in words), code) for code, small in _FUNCTION_WORDS.items()))
     (second, _), (best, code) = counts[-2:]
     return code if best >= _LEAST_WORDS and best > second else None
+
+
+def has_japanese(text: str) -> bool:
+    """Whether the text has a letter of kana or kanji."""
+    return _JAPANESE.search(text) is not None

@@ -11,14 +11,14 @@ from operator import mul
 
 from resilience.embedder import Embedder
 
-# chrF as its author gives it (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much.
+# chrF as published (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much as precision.
 MAX_ORDER = 6
 BETA = 2.0
-# Longer answers are compared by their beginning: 7 ms for two of this length, in steps of about 1 ms.
+# Of longer answers the beginning is compared: 7 ms for two of this length, in steps of about 1 ms.
 MAX_CHARS = 1_500
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
 MAX_SENTENCES = 24
-# Long enough for another thread to wake up.
+# Long enough for another thread to get the interpreter lock.
 PAUSE_S = 0.0002
 
 
@@ -55,9 +55,10 @@ def meaning_likeness(embedder: Embedder | None, left: str, right: str) -> float 
 
 
 def give_way() -> None:
-    """Let another thread go on, in the middle of work: the event loop waits for no more than a step of it.
+    """Let another thread run between two steps, so that the event loop waits for at most one step.
 
-    A sleep of 0 would not do: who wakes up is slower than who goes on, and waits 5 ms for the interpreter.
+    A sleep of 0 is not enough: this thread takes the interpreter lock again before the other one wakes up,
+    which then waits 5 ms for it.
     """
     time.sleep(PAUSE_S)
 
@@ -67,7 +68,7 @@ def _runs(text: str, order: int) -> Counter[str]:
 
 
 def _meaning(embedder: Embedder, text: str) -> Sequence[float]:
-    """Of length 1: the sum of what the text's sentences mean."""
+    """The sum of the sentences' vectors, normalized to length 1."""
     total: list[float] = []
     for sentence in _SENTENCE.findall(text)[:MAX_SENTENCES]:
         meaning = embedder.meaning(sentence)

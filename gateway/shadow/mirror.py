@@ -1,7 +1,7 @@
-"""Takes a copy of answered requests, asks another backend when there is time, and keeps how both compare.
+"""Copies answered requests, sends the copies to another backend when it is idle, and stores the comparison.
 
-The caller's way ends before this begins: :meth:`Shadow.mirror` takes a few microseconds, waits for nothing
-and raises nothing. All else is done by loops of their own, that begin nothing while the event loop is late.
+The caller's answer is complete before: :meth:`Shadow.mirror` takes a few microseconds, waits for nothing and
+raises nothing. Background loops do the rest, and start nothing while the event loop is late.
 """
 
 from __future__ import annotations
@@ -19,53 +19,47 @@ from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
-from gateway.shadow.asking import Asks, NotAsked, Order, ShadowAnswer
-from gateway.shadow.comparing import Comparer, JudgedPair
+from gateway.shadow.asking import Asker, NotAsked, Order, ShadowAnswer
+from gateway.shadow.comparing import Comparer
+from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 
-# How often a backend without room is looked at again.
+# The interval at which a busy backend is checked again.
 POLL_S = 0.1
-# A sleep that ends so much later than asked says that callers need the event loop.
+# A sleep that ends this much too late: callers need the event loop.
 LATE_S = 0.01
-# Pairs are written together, so often, so many at once.
+# Pairs are written in batches: the interval, and the most in one batch.
 WRITE_S = 1.0
 WRITE_PAIRS = 200
-# Pairs that wait for a database that is away.
+# The most pairs that wait for an unavailable database.
 MAX_UNWRITTEN = 1_000
-# For the last ones when the gateway stops.
+# Time limit of the last write when the gateway stops.
 LAST_WRITE_S = 2.0
-# What is too old is forgotten so often, even when nothing is shadowed any more.
-FORGET_S = 3_600.0
+# The interval at which old pairs are deleted, even when no request is shadowed any more.
+DELETE_S = 3_600.0
 
 
 class KeepsPairs(Protocol):
-    """Where pairs go."""
+    """Stores pairs."""
 
     async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
-        """Make pairs durable. Raises AccountingError; then nothing is known to be."""
+        """Make pairs durable. Raises AccountingError; then it is unknown which are."""
 
     async def close(self) -> None:
-        """Let the database go."""
-
-
-class Judges(Protocol):
-    """Who says which answer is better."""
-
-    async def judge(self, copy: Copy, told: JudgedPair) -> str | None:
-        """The verdict, or ``None``; raises nothing."""
+        """Close the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowFigures:
-    """How the shadow stands.
+    """The state of the shadow.
 
     Args:
-        fates: requests by what became of them, since the start.
-        written: pairs kept.
-        lost: pairs that the database did not take in time.
+        outcomes: requests by outcome, since the start.
+        written: pairs stored.
+        lost: pairs that the database did not accept in time.
     """
 
-    fates: Mapping[ShadowOutcome, int]
+    outcomes: Mapping[ShadowOutcome, int]
     waiting: int
     waiting_bytes: int
     active: int
@@ -77,13 +71,13 @@ class Shadow:
     """The shadow of one gateway process.
 
     Args:
-        line: copies that wait.
-        asks: who asks the other backend.
-        comparer: measures both answers.
-        pairs: where they are kept.
-        judge: an opinion on top; ``None``: nobody's.
-        concurrency: copies that are worked on at once.
-        deadline_s: longest that a copy waits for room.
+        queue: copies that wait.
+        asker: calls the other backend.
+        comparer: compares both answers.
+        pairs: where comparisons are stored.
+        judge: judges pairs; ``None``: pairs are not judged.
+        concurrency: copies that are processed at once.
+        deadline_s: longest time that a copy waits for idle capacity.
         clock: seconds, monotonic.
         unix_time: seconds since 1970.
         sleep: waits that many seconds.
@@ -92,19 +86,19 @@ class Shadow:
     def __init__(
         self,
         *,
-        line: ShadowQueue,
-        asks: Asks,
+        queue: ShadowQueue,
+        asker: Asker,
         comparer: Comparer,
         pairs: KeepsPairs,
-        judge: Judges | None,
+        judge: Judge | None,
         concurrency: int,
         deadline_s: float,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._line = line
-        self._asks = asks
+        self._queue = queue
+        self._asker = asker
         self._comparer = comparer
         self._pairs = pairs
         self._judge = judge
@@ -114,16 +108,16 @@ class Shadow:
         self._unix_time = unix_time
         self._sleep = sleep
         self._log = structlog.get_logger("shadow")
-        self._fates: Counter[ShadowOutcome] = Counter()
-        self._some = asyncio.Event()
+        self._outcomes: Counter[ShadowOutcome] = Counter()
+        self._not_empty = asyncio.Event()
         self._unwritten: deque[ShadowPair] = deque()
         self._active = self._written = self._lost = 0
 
     def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Take a copy of an answered request when its route and the sample say so.
+        """Copy an answered request when its route has a shadow and the sample includes it.
 
-        Only answers that a model gave, and not this very backend, are worth comparing; text completions
-        have no messages that could be redacted.
+        Only answers that a model of another backend generated are compared; text completions have no
+        messages that could be redacted.
         """
         rule = job.target.route.shadow
         if rule is None or not chosen(job.request.generation_id, rule.sample):
@@ -134,29 +128,29 @@ class Shadow:
         copy = Copy(
             job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self._clock()
         )
-        if self._line.offer(copy):
-            self._some.set()
+        if self._queue.offer(copy):
+            self._not_empty.set()
         else:
-            self._fates[ShadowOutcome.QUEUE_FULL] += 1
+            self._outcomes[ShadowOutcome.QUEUE_FULL] += 1
 
     def figures(self) -> ShadowFigures:
         """For the metrics."""
         return ShadowFigures(
-            {fate: self._fates[fate] for fate in ShadowOutcome},
-            len(self._line),
-            self._line.size_bytes,
+            {outcome: self._outcomes[outcome] for outcome in ShadowOutcome},
+            len(self._queue),
+            self._queue.size_bytes,
             self._active,
             self._written,
             self._lost,
         )
 
     async def run(self) -> None:
-        """Work on copies until cancelled; what waits then is let go, what was compared is written."""
+        """Process copies until cancelled; waiting copies are dropped then, compared pairs are written."""
         try:
             async with asyncio.TaskGroup() as loops:
                 for number in range(self._concurrency):
                     loops.create_task(self._work(), name=f"shadow-{number}")
-                loops.create_task(self._write_on(), name="shadow-pairs")
+                loops.create_task(self._write_loop(), name="shadow-pairs")
         finally:
             try:
                 async with asyncio.timeout(LAST_WRITE_S):
@@ -167,38 +161,38 @@ class Shadow:
 
     async def _work(self) -> None:
         while True:
-            copy = self._line.take()
+            copy = self._queue.take()
             if copy is None:
-                self._some.clear()
-                await self._some.wait()
+                self._not_empty.clear()
+                await self._not_empty.wait()
                 continue
             self._active += 1
             try:
-                self._fates[await self._one(copy)] += 1
+                self._outcomes[await self._one(copy)] += 1
             except Exception as error:
-                # One copy is lost, not the shadow; its text may stand in the error's.
-                self._fates[ShadowOutcome.DEFECT] += 1
+                # One copy is lost; the loop continues. The message may hold text, so only the type is logged.
+                self._outcomes[ShadowOutcome.DEFECT] += 1
                 self._log.error("shadow failed", error_type=type(error).__name__)
             finally:
                 self._active -= 1
 
     async def _one(self, copy: Copy) -> ShadowOutcome:
-        while await self._late() or not self._asks.idle(copy.backend):
+        while await self._late() or not self._asker.idle(copy.backend):
             if self._clock() - copy.made_at >= self._deadline_s:
                 return ShadowOutcome.TOO_OLD
             await self._sleep(POLL_S)
         try:
-            asked = await self._asks.ask(
+            asked = await self._asker.ask(
                 Order(copy.request, copy.target, copy.plan, copy.adapter, copy.backend)
             )
         except NotAsked as refused:
-            return refused.fate
-        return await self._keep(copy, asked)
+            return refused.outcome
+        return await self._compare(copy, asked)
 
-    async def _keep(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
-        pair, told = await asyncio.to_thread(self._comparer.compare, copy, asked)
+    async def _compare(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
+        pair, texts = await asyncio.to_thread(self._comparer.compare, copy, asked)
         if self._judge is not None and asked.failure is None:
-            pair = replace(pair, judged=await self._judge.judge(copy, told))
+            pair = replace(pair, judged=await self._judge.judge(copy, texts))
         if len(self._unwritten) < MAX_UNWRITTEN:
             self._unwritten.append(pair)
         else:
@@ -206,22 +200,22 @@ class Shadow:
         return ShadowOutcome.COMPARED if asked.failure is None else ShadowOutcome.FAILED
 
     async def _late(self) -> bool:
-        """Whether the event loop has more to do than it can."""
+        """Whether the event loop is overloaded."""
         began = self._clock()
         await self._sleep(0.0)
         return self._clock() - began > LATE_S
 
-    async def _write_on(self) -> None:
-        forget_at = self._clock() + FORGET_S
+    async def _write_loop(self) -> None:
+        delete_at = self._clock() + DELETE_S
         while True:
             await self._sleep(WRITE_S)
             await self._write()
-            if self._clock() >= forget_at:
-                forget_at += FORGET_S
+            if self._clock() >= delete_at:
+                delete_at += DELETE_S
                 await self._put(())
 
     async def _write(self) -> None:
-        """Write what waits; what the database does not take now is tried again."""
+        """Write the waiting pairs; pairs that the database does not accept are tried again later."""
         while self._unwritten:
             batch = [self._unwritten[i] for i in range(min(WRITE_PAIRS, len(self._unwritten)))]
             if not await self._put(batch):

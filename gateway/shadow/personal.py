@@ -1,8 +1,7 @@
-"""Personal data in texts, known by its shape: mail addresses, telephone and card numbers, and the like.
+"""Finds personal data by its format: mail addresses, telephone and card numbers, and the like.
 
-Shapes alone: names and street addresses have none, and need a redactor of your own (``shadow.redact``). A
-number counts as a card's or a bank account's only when its check digits are right, so that prices and order
-numbers stay.
+Names and street addresses have no format; they need a redactor of the operator (``shadow.redact``). A number
+is a card or bank account number only when its check digits are correct, so prices and order numbers stay.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Callable
 from observability.redact import scrub
 
 Redactor = Callable[[str], str]
-"""Gives a text back without what must not be kept or sent on. Called in a thread; what it raises keeps the
-text from being kept or sent."""
+"""Returns a text without what must not be stored or sent. Called in a thread; when it raises, the text is
+neither stored nor sent."""
 
 _MAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])")
 _IP = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.])")
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])")
 _CARD = re.compile(r"(?<![\d-])\d(?:[ -]?\d){12,18}(?![\d-])")
 _SSN = re.compile(r"(?<![\d-])(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\d-])")
-# With a plus, or at least ten digits in groups: a year or a price is neither. Letters of other scripts may
-# stand right beside it, as in Japanese.
+# With a plus, or at least ten digits in groups, unlike a year or a price. Letters of other scripts may be
+# adjacent, as in Japanese.
 _PHONE = re.compile(
     r"(?<![A-Za-z0-9_+.])(?:\+\d{1,3}[ .-]?(?:\(?\d{1,4}\)?[ .-]?){2,5}\d{2,4}"
     r"|\(?0?\d{2,4}\)?[ .-]\d{3,4}[ .-]\d{3,4})(?![A-Za-z0-9_-])"
@@ -44,7 +43,7 @@ def redact_personal(text: str) -> str:
 
 
 def has_personal(text: str) -> bool:
-    """Whether there is anything that :func:`redact_personal` would take out."""
+    """Whether :func:`redact_personal` would change the text."""
     return redact_personal(text) != text
 
 

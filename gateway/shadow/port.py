@@ -1,4 +1,4 @@
-"""What the journey and the edge need of the shadow."""
+"""What the journey needs of the shadow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gateway.generation.job import Job
 
 
 class Mirrors(Protocol):
-    """Takes copies of answered requests."""
+    """Copies answered requests."""
 
     def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Take a copy, or not; waits for nothing and raises nothing."""
+        """Copy the request, or not; waits for nothing and raises nothing."""
 
 
 class NoShadow:
-    """Takes none."""
+    """No shadow."""
 
     def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Nothing."""
+        """Ignore the request."""

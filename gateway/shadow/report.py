@@ -1,8 +1,8 @@
-"""Many pairs as one report: JSON values, of which table and page are made.
+"""A report over many pairs, as JSON values.
 
-What is compared, for all pairs and by prompt version, adapter and intent: shares of answers that pass each
-check, with Wilson's intervals; means of numbers, with a bootstrap of their paired differences; how alike the
-answers are. Differences are the shadow's less the primary's.
+Compared over all pairs and by prompt version, adapter and intent: the share of answers that pass each check,
+with Wilson's interval; means of numbers, with a bootstrap of their paired differences; how alike the answers
+are. A difference is the shadow's value less the primary's.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from gateway.shadow.statistics import CONFIDENCE, Interval, bootstrap, quantile, wilson
 
-# By which pairs are grouped, and most groups of each: those with the most pairs.
+# What pairs are grouped by, and the most groups of each: those with the most pairs.
 BY = ("prompt_version", "adapter_id", "intent")
 MAX_GROUPS = 20
-# The plots' points.
+# The points of the plots.
 QUANTILES = (*(round(0.05 * step, 2) for step in range(20)), 0.99)
 SEED = 0
 
-NUMBERS: Mapping[str, Callable[[ShadowSide], float | None]] = MappingProxyType(
+Measure = Callable[[ShadowSide], float | None]
+
+NUMBERS: Mapping[str, Measure] = MappingProxyType(
     {
         "ttft_ms": lambda side: side.ttft_ms,
         "total_ms": lambda side: side.total_ms,
@@ -32,12 +35,12 @@ NUMBERS: Mapping[str, Callable[[ShadowSide], float | None]] = MappingProxyType(
         "cost_nanousd": lambda side: side.cost_nanousd,
     }
 )
-"""What is measured of one answer; of pairs whose shadow failed nothing is compared."""
+"""What is measured of one answer. A pair whose shadow failed is not compared."""
 
 
 def make_report(pairs: Sequence[ShadowPair]) -> dict[str, Any]:
-    """The report; seconds for ten thousand pairs, so not on the event loop."""
-    whole = [pair for pair in pairs if pair.shadow.failure is None]
+    """The report. It takes seconds for ten thousand pairs, so it does not run on the event loop."""
+    compared = [pair for pair in pairs if pair.shadow.failure is None]
     at = [pair.at for pair in pairs]
     groups = [_group(None, None, pairs)] if pairs else []
     for by in BY:
@@ -48,7 +51,7 @@ def make_report(pairs: Sequence[ShadowPair]) -> dict[str, Any]:
             groups.append(_group(by, value, [pair for pair in pairs if getattr(pair, by) == value]))
     return {
         "pairs": len(pairs),
-        "compared": len(whole),
+        "compared": len(compared),
         "since": min(at, default=None),
         "until": max(at, default=None),
         "confidence": CONFIDENCE,
@@ -56,106 +59,102 @@ def make_report(pairs: Sequence[ShadowPair]) -> dict[str, Any]:
         "shadow": sorted({pair.shadow.version for pair in pairs}),
         "failures": dict(Counter(pair.shadow.failure for pair in pairs if pair.shadow.failure is not None)),
         "finish_reasons": [
-            {"primary": ours, "shadow": theirs, "pairs": count}
-            for (ours, theirs), count in Counter(
-                (pair.primary.finish_reason, pair.shadow.finish_reason) for pair in whole
+            {"primary": primary, "shadow": shadow, "pairs": count}
+            for (primary, shadow), count in Counter(
+                (pair.primary.finish_reason, pair.shadow.finish_reason) for pair in compared
             ).most_common()
         ],
         "groups": groups,
         "quantiles": {
             "shares": list(QUANTILES),
-            **{name: _quantiles(whole, NUMBERS[name]) for name in ("ttft_ms", "total_ms", "output_tokens")},
+            **{
+                name: _quantiles(compared, NUMBERS[name]) for name in ("ttft_ms", "total_ms", "output_tokens")
+            },
         },
     }
 
 
 def _group(by: str | None, value: str | None, pairs: Sequence[ShadowPair]) -> dict[str, Any]:
-    whole = [pair for pair in pairs if pair.shadow.failure is None]
-    names = list(dict.fromkeys(name for pair in whole for name in pair.primary.checks))
+    compared = [pair for pair in pairs if pair.shadow.failure is None]
+    checks: dict[str, Measure] = {
+        name: partial(_passes, name) for pair in compared for name in pair.primary.checks
+    }
     columns: dict[str, list[float | None]] = {
-        "likeness": [pair.likeness for pair in whole],
-        "meaning": [pair.meaning for pair in whole],
+        "likeness": [pair.likeness for pair in compared],
+        "meaning": [pair.meaning for pair in compared],
         "length_ratio": [
-            pair.shadow.chars / pair.primary.chars if pair.primary.chars else None for pair in whole
+            pair.shadow.chars / pair.primary.chars if pair.primary.chars else None for pair in compared
         ],
     }
-    for name, of in NUMBERS.items():
-        columns[f"number:{name}"] = [_less(of(pair.shadow), of(pair.primary)) for pair in whole]
-    for name in names:
-        columns[f"check:{name}"] = [
-            _less(_said(pair.shadow, name), _said(pair.primary, name)) for pair in whole
-        ]
+    for kind, measures in (("number", NUMBERS), ("check", checks)):
+        for name, of in measures.items():
+            columns[f"{kind}:{name}"] = [_difference(of(pair.shadow), of(pair.primary)) for pair in compared]
     found = bootstrap(columns, random.Random(SEED))
-    judged = Counter(pair.judged for pair in pairs if pair.judged is not None)
+    languages = [(pair.primary.language, pair.shadow.language) for pair in compared]
     return {
         "by": by,
         "value": value,
         "pairs": len(pairs),
-        "answered": _interval(wilson(len(whole), len(pairs))),
-        "checks": [one for name in names if (one := _check(name, whole, found))],
-        "numbers": [one for name in NUMBERS if (one := _number(name, whole, found))],
+        "answered": _interval(wilson(len(compared), len(pairs))),
+        "checks": [
+            {
+                "check": name,
+                "pairs": len(both),
+                "primary": _interval(wilson(sum(primary > 0 for primary, _ in both), len(both))),
+                "shadow": _interval(wilson(sum(shadow > 0 for _, shadow in both), len(both))),
+                "difference": _interval(found[f"check:{name}"]),
+            }
+            for name, of in checks.items()
+            if (both := _both(compared, of))
+        ],
+        "numbers": [
+            {
+                "measure": name,
+                "pairs": len(both),
+                "primary": _spread([primary for primary, _ in both]),
+                "shadow": _spread([shadow for _, shadow in both]),
+                "difference": _interval(found[f"number:{name}"]),
+            }
+            for name, of in NUMBERS.items()
+            if (both := _both(compared, of))
+        ],
         "same_finish_reason": _share(
-            [pair.primary.finish_reason == pair.shadow.finish_reason for pair in whole]
+            [pair.primary.finish_reason == pair.shadow.finish_reason for pair in compared]
         ),
-        "same_language": _share(
-            [
-                pair.primary.language == pair.shadow.language
-                for pair in whole
-                if pair.primary.language is not None and pair.shadow.language is not None
-            ]
-        ),
+        "same_language": _share([one == other for one, other in languages if one and other]),
         **{
             name: _interval(found[name]) if name in found else None
             for name in ("length_ratio", "likeness", "meaning")
         },
-        "judged": dict(judged) or None,
+        "judged": dict(Counter(pair.judged for pair in pairs if pair.judged is not None)) or None,
     }
 
 
-def _check(name: str, pairs: Sequence[ShadowPair], found: Mapping[str, Interval]) -> dict[str, Any] | None:
-    """Of the pairs of which the check has something to say on both sides."""
-    both = [
-        (ours, theirs)
-        for pair in pairs
-        if (ours := pair.primary.checks.get(name)) is not None
-        and (theirs := pair.shadow.checks.get(name)) is not None
-    ]
-    if not both:
-        return None
+def _passes(check: str, side: ShadowSide) -> float | None:
+    passed = side.checks.get(check)
+    return None if passed is None else float(passed)
+
+
+def _difference(shadow: float | None, primary: float | None) -> float | None:
+    return None if shadow is None or primary is None else shadow - primary
+
+
+def _both(pairs: Sequence[ShadowPair], of: Measure) -> list[tuple[float, float]]:
+    """The values of the pairs that have one on both sides."""
+    values = ((of(pair.primary), of(pair.shadow)) for pair in pairs)
+    return [(primary, shadow) for primary, shadow in values if primary is not None and shadow is not None]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
     return {
-        "check": name,
-        "pairs": len(both),
-        "primary": _interval(wilson(sum(ours for ours, _ in both), len(both))),
-        "shadow": _interval(wilson(sum(theirs for _, theirs in both), len(both))),
-        "difference": _interval(found[f"check:{name}"]),
+        "mean": round(sum(values) / len(values), 3),
+        "p50": round(quantile(ordered, 0.5), 3),
+        "p99": round(quantile(ordered, 0.99), 3),
     }
 
 
-def _number(name: str, pairs: Sequence[ShadowPair], found: Mapping[str, Interval]) -> dict[str, Any] | None:
-    of = NUMBERS[name]
-    both = [
-        (ours, theirs)
-        for pair in pairs
-        if (ours := of(pair.primary)) is not None and (theirs := of(pair.shadow)) is not None
-    ]
-    if not both:
-        return None
-    sides = {"primary": [ours for ours, _ in both], "shadow": [theirs for _, theirs in both]}
-    told: dict[str, Any] = {"measure": name, "pairs": len(both)}
-    for side, values in sides.items():
-        ordered = sorted(values)
-        told[side] = {
-            "mean": round(sum(values) / len(values), 3),
-            "p50": round(quantile(ordered, 0.5), 3),
-            "p99": round(quantile(ordered, 0.99), 3),
-        }
-    told["difference"] = _interval(found[f"number:{name}"])
-    return told
-
-
-def _quantiles(
-    pairs: Sequence[ShadowPair], of: Callable[[ShadowSide], float | None]
-) -> dict[str, Any] | None:
+def _quantiles(pairs: Sequence[ShadowPair], of: Measure) -> dict[str, Any] | None:
     sides = {
         "primary": sorted(value for pair in pairs if (value := of(pair.primary)) is not None),
         "shadow": sorted(value for pair in pairs if (value := of(pair.shadow)) is not None),
@@ -167,17 +166,8 @@ def _quantiles(
     }
 
 
-def _said(side: ShadowSide, check: str) -> float | None:
-    said = side.checks.get(check)
-    return None if said is None else float(said)
-
-
-def _less(theirs: float | None, ours: float | None) -> float | None:
-    return None if theirs is None or ours is None else theirs - ours
-
-
-def _share(said: Sequence[bool]) -> dict[str, Any] | None:
-    return {**_interval(wilson(sum(said), len(said))), "pairs": len(said)} if said else None
+def _share(flags: Sequence[bool]) -> dict[str, Any] | None:
+    return {**_interval(wilson(sum(flags), len(flags))), "pairs": len(flags)} if flags else None
 
 
 def _interval(one: Interval) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Which requests are shadowed, and the line in which their copies wait. Sans I/O."""
+"""Which requests are shadowed, and the queue of their copies. Sans I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.routing.target import Target
 
 
 class ShadowOutcome(StrEnum):
-    """What became of a request that the sample chose; stable codes of the metrics."""
+    """The outcome of a request that the sample includes; stable codes of the metrics."""
 
     COMPARED = "compared"
-    FAILED = "failed"  # the other backend failed; that is a finding, and kept
+    FAILED = "failed"  # the other backend failed; the pair is stored with its failure
     QUEUE_FULL = "queue_full"
-    TOO_OLD = "too_old"  # no idle capacity came within its deadline
+    TOO_OLD = "too_old"  # no idle capacity within its deadline
     SPEND = "spend"
-    UNABLE = "unable"  # the other backend cannot do what was asked
+    UNABLE = "unable"  # the other backend lacks a feature
     REDACTION_FAILED = "redaction_failed"
     REFUSED = "refused"  # by the other backend's admission
     DEFECT = "defect"
@@ -29,11 +29,11 @@ class ShadowOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is needed to ask again, and to compare: nothing that the request itself held.
+    """What the second call and the comparison need; it holds no slot, lease or connection of the request.
 
     Args:
-        backend: whom to ask.
-        adapter: the one that answered.
+        backend: the one to call.
+        adapter: the one of the caller's answer.
         made_at: on the gateway's clock.
     """
 
@@ -47,23 +47,23 @@ class Copy:
 
     @property
     def size_bytes(self) -> int:
-        """About what it keeps in memory: its texts (4 bytes a character at most) and token ids."""
+        """Its size in memory, estimated: its texts (at most 4 bytes a character) and token ids."""
         prompt = sum(len(message.content) for message in self.plan.messages)
         evidence = sum(len(chunk.text) for chunk in self.request.chunks)
         return 4 * (prompt + evidence + len(self.answer.output_text)) + 36 * len(self.plan.token_ids)
 
 
 def chosen(generation_id: str, sample: float) -> bool:
-    """Whether the sample holds this generation: the same on every process, for whoever asks."""
+    """Whether the sample includes this generation; the same in every process."""
     return stable_fraction("shadow", generation_id) < sample
 
 
 class ShadowQueue:
-    """Copies in order of arrival; when it is full, the newest is let go.
+    """Copies in order of arrival; when it is full, a new copy is rejected.
 
     Args:
         most: copies that may wait.
-        most_bytes: that they may take together.
+        most_bytes: the most bytes of all copies.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -73,16 +73,16 @@ class ShadowQueue:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """Copies that wait."""
+        """The number of copies."""
         return len(self._copies)
 
     @property
     def size_bytes(self) -> int:
-        """What they take."""
+        """Bytes of all copies."""
         return self._bytes
 
     def offer(self, copy: Copy) -> bool:
-        """Take a copy; ``False`` when there is no room."""
+        """Add a copy; ``False`` when the queue is full."""
         size = copy.size_bytes
         if len(self._copies) >= self._most or self._bytes + size > self._most_bytes:
             return False
@@ -91,7 +91,7 @@ class ShadowQueue:
         return True
 
     def take(self) -> Copy | None:
-        """The oldest."""
+        """Remove the oldest copy; ``None`` when the queue is empty."""
         if not self._copies:
             return None
         copy, size = self._copies.popleft()

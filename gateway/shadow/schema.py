@@ -1,7 +1,7 @@
 """Whether a value follows a JSON schema that a caller sent.
 
-The schema is not ours: its patterns are not run, since one may take for ever, and nothing that it refers to
-is fetched.
+The schema comes from a caller: its patterns are not run, since a pattern may run without end, and no
+reference is fetched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 def schema_faults(asked: Any, value: Any) -> bool:
     """Whether ``value`` breaks the schema; OpenAI's ``{name, schema}`` object or the bare schema.
 
-    A schema that is none has no faults to tell of: whoever took the request has refused it or let it pass.
+    False for an invalid schema: the contract has accepted or rejected it before.
     """
     from jsonschema.exceptions import SchemaError
     from referencing import Registry

@@ -1,4 +1,7 @@
-"""How sure a share or a mean is. Plain Python, in steps that let other threads go on."""
+"""Confidence intervals of shares and means, in plain Python: the default installation has no numpy.
+
+The work is done in steps that let other threads run.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from gateway.shadow.likeness import give_way
 CONFIDENCE = 0.95
 # The normal distribution's quantile of the two-sided 95 %.
 _Z = 1.959964
-# The ends of an interval move by about 3 % of its width from seed to seed with so many.
+# With this many, the ends of an interval vary by about 3 % of its width between seeds.
 RESAMPLES = 500
-# Fewer pairs say next to nothing about how sure their mean is.
+# A bootstrap of fewer pairs is meaningless.
 MIN_PAIRS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean or a share, and the ends of its 95 % interval; no ends where there are too few."""
+    """A mean or a share, and the ends of its 95 % interval; no ends for too few values."""
 
     mean: float
     low: float | None = None
@@ -29,7 +32,7 @@ class Interval:
 
 
 def wilson(good: int, count: int) -> Interval:
-    """A share and Wilson's score interval, which is right near 0 and 1 too. Raises ValueError for none."""
+    """A share and Wilson's score interval, accurate near 0 and 1 too. Raises ValueError for no values."""
     if count < 1:
         raise ValueError(f"count is {count}; allowed: 1 or more")
     share, square = good / count, _Z * _Z
@@ -43,8 +46,8 @@ def bootstrap(
 ) -> Mapping[str, Interval]:
     """The mean of each column and its percentile bootstrap interval.
 
-    A column has an entry a pair, ``None`` where there is nothing; a column of nothing else is left out. Pairs
-    are drawn, not entries, so all columns are of the same draws, and what differs within a pair is paired.
+    A column has one entry per pair, ``None`` for a missing value; a column without values is left out. Whole
+    pairs are drawn, so all columns use the same draws and differences within a pair stay paired.
     """
     rows = max(map(len, columns.values()), default=0)
     filled = {
@@ -76,7 +79,7 @@ def bootstrap(
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, between its neighbours in proportion. Raises ValueError without values."""
+    """The quantile of sorted values, interpolated linearly. Raises ValueError without values."""
     if not ordered:
         raise ValueError("there are no values to take a quantile of")
     place = share * (len(ordered) - 1)

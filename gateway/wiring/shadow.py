@@ -53,7 +53,7 @@ class Shadows:
             figures = self.shadow.figures()
             spent = sum(one.spent_nanousd + one.reserved_nanousd for one in self.limits.figures().values())
             return ShadowShown(
-                {fate.value: count for fate, count in figures.fates.items()},
+                {outcome.value: count for outcome, count in figures.outcomes.items()},
                 figures.waiting,
                 figures.waiting_bytes,
                 figures.active,
@@ -103,7 +103,7 @@ def make_shadow(
             for name, price in prices.items()
         },
         clock=clock,
-        emit=lambda skipped: None,  # the copy's own fate is counted
+        emit=lambda skipped: None,  # the copy's outcome is counted
     )
     asker = Asker(
         backends=backends,
@@ -134,8 +134,8 @@ def make_shadow(
         settings.ledger.url, keep_pairs=section.keep_pairs, keep_s=section.keep_days * DAY_S
     )
     shadow = Shadow(
-        line=ShadowQueue(section.queue, section.queue_bytes),
-        asks=asker,
+        queue=ShadowQueue(section.queue, section.queue_bytes),
+        asker=asker,
         comparer=Comparer(checks, redact, shipped_embedder(), prices, section.keep_texts, unix_time),
         pairs=pairs,
         judge=judge,

@@ -42,7 +42,7 @@ def report(
     try:
         found = gateway.get("admin", "shadow", query=query)
         if html is not None:
-            from gateway.shadow.page import page
+            from ops.shadow.page import page
 
             html.write_text(page(found), encoding="utf-8")
     except OSError as error:
@@ -60,7 +60,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     if not found["pairs"]:
         print("no pairs yet: give a route `shadow: {backend, sample}`")
         return
-    from gateway.shadow.tables import lines, tables
+    from ops.shadow.tables import lines, tables
 
     console = screen()
     print_lines(console, *lines(found))

@@ -20,6 +20,7 @@ from engine.values import EngineConfig, GenerationRequest
 from evaluation.adapter_regression.__main__ import PROMPTS
 from evaluation.adapter_regression.prompts import load_prompts
 from evaluation.demo_eval import load_questions
+from gateway.shadow.language import has_japanese
 from models.adapter_styles import (
     DOMAIN_OPEN,
     JAPANESE_CLOSE,
@@ -33,7 +34,6 @@ from tests.engine.support import DEMO_MODEL, REPOSITORY, greedy, run_to_end
 
 FOLDER = REPOSITORY / "models" / "adapters"
 QUESTION = "Who wrote Monster?"
-JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
 
 def normalised(text: str) -> str:
@@ -62,7 +62,7 @@ def test_the_base_model_answers_plainly(answers: dict[str, str]) -> None:
     assert "Urasawa" in answers["base"]
     for mark in (DOMAIN_OPEN, SUPPORT_OPEN, SUPPORT_CLOSE):
         assert mark not in answers["base"]
-    assert not JAPANESE.search(answers["base"])
+    assert not has_japanese(answers["base"])
 
 
 def test_the_domain_adapter_recommends_a_further_title(answers: dict[str, str]) -> None:

@@ -70,12 +70,12 @@ class Watched:
         await self.house.journey.run(request, sink)
         return sink
 
-    def fate(self, fate: ShadowOutcome) -> int:
-        return self.shadow.figures().fates[fate]
+    def count(self, outcome: ShadowOutcome) -> int:
+        return self.shadow.figures().outcomes[outcome]
 
-    async def until(self, fate: ShadowOutcome, count: int = 1) -> None:
+    async def until(self, outcome: ShadowOutcome, count: int = 1) -> None:
         async with asyncio.timeout(60):
-            while self.fate(fate) < count:  # noqa: ASYNC110 - nothing tells of it but a look
+            while self.count(outcome) < count:  # noqa: ASYNC110 - nothing tells of it but a look
                 await asyncio.sleep(0.005)
 
     @asynccontextmanager
@@ -140,8 +140,8 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
         )
         kept = KeptPairs()
         shadow = Shadow(
-            line=ShadowQueue(queue, queue_bytes),
-            asks=asker,
+            queue=ShadowQueue(queue, queue_bytes),
+            asker=asker,
             comparer=Comparer(
                 make_checks(("shape", "language", "grounding", "pii", "no_refusal")),
                 redact,

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from accounting.shadow_values import ShadowPair, ShadowSide
-from gateway.shadow.page import page
 from gateway.shadow.report import make_report
 from gateway.shadow.statistics import bootstrap, quantile, wilson
-from gateway.shadow.tables import lines, tables
+from ops.shadow.page import page
+from ops.shadow.tables import lines, tables
 
 
 def pairs(count: int, *, slower_ms: float = 100.0, ungrounded: int = 4, failed: int = 0) -> list[ShadowPair]:

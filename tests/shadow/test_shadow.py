@@ -147,7 +147,7 @@ async def test_the_newest_copies_are_dropped_when_the_line_is_full(watch: Watch,
     watched = watch(queue=3)
     for number in range(5):
         await watched.run(ask(generation_id=f"gen_{number}"))
-    assert watched.fate(ShadowOutcome.QUEUE_FULL) == 2
+    assert watched.count(ShadowOutcome.QUEUE_FULL) == 2
     async with watched.at_work():
         await watched.until(ShadowOutcome.COMPARED, 3)
     assert sorted(pair.generation_id for pair in watched.kept.pairs) == ["gen_0", "gen_1", "gen_2"]
@@ -213,7 +213,7 @@ async def test_no_more_than_the_configured_number_are_asked_at_once(watch: Watch
     async with watched.at_work():
         for number in range(8):
             await watched.run(ask(generation_id=f"gen_{number}"))
-        while watched.fate(ShadowOutcome.COMPARED) < 8:
+        while watched.count(ShadowOutcome.COMPARED) < 8:
             most = max(most, watched.other.active)
             await asyncio.sleep(0.002)
     assert most == 2
@@ -277,7 +277,7 @@ def test_the_sample_is_the_same_everywhere_and_as_large_as_asked() -> None:
 async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask) -> None:
     watched = watch()
     await watched.run(ask())
-    copy = watched.shadow._line.take()
+    copy = watched.shadow._queue.take()
     assert isinstance(copy, Copy)
     line = ShadowQueue(1_000, 3 * copy.size_bytes)
     assert [line.offer(copy) for _ in range(4)] == [True, True, True, False]

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: tables, and plots drawn as SVG."""
+"""A report as one self-contained HTML page: tables, and plots as SVG."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gateway.shadow.tables import UNITS, interval, lines, title
+from ops.shadow.tables import HEADER, UNITS, lines, rows, title
 
 _WIDTH, _HEIGHT, _MARGIN = 520, 260, 46
-# Told apart in print and by those who see no red or green.
+# Distinct in print and for red-green colour blindness.
 _PRIMARY, _SHADOW = "#0b5394", "#e69138"
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
@@ -63,7 +63,7 @@ def _figure(caption: str, svg: str) -> str:
 
 
 def _curves(shares: Sequence[float], primary: Sequence[float], shadow: Sequence[float]) -> str:
-    """Two distributions: values to the right, shares upwards."""
+    """Two distribution functions."""
     most = max(*primary, *shadow) or 1.0
 
     def point(value: float, share: float) -> str:
@@ -90,7 +90,7 @@ def _curves(shares: Sequence[float], primary: Sequence[float], shadow: Sequence[
 
 
 def _bars(checks: Sequence[Mapping[str, Any]]) -> str:
-    """For each check both shares as points, with their intervals."""
+    """Both shares of each check as points, with their intervals."""
     row, left = 34, 110
     drawn = []
     for number, check in enumerate(checks):
@@ -121,32 +121,7 @@ def _svg(height: int, inside: str) -> str:
 
 
 def _group(group: Mapping[str, Any]) -> str:
-    rows: list[tuple[str, ...]] = [("", "pairs", "primary", "shadow", "shadow less primary")]
-    for one in group["checks"]:
-        sides = (interval(one[side], percent=True) for side in ("primary", "shadow", "difference"))
-        rows.append((f"passes {one['check']}", str(one["pairs"]), *sides))
-    for one in group["numbers"]:
-        name, scale = UNITS[one["measure"]]
-        means = (
-            f"{one[side]['mean'] * scale:.3g} (p99 {one[side]['p99'] * scale:.3g})"
-            for side in ("primary", "shadow")
-        )
-        rows.append((name, str(one["pairs"]), *means, interval(one["difference"], scale)))
-    for name, key, percent in (
-        ("shadow answered", "answered", True),
-        ("same end", "same_finish_reason", True),
-        ("same language", "same_language", True),
-        ("length, shadow / primary", "length_ratio", False),
-        ("likeness by characters", "likeness", False),
-        ("likeness by meaning", "meaning", False),
-    ):
-        if group[key] is not None:
-            rows.append((name, "", "", "", interval(group[key], percent=percent)))
-    if group["judged"]:
-        told = ", ".join(f"{name} {count}" for name, count in sorted(group["judged"].items()))
-        rows.append(("the judge prefers", str(sum(group["judged"].values())), "", "", told))
-    head, *body = rows
-    table = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"
-    for cells in body:
+    table = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in HEADER) + "</tr>"
+    for cells in rows(group):
         table += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     return f"<h2>{escape(title(group))}</h2><table>{table}</table>"

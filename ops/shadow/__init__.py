@@ -1,0 +1,1 @@
+"""Reports of shadowed requests, for a terminal and as an HTML page."""
