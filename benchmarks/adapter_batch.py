@@ -36,7 +36,7 @@ from gateway.backends.lora_slots import AdapterHolder, LoraSlots
 from gateway.backends.port import Backend, Delta, Work
 from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring.backends import engine_maker
+from gateway.wiring.engine import engine_maker
 from resilience.failures import BackendFailure
 
 ADAPTERS = ("manga_domain_v3", "general_support_v2", "jp_style_v1")

@@ -17,7 +17,7 @@ from typing import Any
 from accounting.keys import HIGHEST_PRIORITY, KeyRecord, KeyRing, KeyRole
 from admission.controller import AdmissionController, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
-from gateway.wiring.build import build as wiring
+from gateway.wiring import access, control
 from ops.cli.main import app
 
 TENANT_KEY = "tenant-"
@@ -59,11 +59,10 @@ class Open(AdmissionController):
 
 def main(arguments: list[str]) -> None:
     """Start it."""
-    replaced: dict[str, object] = {"KeyRing": Tenants}
+    vars(access)["KeyRing"] = Tenants
     if arguments[0] == "--open":
         arguments = arguments[1:]
-        replaced["AdmissionController"] = Open
-    vars(wiring).update(replaced)
+        vars(control)["AdmissionController"] = Open
     app(["serve", "--config", arguments[0]])
 
 

@@ -28,7 +28,7 @@ from gateway.backends.port import Delta, Work
 from gateway.backends.supervised import SupervisedHost
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring.backends import engine_maker
+from gateway.wiring.engine import engine_maker
 from resilience.failures import BackendFailure
 from resilience.supervisor import Supervisor
 from resilience.supervisor_events import EngineLost, EngineRestarted, EngineRestarting, SupervisorEvent

@@ -98,8 +98,10 @@ def gateway_of(pieces: int, folder: Path) -> Gateway:
     fleet = Fleet(backends)
     return replace(
         whole,
-        engines=Engines(None, backends, {}),
-        fleet=fleet,
+        core=replace(
+            whole.core,
+            backends=replace(whole.core.backends, engines=Engines(None, backends, {}), fleet=fleet),
+        ),
         services=replace(whole.services, journey=replace(journey, fleet=fleet)),
     )
 

@@ -23,8 +23,9 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.port import Backend
 from gateway.config.settings import load_settings
 from gateway.journey import Journey
+from gateway.wiring import observing
 from gateway.wiring.backends import Engines
-from gateway.wiring.build import build as wiring
+from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 from observability.subscribers import EventDispatcher
@@ -64,8 +65,8 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
     if collector is not None:
         environment["SLUICE_TRACING__OTLP_ENDPOINT"] = collector
     else:
-        vars(wiring)["EventDispatcher"] = SilentHub
-    whole = wiring.build(load_settings(Path("sluice.yaml"), environment), admin_key=KEY)
+        vars(observing)["EventDispatcher"] = SilentHub
+    whole = build(load_settings(Path("sluice.yaml"), environment), admin_key=KEY)
     journey = whole.services.journey
     assert isinstance(journey, Journey)
     if collector is None:
@@ -77,8 +78,10 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
     journey = replace(journey, fleet=fleet)
     return replace(
         whole,
-        engines=Engines(None, backends, {}),
-        fleet=fleet,
+        core=replace(
+            whole.core,
+            backends=replace(whole.core.backends, engines=Engines(None, backends, {}), fleet=fleet),
+        ),
         services=replace(whole.services, journey=journey),
     )
 

@@ -65,17 +65,17 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     await server.stop_asked.wait()
     seconds = gateway.settings.server.drain_seconds
     log = structlog.get_logger("gateway")
-    log.info("draining", in_flight=gateway.reception.in_flight, at_most_s=seconds)
+    log.info("draining", in_flight=gateway.serving.in_flight.in_flight, at_most_s=seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await gateway.drain.emptied()
-    if gateway.reception.in_flight:
-        log.warning("cut at the end of the drain", in_flight=gateway.reception.in_flight)
-        gateway.drain.cut()
+            await gateway.serving.drain.emptied()
+    if gateway.serving.in_flight.in_flight:
+        log.warning("cut at the end of the drain", in_flight=gateway.serving.in_flight.in_flight)
+        gateway.serving.drain.cut()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
-                await gateway.reception.drained()
-    log.info("stopping", in_flight=gateway.reception.in_flight)
+                await gateway.serving.in_flight.drained()
+    log.info("stopping", in_flight=gateway.serving.in_flight.in_flight)
     server.should_exit = True
 
 
@@ -112,7 +112,7 @@ async def _serve(
         # Above our own bound, so that a frame too large meets our error and not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
-    server = DrainingServer(config, on_stop=gateway.drain.begin, on_hurry=gateway.drain.cut)
+    server = DrainingServer(config, on_stop=gateway.serving.drain.begin, on_hurry=gateway.serving.drain.cut)
     if threading.current_thread() is threading.main_thread():
         # A SIGTERM that comes before uvicorn listens for signals, or after, is heeded all the same.
         signal.signal(signal.SIGTERM, server.handle_exit)

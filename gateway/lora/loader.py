@@ -57,7 +57,6 @@ class LoraLoader:
         clock: monotonic seconds.
         unix_time: seconds since 1970.
         preload_timeout_s: longest that readiness waits for preloading.
-        workers: those in service that adapters are loaded on.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class LoraLoader:
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         preload_timeout_s: float,
-        workers: Callable[[], Sequence[LoadsElsewhere]],
     ) -> None:
         self._registry = registry
         self._book = book
@@ -83,11 +81,16 @@ class LoraLoader:
         self._clock = clock
         self._unix_time = unix_time
         self._preload_timeout_s = preload_timeout_s
-        self._workers = workers
+        self._workers: Callable[[], Sequence[LoadsElsewhere]] = tuple
         self._log = structlog.get_logger("adapters")
         self._shelf: LoraSlots | None = None
         self._news = asyncio.Event()
         self._warm = False
+        book.on_change(self.wake)
+
+    def attach_workers(self, workers: Callable[[], Sequence[LoadsElsewhere]]) -> None:
+        """Load adapters on these too: the workers in service that are loaded from here."""
+        self._workers = workers
 
     @property
     def warm(self) -> bool:

@@ -30,7 +30,6 @@ class AdapterProjection:
         registry: what requests lease from.
         base_models: those that are served here; versions for others are not offered.
         folder_of: where the content with a SHA-256 lies on this machine.
-        changed: told after each record.
     """
 
     def __init__(
@@ -40,13 +39,12 @@ class AdapterProjection:
         *,
         base_models: Collection[str],
         folder_of: Callable[[str], Path],
-        changed: Callable[[], None],
     ) -> None:
         self._store = store
         self._registry = registry
         self._base_models = frozenset(base_models)
         self._folder_of = folder_of
-        self._changed = changed
+        self._changed: Callable[[], None] = _nothing
         self._refused: dict[str, str] = {}
         self._stale = False
         self._made: dict[str, tuple[Version, Adapter]] = {}
@@ -56,6 +54,10 @@ class AdapterProjection:
     def follow(self, follower: FollowsStream) -> None:
         """Who calls :meth:`take`; told at build time."""
         self._follower = follower
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever other adapters are offered."""
+        self._changed = listener
 
     def take(self, record: Record) -> None:
         """Put one more record in force. Raises CatalogueError, and then nothing has changed."""
@@ -138,3 +140,7 @@ class AdapterProjection:
             )
             made = self._made[version.adapter_id] = version, adapter
         return made[1]
+
+
+def _nothing() -> None:
+    """Nothing listens yet."""

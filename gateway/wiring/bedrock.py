@@ -17,23 +17,18 @@ from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Access, Transport
 from gateway.backends.bedrock.values import Guardrail
 from gateway.config.backends import BedrockSection
+from gateway.config.errors import ConfigError
 from resilience.failures import BackendFailure
-
-
-class BedrockMissing(Exception):
-    """boto3 is not installed."""
 
 
 def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], float]) -> BedrockBackend:
     """Construct the backend; nothing connects, and boto3 is not imported yet.
 
     Raises:
-        BedrockMissing: boto3 is not installed; says what to do.
+        ConfigError: boto3 is not installed; says what to do.
     """
     if importlib.util.find_spec("boto3") is None:
-        raise BedrockMissing(
-            f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'"
-        )
+        raise ConfigError(f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'")
     counter = EstimatingCounter()
     minimum = cacheable_from(section.model_id, section.cache_points)
     log = structlog.get_logger("gateway.bedrock").bind(backend=name)

@@ -1,17 +1,16 @@
-"""The guard around every backend, and what hangs on it."""
+"""Builds the guard around every backend, with the retry budget and the remedies for failures."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from admission.controller import AdmissionController
 from gateway.config.resilience import ResilienceSection
 from gateway.generation.output_guard import OutputGuard
 from gateway.generation.remedies import Remediation
-from observability.resilience_metrics import ResilienceMetrics
 from resilience.blame import Blame
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
@@ -20,10 +19,11 @@ from resilience.retry_budget import RetryBudget
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """What the dispatcher needs."""
+    """What the dispatcher needs; ``retries_left`` is of the retry budget, by backend."""
 
     guard: Guard
     watch: OutputGuard
+    retries_left: Callable[[], Mapping[str, float]]
 
 
 def make_resilience(
@@ -32,20 +32,18 @@ def make_resilience(
     admission: AdmissionController,
     on_engine: Collection[str],
     restart_engine: Callable[[str], object] | None,
-    metrics: ResilienceMetrics,
     emit: Callable[[ResilienceEvent], None],
     clock: Callable[[], float],
 ) -> Resilience:
-    """Construct them.
+    """Build it.
 
     Args:
         section: the configuration.
-        admission: gives backends less or more.
+        admission: its gates are scaled when a backend's memory runs out.
         on_engine: names of the backends on the engine in process.
-        restart_engine: asks for another engine, with the reason; ``None`` without one in process.
-        metrics: shows what is left of the budget.
+        restart_engine: restarts the engine, given the reason; ``None`` without one in process.
         emit: takes each event; must not block.
-        clock: seconds, monotonic.
+        clock: monotonic seconds.
     """
 
     def restart(backend: str, reason: str) -> None:
@@ -58,7 +56,6 @@ def make_resilience(
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most
     )
-    metrics.read_budget(lambda: {name: budget.left(name, clock()) for name in budget.backends})
     guard = Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=recovery.saw, budget=budget)
     watch = OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock))
-    return Resilience(guard, watch)
+    return Resilience(guard, watch, lambda: {name: budget.left(name, clock()) for name in budget.backends})

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
 
-from accounting.engine_counts import EngineCounts
-from accounting.ledger import Ledger
 from engine.errors import EngineStartError
-from gateway.backends.fleet import Fleet
+from gateway.backends.host import Resident
 from gateway.backends.port import BackendState
 from gateway.config.settings import Settings
-from gateway.health.drain import Drain
-from gateway.health.first_ready import FirstReady
 from gateway.ports import Services
-from gateway.prompts.engine_summary import EngineSummarizer
-from gateway.prompts.model_text import ModelText
-from gateway.prompts.published import Publishing
-from gateway.requests.in_flight import InFlightRequests
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import LogProgress
-from gateway.weights.source import Weights
-from gateway.wiring.adapters import Adapters
-from gateway.wiring.backends import Engines
-from gateway.wiring.cache import Answers
-from gateway.wiring.canary import Canary
-from gateway.wiring.keys import KeyParts
-from gateway.wiring.limits import Limiting
-from gateway.wiring.routing import Routing
-from gateway.wiring.shadow import Shadows
-from gateway.wiring.state import StateParts
-from observability.tracing import Tracing
+from gateway.wiring.core import Core
+from gateway.wiring.serving import ServingParts
 
 # Longest wait for the last usage rows and spans when the gateway stops.
 FLUSH_TIMEOUT_S = 5.0
@@ -46,28 +29,14 @@ ENGINE_STOP_TIMEOUT_S = 15.0
 class Gateway:
     """A whole gateway, built but not running; :meth:`running` starts its engine and its loops."""
 
-    settings: Settings
+    core: Core
+    serving: ServingParts
     services: Services
-    reception: InFlightRequests
-    engines: Engines
-    ledger: Ledger
-    state: StateParts
-    tracing: Tracing
-    text: ModelText
-    fleet: Fleet
-    routing: Routing
-    weights: Weights
-    publishing: Publishing
-    answers: Answers
-    adapters: Adapters
-    canary: Canary
-    keys: KeyParts
-    limiting: Limiting
-    shadows: Shadows
-    first_ready: FirstReady
-    drain: Drain
-    summaries: EngineSummarizer | None = None
-    engine_counts: EngineCounts | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration; the model it names is a local folder."""
+        return self.core.base.settings
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -82,72 +51,80 @@ class Gateway:
             ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
                 could answer.
         """
-        await self.ledger.open()
-        await self.state.open()
+        core, host = self.core, self.core.backends.engines.host
+        ledger, state = core.accounts.ledger, core.base.state
+        await ledger.open()
+        await state.open()
         try:
-            await self.publishing.publish()
+            await core.model.publishing.publish()
             async with asyncio.TaskGroup() as loops:
-                writer = loops.create_task(self.ledger.run(), name="ledger")
-                state = loops.create_task(self.state.run(), name="state")
-                await self.routing.book.start()
-                residents = [
-                    loops.create_task(resident.run(), name=name)
-                    for name, resident in self.engines.residents.items()
+                stores = [
+                    loops.create_task(ledger.run(), name="ledger"),
+                    loops.create_task(state.run(), name="state"),
                 ]
-                if self.answers.resident is not None:
-                    residents.append(loops.create_task(self.answers.resident.run(), name="response-cache"))
-                if self.summaries is not None:
-                    residents.append(loops.create_task(self.summaries.run(), name="summaries"))
-                residents.append(loops.create_task(self.adapters.run(self._engine_ready), name="adapters"))
-                residents.append(loops.create_task(self.routing.book.run(), name="routing"))
-                residents.append(loops.create_task(self.canary.driver.run(), name="canary"))
-                residents.append(loops.create_task(self.keys.use.run(), name="keys-used"))
-                residents.append(loops.create_task(self.shadows.shadow.run(), name="shadow"))
-                residents.append(loops.create_task(self.limiting.run(), name="limits"))
-                residents.append(loops.create_task(self.first_ready.run(), name="first-ready"))
-                residents.append(loops.create_task(self.drain.run(), name="drain"))
-                if self.engine_counts is not None:
-                    residents.append(loops.create_task(self.engine_counts.run(), name="engine-counts"))
-                starter = loops.create_task(self._start_engine(), name="engine-start")
+                await core.control.routing.projection.start()
+                tasks = [
+                    loops.create_task(core.adapters.run(self._engine_ready), name="adapters"),
+                    loops.create_task(self._start_engine(), name="engine-start"),
+                    *(loops.create_task(one.run(), name=name) for name, one in self._residents()),
+                ]
                 try:
                     yield
                 finally:
-                    for task in (starter, *residents):
+                    for task in tasks:
                         task.cancel()
-                    if self.engines.host is not None:
-                        await self.engines.host.stop(ENGINE_STOP_TIMEOUT_S)
-                    await self.ledger.close(FLUSH_TIMEOUT_S)
-                    writer.cancel()
-                    state.cancel()
+                    if host is not None:
+                        await host.stop(ENGINE_STOP_TIMEOUT_S)
+                    await ledger.close(FLUSH_TIMEOUT_S)
+                    for task in stores:
+                        task.cancel()
         finally:
-            await self.limiting.close()
-            await self.state.close()
-            await asyncio.to_thread(self.tracing.shutdown)
+            await core.access.close()
+            await state.close()
+            await asyncio.to_thread(core.base.tracing.shutdown)
+
+    def _residents(self) -> Iterator[tuple[str, Resident]]:
+        """What has a loop of its own, by the loop's name."""
+        core = self.core
+        yield from core.backends.engines.residents.items()
+        if core.generation.answers.resident is not None:
+            yield "response-cache", core.generation.answers.resident
+        if core.backends.summaries is not None:
+            yield "summaries", core.backends.summaries
+        yield "routing", core.control.routing.projection
+        yield "canary", core.control.canary.driver
+        yield "access", core.access
+        yield "shadow", self.serving.shadow.shadow
+        yield "first-ready", self.serving.first_ready
+        yield "drain", self.serving.drain
+        yield "engine-counts", core.accounts.engine_counts
 
     def _engine_ready(self) -> bool:
-        return self.engines.host is None or self.engines.host.state is BackendState.READY
+        host = self.core.backends.engines.host
+        return host is None or host.state is BackendState.READY
 
     async def _start_engine(self) -> None:
-        host, log = self.engines.host, structlog.get_logger("gateway")
+        engines, weights, text = self.core.backends.engines, self.core.base.weights, self.core.model.text
+        host, log = engines.host, structlog.get_logger("gateway")
         if host is None:
             return
         try:
-            if self.weights.remote:
-                await self.weights.fetch(LogProgress(self.weights.source, self.services.clock))
+            if weights.remote:
+                await weights.fetch(LogProgress(weights.source, self.core.base.clock))
             async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
                 facts = await host.start()
         except (EngineStartError, FetchError, TimeoutError) as error:
-            if not self.engines.beside_the_engine:
+            if not engines.residents:
                 raise
-            # The other backends go on; `/ready` and `/health/deep` tell of the one that is missing.
+            # The other backends keep answering; `/ready` and `/health/deep` report the one that is missing.
             log.error("engine not started", reason=str(error) or "engine.start_timeout_seconds have passed")
             await host.stop(ENGINE_STOP_TIMEOUT_S)
             return
-        self.text.limit(min(self.text.max_model_len, facts.max_model_len))
+        text.limit(min(text.max_model_len, facts.max_model_len))
         log.info(
             "engine ready",
             model=self.settings.engine.model_id,
-            max_model_len=self.text.max_model_len,
+            max_model_len=text.max_model_len,
             total_blocks=facts.total_blocks,
             **facts.details,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from adapters.values import Adapter
@@ -19,6 +19,7 @@ from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
+from gateway.config.errors import ConfigError
 from gateway.contracts.features import Feature
 
 # A Sluice as worker must not answer with a fallback: this gateway has its own chain and its own books.
@@ -31,10 +32,6 @@ PROBE_PATHS: Mapping[Dialect, str] = MappingProxyType(
 
 async def already_there(adapter: Adapter) -> None:
     """The adapter's files lie where it says."""
-
-
-class WorkerKeyMissing(Exception):
-    """The variable that ``api_key_env`` names is not set, or holds what cannot be sent."""
 
 
 def make_workers(
@@ -51,78 +48,35 @@ def make_workers(
     ``bring`` makes sure that an adapter's files are in the gateway's folder before a worker is to load them.
 
     Raises:
-        WorkerKeyMissing: the key is not there; names the variable.
+        ConfigError: the variable that ``api_key_env`` names is not set, or cannot be sent.
     """
-    found_out = section.dialect == "auto"
-    dialect = Dialect.VLLM if found_out else Dialect(section.dialect)
-    urls = [url.rstrip("/") for url in section.base_urls]
-    key = _key(name, section.api_key_env, environ)
-    context = ssl.create_default_context() if any(url.startswith("https:") for url in urls) else None
-    headers = (NO_FALLBACK,) if found_out or dialect is Dialect.SLUICE else ()
-
-    def make_client(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
-        return WorkerClient(
-            url,
-            timeouts=timeouts,
-            max_connections=max_connections,
-            bearer=key,
-            headers=headers,
-            context=context,
-        )
-
-    def make_loras(client: WorkerClient) -> WorkerLoras:
-        return WorkerLoras(
-            client,
-            places=section.max_loaded_adapters,
-            folder=section.adapters_folder,
-            bring=bring,
-            clock=clock,
-            fixed=section.adapters,
-        )
-
+    detect = section.dialect == "auto"
+    dialect = Dialect.VLLM if detect else Dialect(section.dialect)
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
+    urls = [url.rstrip("/") for url in section.base_urls]
     choice = WorkerChoice(
         urls,
         factor=section.affinity_load_factor,
         index_blocks=section.affinity_index_blocks,
         affinity=section.affinity,
     )
-    presence = WorkersInService(clock)
+    in_service = WorkersInService(clock)
+    headers = (NO_FALLBACK,) if detect or dialect is Dialect.SLUICE else ()
+    make_client = _client_maker(urls, _key(name, section.api_key_env, environ), headers)
+    lists_models = dialect is Dialect.VLLM and Feature.LORA in features
     workers = [
         Worker(
             url,
             make_client=make_client,
-            timeouts=Timeouts(
-                connect_s=section.connect_timeout_seconds,
-                first_token_s=section.first_token_timeout_seconds,
-                idle_s=section.idle_timeout_seconds,
-                total_s=section.total_timeout_seconds,
-                keepalive_s=section.keepalive_seconds,
-            ),
+            timeouts=_timeouts(section),
             max_connections=section.max_connections,
-            rules=HealthRules(
-                eject_after=section.eject_after_failures,
-                error_share=section.eject_error_share,
-                eject_s=section.eject_seconds,
-                eject_max_s=section.eject_max_seconds,
-                slow_start_s=section.slow_start_seconds,
-            ),
-            watch=WatchRules(
-                probe_path=section.probe_path or PROBE_PATHS[dialect],
-                probe_interval_s=section.probe_interval_seconds,
-                probe_timeout_s=section.probe_timeout_seconds,
-                metrics_path=section.metrics_path,
-                metrics_interval_s=section.metrics_interval_seconds,
-                # A Sluice lists what it could load too.
-                sluice_probe_path=section.probe_path or PROBE_PATHS[Dialect.SLUICE],
-                lists_models=dialect is Dialect.VLLM and Feature.LORA in features,
-            ),
+            rules=_health_rules(section),
+            watch=_watch_rules(section, dialect, lists_models),
             max_running=section.max_running,
             clock=clock,
-            presence=presence,
+            presence=in_service,
             on_return=choice.forget,
-            make_loras=make_loras if section.load_adapters else None,
-            on_sluice=(lambda: backend.speak(Dialect.SLUICE)) if found_out else None,
+            make_loras=_lora_maker(section, bring, clock) if section.load_adapters else None,
         )
         for url in urls
     ]
@@ -142,7 +96,7 @@ def make_workers(
             folder=section.adapters_folder,
         ),
         pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
-        presence=presence,
+        presence=in_service,
         features=features,
         token_bytes=token_bytes,
         block_tokens=section.affinity_block_tokens,
@@ -150,7 +104,77 @@ def make_workers(
         clock=clock,
         hedging=HedgePolicy(rules) if hedge.enabled else None,
     )
+    if detect:
+        for worker in workers:
+            worker.detect_sluice(lambda: backend.speak(Dialect.SLUICE))
     return backend
+
+
+def _client_maker(
+    urls: Sequence[str], key: str | None, headers: tuple[tuple[str, str], ...]
+) -> Callable[[str, Timeouts, int], WorkerClient]:
+    context = ssl.create_default_context() if any(url.startswith("https:") for url in urls) else None
+
+    def make(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
+        return WorkerClient(
+            url,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            bearer=key,
+            headers=headers,
+            context=context,
+        )
+
+    return make
+
+
+def _lora_maker(
+    section: OpenAIBackend, bring: Callable[[Adapter], Awaitable[None]], clock: Callable[[], float]
+) -> Callable[[WorkerClient], WorkerLoras]:
+    def make(client: WorkerClient) -> WorkerLoras:
+        return WorkerLoras(
+            client,
+            places=section.max_loaded_adapters,
+            folder=section.adapters_folder,
+            bring=bring,
+            clock=clock,
+            fixed=section.adapters,
+        )
+
+    return make
+
+
+def _timeouts(section: OpenAIBackend) -> Timeouts:
+    return Timeouts(
+        connect_s=section.connect_timeout_seconds,
+        first_token_s=section.first_token_timeout_seconds,
+        idle_s=section.idle_timeout_seconds,
+        total_s=section.total_timeout_seconds,
+        keepalive_s=section.keepalive_seconds,
+    )
+
+
+def _health_rules(section: OpenAIBackend) -> HealthRules:
+    return HealthRules(
+        eject_after=section.eject_after_failures,
+        error_share=section.eject_error_share,
+        eject_s=section.eject_seconds,
+        eject_max_s=section.eject_max_seconds,
+        slow_start_s=section.slow_start_seconds,
+    )
+
+
+def _watch_rules(section: OpenAIBackend, dialect: Dialect, lists_models: bool) -> WatchRules:
+    """``lists_models`` only for vLLM: a Sluice lists what it could load too."""
+    return WatchRules(
+        probe_path=section.probe_path or PROBE_PATHS[dialect],
+        probe_interval_s=section.probe_interval_seconds,
+        probe_timeout_s=section.probe_timeout_seconds,
+        metrics_path=section.metrics_path,
+        metrics_interval_s=section.metrics_interval_seconds,
+        sluice_probe_path=section.probe_path or PROBE_PATHS[Dialect.SLUICE],
+        lists_models=lists_models,
+    )
 
 
 def _key(name: str, variable: str | None, environ: Mapping[str, str]) -> str | None:
@@ -158,7 +182,7 @@ def _key(name: str, variable: str | None, environ: Mapping[str, str]) -> str | N
         return None
     key, place = environ.get(variable, ""), f"backends.{name}.api_key_env"
     if not key:
-        raise WorkerKeyMissing(f"{place}: the variable {variable} is not set; set it, or leave the key out")
+        raise ConfigError(f"{place}: the variable {variable} is not set; set it, or leave the key out")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise WorkerKeyMissing(f"{place}: {variable} holds characters that no header may have")
+        raise ConfigError(f"{place}: {variable} holds characters that no header may have")
     return key

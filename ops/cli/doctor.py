@@ -101,26 +101,25 @@ async def examine(
     )
     if gateway is None:
         return found
-    found.append(DoctorCheck("token counting", True, gateway.text.encoder))
-    found.append(
-        await _opened("state store", gateway.state.shown, gateway.state.open, lambda: gateway.state.healthy)
-    )
+    found.append(DoctorCheck("token counting", True, gateway.core.model.text.encoder))
+    state = gateway.core.base.state
+    found.append(await _opened("state store", state.shown, state.open, lambda: state.healthy))
     found.append(_routing(gateway))
     found.append(await _published(gateway))
     found.append(await _ledger(gateway))
     found.append(await _response_cache(gateway))
-    await gateway.state.close()
-    if gateway.weights.remote and (fault := await _weights(gateway, watch)) is not None:
+    await state.close()
+    if gateway.core.base.weights.remote and (fault := await _weights(gateway, watch)) is not None:
         return [*found, fault]
     found.append(await _engine(gateway))
-    for name, backend in gateway.fleet.backends.items():
+    for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))
     return found
 
 
 async def _response_cache(gateway: Gateway) -> DoctorCheck:
-    check, answers = "response cache", gateway.answers
+    check, answers = "response cache", gateway.core.generation.answers
     if answers.resident is None:
         return DoctorCheck(check, True, "off")
     error = await answers.resident.check()
@@ -194,7 +193,8 @@ async def _opened(
 
 def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
-    book, seed, file = gateway.routing.book, gateway.routing.seed, gateway.settings.routing.file
+    parts, file = gateway.core.control.routing, gateway.settings.routing.file
+    book, seed = parts.projection, parts.seed
     if book.behind is not None:
         hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
         return DoctorCheck("routing", False, book.behind.reason, hint)
@@ -208,7 +208,7 @@ def _routing(gateway: Gateway) -> DoctorCheck:
 async def _published(gateway: Gateway) -> DoctorCheck:
     check = "prompt versions"
     try:
-        count = await gateway.publishing.check()
+        count = await gateway.core.model.publishing.check()
     except PromptChanged as error:
         return DoctorCheck(check, False, str(error), "publish the new text under a new id")
     except StoreUnreachable as error:
@@ -219,10 +219,9 @@ async def _published(gateway: Gateway) -> DoctorCheck:
 
 
 async def _ledger(gateway: Gateway) -> DoctorCheck:
-    finding = await _opened(
-        "ledger", gateway.settings.ledger.url, gateway.ledger.open, lambda: gateway.ledger.healthy
-    )
-    await gateway.ledger.close(1.0)
+    ledger = gateway.core.accounts.ledger
+    finding = await _opened("ledger", gateway.settings.ledger.url, ledger.open, lambda: ledger.healthy)
+    await ledger.close(1.0)
     return finding
 
 
@@ -231,8 +230,9 @@ async def _weights(
 ) -> DoctorCheck | None:
     """Fetch them as a start would; None when they are here."""
     try:
-        with watch(gateway.weights.source) as on_progress:
-            await gateway.weights.fetch(on_progress)
+        weights = gateway.core.base.weights
+        with watch(weights.source) as on_progress:
+            await weights.fetch(on_progress)
     except FetchError as error:
         return DoctorCheck("weights", False, str(error), "mend what the line names")
     return None
@@ -250,7 +250,7 @@ def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
 
 
 async def _engine(gateway: Gateway) -> DoctorCheck:
-    host = gateway.engines.host
+    host = gateway.core.backends.engines.host
     if host is None:
         return DoctorCheck("engine", True, "none in process (engine.kind: none)")
     try:

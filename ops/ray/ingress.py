@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.features import Feature
 from gateway.http.surfaces import everything, for_callers
+from gateway.wiring.backends import PoolLinks
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
@@ -68,7 +69,7 @@ def build_ingress(settings: Settings, replicas: EngineReplicas) -> Gateway:
         )
     teller = f"{os.uname().nodename}-{secrets.token_hex(4)}"
 
-    def pool(name: str, queued: Callable[[], int]) -> RayBackend:
+    def pool(name: str, links: PoolLinks) -> RayBackend:
         return RayBackend(
             name,
             kind=settings.engine.kind,
@@ -85,13 +86,12 @@ def build_ingress(settings: Settings, replicas: EngineReplicas) -> Gateway:
                 max_running=settings.engine.max_num_seqs,
             ),
             teller=f"{teller}/{name}",
-            queued=queued,
-            on_max_model_len=lambda longest: gateway.text.limit(min(gateway.text.max_model_len, longest)),
+            queued=links.queued,
+            on_max_model_len=links.limit_context,
             clock=time.monotonic,
         )
 
-    gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None, engine_pool=pool)
-    return gateway
+    return build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None, engine_pool=pool)
 
 
 def features_of(settings: Settings) -> frozenset[Feature]:

@@ -20,7 +20,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import prepare
-from gateway.wiring.backends import engine_maker
+from gateway.wiring.engine import engine_maker
 from ops.ray.cluster_place import ClusterPlace
 from ops.ray.flow import Flow
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals, decode_work, encode

@@ -15,7 +15,7 @@ from accounting.prices import BookVersion, Price, PriceBook, Tariff, with_backen
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
-from gateway.wiring.ledger import leg_prices, make_prices
+from gateway.wiring.accounts import leg_prices, make_prices
 from tests.accounting.test_account import ListOutbox
 from tests.accounting.test_ledger import row
 

@@ -87,9 +87,7 @@ async def gate(
     """One that follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
     registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
-    book = AdapterProjection(
-        state, registry, base_models=("tiny",), folder_of=store.path, changed=lambda: rooms.wake()
-    )
+    book = AdapterProjection(state, registry, base_models=("tiny",), folder_of=store.path)
     follower = StreamFollower(state, STREAM, book.take, copy=None, clock=asyncio.get_running_loop().time)
     book.follow(follower)
     source = AdapterSource(
@@ -110,8 +108,8 @@ async def gate(
         clock=clock,
         unix_time=unix_time,
         preload_timeout_s=preload_timeout_s,
-        workers=lambda: workers,
     )
+    rooms.attach_workers(lambda: workers)
     orders = AdapterOrders(state, me=str(folder), load=rooms.preload_ordered)
     desk = AdapterAdmin(
         book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed

@@ -14,7 +14,7 @@ from gateway.config.backends import BedrockSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.contracts.features import Feature
-from gateway.wiring.bedrock import BedrockMissing, make_bedrock
+from gateway.wiring.bedrock import make_bedrock
 from tests.bedrock.conftest import HAIKU, MakeBackend
 
 PLAIN = {"kind": "bedrock", "model_id": HAIKU, "region": "us-east-1"}
@@ -61,5 +61,5 @@ def test_a_model_that_takes_less_is_told_so_with_features(make: MakeBackend) -> 
 
 def test_without_boto3_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(BedrockMissing, match=r"pip install 'sluice-gateway\[bedrock\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'sluice-gateway\[bedrock\]'"):
         make_bedrock("bedrock", BedrockSection.model_validate(PLAIN), clock=time.monotonic)

@@ -26,7 +26,7 @@ from gateway.contracts.values import Sampling
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
-from gateway.wiring.chaos import make_chaos
+from gateway.wiring.backends import make_chaos
 from resilience.failures import BackendFailure, FailureKind
 
 PIECES = ("a", "b", "c", "d")

@@ -11,7 +11,7 @@ from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.port import Delta, Work
 from gateway.config.settings import load_settings
 from gateway.contracts.values import Sampling
-from gateway.wiring.backends import engine_config
+from gateway.wiring.engine import engine_config
 from resilience.failures import BackendFailure
 
 

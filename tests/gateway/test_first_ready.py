@@ -7,7 +7,8 @@ import time
 
 from gateway.backends.scripted import ScriptedBackend
 from gateway.health.first_ready import FirstReady
-from gateway.wiring.metrics import first_ready, health_collector
+from gateway.wiring.observing import health_collector
+from gateway.wiring.serving import first_ready
 from tests.gateway.test_health_probe import probe
 
 

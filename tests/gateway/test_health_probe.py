@@ -16,7 +16,8 @@ from gateway.health.probe import HealthProbe
 from gateway.health.rolling_stats import RollingStats
 from gateway.requests.in_flight import InFlightRequests
 from gateway.testing import FakeText
-from gateway.wiring.metrics import first_ready, health_collector
+from gateway.wiring.observing import health_collector
+from gateway.wiring.serving import first_ready
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from accounting.keys import KeyRing, draw_key
-from gateway.admin.keys import LATEST
+from gateway.admin.keys import LATEST, KeyAdmin
 from gateway.admin.ports import KeyOrder
 from gateway.config.state import StateConfig
 from gateway.contracts.values import CallerRole
@@ -26,7 +26,7 @@ from gateway.keys.registry import STREAM
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
-from gateway.wiring.keys import KeyParts, make_keys
+from gateway.wiring.access import KeyParts, make_keys
 from gateway.wiring.state import StateParts, make_state
 
 WHO = "bootstrap"
@@ -49,20 +49,21 @@ class Process:
     def __post_init__(self) -> None:
         self.ring = KeyRing("sk-admin", enabled=True, unix_time=self.clock)
         self.audit = Audit(self.state.store, unix_time=self.clock)
-        self.house: KeyParts = make_keys(self.ring, self.state, audit=self.audit, unix_time=self.clock)
+        self.keys: KeyParts = make_keys(self.ring, self.state, unix_time=self.clock)
+        self.admin = KeyAdmin(self.ring, self.keys.projection, self.keys.use, self.audit, self.clock)
 
     async def create(self, **order: Any) -> dict[str, Any]:
-        return dict(await self.house.desk.create(KeyOrder(**{"tenant": "acme", **order}), who=WHO))
+        return dict(await self.admin.create(KeyOrder(**{"tenant": "acme", **order}), who=WHO))
 
     def knows(self, key: str) -> bool:
         try:
-            self.house.door.authenticate(key)
+            self.keys.authority.authenticate(key)
         except InvalidKey:
             return False
         return True
 
     def listed(self) -> list[dict[str, Any]]:
-        found = self.house.desk.show_all()["keys"]
+        found = self.admin.show_all()["keys"]
         assert isinstance(found, list)
         return found
 
@@ -117,16 +118,16 @@ async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -
     one, other = in_memory(streams := MemoryStreams()), in_memory(streams)
     async with running(one, other):
         made = await one.create(routes=("chat",), adapters=("style",), max_priority=1)
-        caller = one.house.door.authenticate(made["key"])
+        caller = one.keys.authority.authenticate(made["key"])
         assert (caller.tenant, caller.role, caller.key_id) == ("acme", CallerRole.CALLER, made["id"])
         assert (caller.routes, caller.adapters, caller.max_priority) == (("chat",), ("style",), 1)
         await until(lambda: other.knows(made["key"]))
-        await other.house.desk.revoke(made["id"], who=WHO)
+        await other.admin.revoke(made["id"], who=WHO)
         assert not other.knows(made["key"]), "refused when the call returns"
         await until(lambda: not one.knows(made["key"]))
         assert one.knows("sk-admin") and not one.listed()
         with pytest.raises(NoSuchKey):
-            await one.house.desk.revoke(made["id"], who=WHO)
+            await one.admin.revoke(made["id"], who=WHO)
 
 
 async def test_over_a_file_a_revocation_is_in_force_elsewhere_soon(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ async def test_over_a_file_a_revocation_is_in_force_elsewhere_soon(tmp_path: Pat
             made = await one.create()
             await until(lambda: other.knows(made["key"]))  # noqa: B023 - awaited in this turn
             begun = time.monotonic()
-            await one.house.desk.revoke(made["id"], who=WHO)
+            await one.admin.revoke(made["id"], who=WHO)
             await until(lambda: not other.knows(made["key"]))  # noqa: B023
             assert time.monotonic() - begun < 10.0, "a tenth of a second on a machine that does nothing else"
         last = made["key"].rpartition("_")[2].encode()
@@ -166,9 +167,9 @@ async def test_each_change_is_audited_also_the_refused_one() -> None:
     process = in_memory(MemoryStreams())
     async with running(process):
         made = await process.create()
-        await process.house.desk.revoke(made["id"], who=WHO)
+        await process.admin.revoke(made["id"], who=WHO)
         with pytest.raises(NoSuchKey):
-            await process.house.desk.revoke("key_none", who=WHO)
+            await process.admin.revoke("key_none", who=WHO)
         entries = await process.audit.last(3)
     assert [(one["action"], one["result"].split(":")[0]) for one in entries] == [
         ("key.revoke", "refused"),
@@ -188,7 +189,7 @@ async def test_while_the_store_is_away_known_keys_work_and_changes_are_refused(t
         with pytest.raises(BackendUnavailable):
             await process.create()
         with pytest.raises(BackendUnavailable):
-            await process.house.desk.revoke(made["id"], who=WHO)
+            await process.admin.revoke(made["id"], who=WHO)
         assert process.knows(made["key"]), "nothing was changed"
     again = in_memory(streams, tmp_path)
     async with running(again):
@@ -242,25 +243,25 @@ async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
         assert one.listed()[0]["last_used_at"] is None
         for _ in range(100):
             for made in keys[:2]:
-                one.house.door.authenticate(made["key"])
+                one.keys.authority.authenticate(made["key"])
         assert one.listed()[0]["last_used_at"] == "1970-01-12T13:46:40+00:00"
         assert USED not in streams.records or not streams.records[USED], "nothing is written for a request"
-        await one.house.use.tell()
+        await one.keys.use.tell()
         assert len(streams.records[USED]) == 1, "one record for all keys"
         await until(lambda: len(other.listed()) == 3 and other.listed()[1]["last_used_at"] is not None)
         assert other.listed()[2]["last_used_at"] is None
         one.clock.now += 60
-        one.house.door.authenticate(keys[0]["key"])
-        await one.house.use.tell()
+        one.keys.authority.authenticate(keys[0]["key"])
+        await one.keys.use.tell()
         assert len(streams.records[USED]) == 1, "known well enough"
         one.clock.now += KNOWN_FOR_S
-        one.house.door.authenticate(keys[0]["key"])
-        await one.house.use.tell()
+        one.keys.authority.authenticate(keys[0]["key"])
+        await one.keys.use.tell()
         assert list(orjson.loads(streams.records[USED][1].data)) == [keys[0]["id"]]
         streams.down = True
         one.clock.now += KNOWN_FOR_S
-        one.house.door.authenticate(keys[0]["key"])
-        await one.house.use.tell()
+        one.keys.authority.authenticate(keys[0]["key"])
+        await one.keys.use.tell()
         streams.down = False
-        await one.house.use.tell()
+        await one.keys.use.tell()
         assert len(streams.records[USED]) == 3, "told when the store is back"

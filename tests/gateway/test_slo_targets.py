@@ -8,7 +8,7 @@ import yaml
 
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
-from gateway.wiring.metrics import Targets
+from gateway.routing.slo_targets import RevisionTargets
 from observability.slo_metrics import SloTargets
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ def test_targets_are_those_of_the_revision_in_force_and_are_made_once_a_revision
     shipped = yaml.safe_load((ROOT / "routing.yaml").read_text())
     route = shipped["routes"]["self_hosted_generation"]
     revisions = [make_revision(1, shipped, KNOWN)]
-    targets = Targets(lambda: revisions[-1])
+    targets = RevisionTargets(lambda: revisions[-1])
     assert targets() == {"self_hosted_generation": SloTargets(ttft_ms=200, total_ms=1400)}
     assert targets() is targets()
     route["slo"] = {"ttft_ms": 300, "total_ms": 2000}

@@ -11,7 +11,7 @@ from adapters.values import Adapter
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import GenerateRequest
-from gateway.wiring.keys import usable
+from gateway.keys.usable_models import usable
 from tests.journey.house import CALLER, House, RecordingSink
 
 Build = Callable[..., House]

@@ -61,16 +61,16 @@ async def _wired(folder: Path) -> dict[str, Family]:
         },
     )
     gateway = build(settings, admin_key="a-key-for-tests")
-    await gateway.state.open()
+    await gateway.core.base.state.open()
     try:
         async with asyncio.TaskGroup() as loops:
-            state = loops.create_task(gateway.state.run())
-            await gateway.routing.projection.start()
+            state = loops.create_task(gateway.core.base.state.run())
+            await gateway.core.control.routing.projection.start()
             metrics: Any = gateway.services.metrics
             found = _of(metrics.__self__.registry)
             state.cancel()
     finally:
-        await gateway.state.close()
+        await gateway.core.base.state.close()
     return found
 
 

@@ -38,10 +38,10 @@ class House:
             admission=self.admission,
             on_engine=("local", "tuned"),
             restart_engine=self.restarts.append,
-            metrics=self.metrics.resilience,
             emit=self.told.append,
             clock=lambda: self.now,
         )
+        self.metrics.resilience.read_budget(self.made.retries_left)
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:

@@ -18,7 +18,7 @@ from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.hedging import MOST_SAVED, WINDOW_S, HedgePolicy, HedgeRules, Run, race
 from gateway.backends.workers.worker import WATCH_CONNECTIONS
 from gateway.contracts.values import FinishReason, Usage
-from gateway.wiring.hedging import hedge_collector
+from gateway.wiring.backends import hedge_collector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (

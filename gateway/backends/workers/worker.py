@@ -63,7 +63,6 @@ class Worker:
         presence: told when it comes into service and when it leaves.
         on_return: told when it is in service anew: what it had cached may be gone.
         make_loras: makes what loads adapters there; ``None``: nothing does.
-        on_sluice: told when it turns out to be another Sluice; ``None``: what it is need not be found out.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Worker:
         presence: WorkersInService,
         on_return: Callable[[str], None],
         make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
-        on_sluice: Callable[[], None] | None = None,
     ) -> None:
         self.url = url
         self.client = make_client(url, timeouts, max_connections)
@@ -97,13 +95,17 @@ class Worker:
         self._clock = clock
         self._presence = presence
         self._on_return = on_return
-        self._on_sluice = on_sluice
+        self._on_sluice: Callable[[], None] | None = None
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
         self._told = asyncio.Event()  # a probe's outcome; another one for each probe
         presence.join(url, self._wake.set)
         self._probe_path = watch.probe_path
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
+
+    def detect_sluice(self, on_sluice: Callable[[], None]) -> None:
+        """Find out whether the worker is another Sluice, and call ``on_sluice`` once it is known to be."""
+        self._on_sluice = on_sluice
 
     def view(self, now: float) -> WorkerView:
         """How the choice sees it."""

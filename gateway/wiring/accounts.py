@@ -1,64 +1,82 @@
-"""The part of the composition root that makes the ledger and the price book."""
+"""The layer of accounting: the price book, the ledger, and the engines' own token counters."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from accounting.account import Accounts
 from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.errors import PriceError
-from accounting.events import LedgerEvent
 from accounting.ledger import Ledger
 from accounting.prices import Price, PriceBook, with_backends
-from gateway.backends.workers.backend import WorkersBackend
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
 from gateway.wiring.backends import Engines
 from gateway.wiring.cache import price_of
+from gateway.wiring.foundation import Foundation
 from resilience.leg_limits import FREE
 from resilience.leg_limits import LegPrice as LegPrice
 
 
-def make_ledger(
-    settings: Settings,
-    *,
-    emit: Callable[[LedgerEvent], None],
-    clock: Callable[[], float],
-    unix_time: Callable[[], float],
-    new_id: Callable[[str], str],
-) -> Ledger:
-    """Construct the ledger with its journal; nothing is opened yet."""
-    section = settings.ledger
-    return Ledger(
+@dataclass(frozen=True, slots=True)
+class AccountParts:
+    """Accounting.
+
+    Args:
+        ledger: stores usage rows.
+        accounts: prices requests and writes their rows.
+        target_price: what a backend costs as a fallback target or as a shadow.
+        engine_counts: stores the engines' own counters in the ledger's database.
+    """
+
+    ledger: Ledger
+    accounts: Accounts
+    target_price: Callable[[str], LegPrice]
+    engine_counts: EngineCounts
+
+
+def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
+    """Build the ledger with its journal; nothing is opened yet.
+
+    Raises:
+        ConfigError: the price file cannot be used.
+    """
+    section, unix_time = base.settings.ledger, base.unix_time
+    prices = make_prices(base.settings)
+    ledger = Ledger(
         section.url,
-        emit=emit,
-        clock=clock,
+        emit=base.events.emit,
+        clock=base.clock,
         unix_time=unix_time,
         outbox_rows=section.outbox_rows,
         durability=section.durability,
         journal_folder=section.folder,
         journal_bytes=section.journal_max_bytes,
-        new_name=lambda: new_id(f"{int(unix_time() * 1000):015d}"),
+        new_name=lambda: base.new_id(f"{int(unix_time() * 1000):015d}"),
+    )
+    return AccountParts(
+        ledger,
+        Accounts(ledger, prices.priced),
+        leg_prices(base.settings, prices, unix_time=unix_time),
+        make_engine_counts(engines, ledger, observer=base.new_id("gw"), unix_time=unix_time),
     )
 
 
 def make_engine_counts(
     engines: Engines, ledger: Ledger, *, observer: str, unix_time: Callable[[], float]
 ) -> EngineCounts:
-    """What keeps the engines' own counters beside the ledger.
-
-    The engine in process goes by the first of its backends' names.
-    """
-    here = (min(engines.on_engine, default=""), observer)
+    """The engines' counters; the engine in process is named by its admission gate."""
+    here = (engines.gate or "", observer)
 
     def read() -> dict[tuple[str, str], tuple[int, int]]:
         found = {
             (name, url): tokens
-            for name, one in engines.backends.items()
-            if isinstance(one, WorkersBackend)
-            for url, tokens in one.counted().items()
+            for name, pool in engines.pools.items()
+            for url, tokens in pool.counted().items()
         }
         figures = None if engines.host is None else engines.host.figures()
         if figures is not None and figures.prompt_tokens is not None:
@@ -75,7 +93,7 @@ def make_prices(settings: Settings) -> PriceBook:
     """The price file together with the prices of the backends' own sections.
 
     Raises:
-        ConfigError: the file cannot be used, or says the same as a section.
+        ConfigError: the file cannot be used, or prices a backend that a section prices too.
     """
     path = settings.ledger.prices
     own: dict[str, Price] = {}
@@ -93,10 +111,9 @@ def make_prices(settings: Settings) -> PriceBook:
 def leg_prices(
     settings: Settings, book: PriceBook, *, unix_time: Callable[[], float]
 ) -> Callable[[str], LegPrice]:
-    """What a leg costs, by the same book that rows are priced by; as it stands at the start.
+    """What a fallback target costs, by the book that prices the ledger's rows, as of now.
 
-    Raises:
-        ConfigError: a leg's spending has a limit, but nobody says what it costs.
+    The result raises ConfigError for a target with a spending limit but without a price.
     """
     now = unix_time()
 
@@ -116,9 +133,9 @@ def leg_prices(
 
 
 def _name_of(prices: Mapping[str, Price]) -> str:
-    """A name for what the sections say that changes with it."""
-    said = ";".join(
+    """A version name that changes with the prices."""
+    text = ";".join(
         f"{name}={one.input_nanousd},{one.output_nanousd},{one.cached_nanousd}"
         for name, one in sorted(prices.items())
     )
-    return f"config-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+    return f"config-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

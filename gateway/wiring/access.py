@@ -1,0 +1,124 @@
+"""The layer of access: API keys, and their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from accounting.keys import KeyRing
+from accounting.quota_events import QuotaEvent
+from accounting.quotas import Quotas
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
+from gateway.keys.authenticate import Keys
+from gateway.keys.last_used import STREAM as USE_STREAM
+from gateway.keys.last_used import KeyUse
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.keys.registry import STREAM, KeyProjection
+from gateway.keys.shared_limits import SharedLimits
+from gateway.state.url import parse_state_url
+from gateway.wiring.events import EventBus
+from gateway.wiring.foundation import Foundation
+from gateway.wiring.state import StateParts
+from gateway.wiring.state_store import make_limit_store
+from observability.quota_metrics import QuotaMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class KeyParts:
+    """API keys.
+
+    Args:
+        ring: the keys in force.
+        authority: authenticates requests.
+        projection: the created keys, from the state store.
+        use: when keys were used.
+    """
+
+    ring: KeyRing
+    authority: Keys
+    projection: KeyProjection
+    use: KeyUse
+
+
+@dataclass(frozen=True, slots=True)
+class AccessParts:
+    """Who may ask, and how much.
+
+    Args:
+        keys: API keys.
+        limiter: counts requests and tokens of keys with limits.
+        shared: the limits' counts of all processes; ``None``: each process counts for itself.
+    """
+
+    keys: KeyParts
+    limiter: KeyLimiter
+    shared: SharedLimits | None
+
+    async def run(self) -> None:
+        """Store the use of keys, and keep up with the shared limits, until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self.keys.use.run(), name="keys-used")
+            if self.shared is not None:
+                loops.create_task(self.shared.run(), name="limits")
+
+    async def close(self) -> None:
+        """Write the last settlements and close connections."""
+        if self.shared is not None:
+            await self.shared.close()
+
+
+def require_admin_key(settings: Settings, admin_key: str | None) -> None:
+    """Raises ConfigError when keys are required and there is none to begin with."""
+    if settings.auth.enabled and not admin_key:
+        raise ConfigError(
+            "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
+        )
+
+
+def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
+    """Build it over what ``state`` of the configuration says; ``admin_key`` is the first admin's.
+
+    Raises:
+        ConfigError: the url of the limits' store is not understood, or what it needs is not installed.
+    """
+    config = base.settings.state
+    url = (
+        parse_state_url(config.url)
+        if config.limits_url is None
+        else parse_state_url(config.limits_url, key="state.limits_url")
+    )
+    store = make_limit_store(url, namespace=config.namespace, unix_time=base.unix_time)
+    shared = None
+    if store is not None:
+        shared = SharedLimits(
+            store,
+            clock=base.clock,
+            unix_time=base.unix_time,
+            emit=base.events.emit,
+            new_holder=lambda: base.new_id("gw"),
+        )
+    ring = KeyRing(admin_key, enabled=base.settings.auth.enabled, unix_time=base.unix_time)
+    keys = make_keys(ring, base.state, unix_time=base.unix_time)
+    return AccessParts(keys, KeyLimiter(Quotas(clock=base.clock), shared, emit=base.events.emit), shared)
+
+
+def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:
+    """Build them around a ring that knows the first admin key."""
+    use = KeyUse(state.store, unix_time=unix_time)
+    state.follow(USE_STREAM, use.take)
+    projection = KeyProjection(state.store, ring, use)
+    projection.follow(state.follow(STREAM, projection.take))
+    return KeyParts(ring, Keys(ring, use.saw), projection, use)
+
+
+def attach_quota_metrics(access: AccessParts, events: EventBus, registry: CollectorRegistry) -> None:
+    """Show the limits' decisions and what is shared."""
+    metrics = QuotaMetrics(registry)
+    events.attach(metrics.emit, *typing.get_args(QuotaEvent))
+    if access.shared is not None:
+        metrics.read(access.shared.standing)

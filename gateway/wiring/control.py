@@ -1,0 +1,138 @@
+"""The layer of control: the routing in force, its canary, and admission."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from admission.controller import AdmissionController
+from admission.values import AdmissionLimits
+from gateway.routing.canary_loop import CanaryDriver
+from gateway.routing.canary_records import STREAM as CANARY_STREAM
+from gateway.routing.canary_tally import CanaryTally
+from gateway.routing.check import KnownNames
+from gateway.routing.projection import STREAM, RoutingProjection, Seed
+from gateway.routing.revision import Revision, RoutingFileError, make_revision, read_routing
+from gateway.wiring.adapters import AdapterParts
+from gateway.wiring.backends import BackendParts
+from gateway.wiring.foundation import Foundation
+from gateway.wiring.model import ModelParts
+from observability.canary_metrics import CanaryFigures
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingParts:
+    """The routing.
+
+    Args:
+        projection: the revision in force.
+        seed: what the routing file says.
+    """
+
+    projection: RoutingProjection
+    seed: Seed
+
+    @property
+    def file_routes(self) -> Collection[str]:
+        """The routes of the file, which always have a metrics label of their own."""
+        return () if self.seed.config is None else tuple(self.seed.config["routes"])
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryParts:
+    """The canary.
+
+    Args:
+        driver: judges it and changes the routing, in the process that holds the lease.
+        tally: the requests of this process.
+    """
+
+    driver: CanaryDriver
+    tally: CanaryTally
+
+    def figures(self) -> CanaryFigures | None:
+        """Of the last canary, for the metrics."""
+        state = self.driver.standing
+        if state is None:
+            return None
+        return CanaryFigures(
+            route=state.plan.route,
+            backend=state.plan.backend,
+            phase=state.phase.value,
+            percent=state.wanted.get(state.plan.backend, 0.0),
+            requests=state.canary_requests,
+            evidence={check: evidence.log_e for check, evidence in state.evidence.items()},
+            bound=state.plan.bound,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ControlParts:
+    """Which backend answers a request, and when.
+
+    Args:
+        routing: the revisions.
+        canary: shifts traffic step by step.
+        limits: of admission, where a route has none of its own.
+        admission: queues in front of the backends.
+    """
+
+    routing: RoutingParts
+    canary: CanaryParts
+    limits: AdmissionLimits
+    admission: AdmissionController
+
+    @property
+    def revision(self) -> Callable[[], Revision]:
+        """Returns the routing revision in force."""
+        return self.routing.projection.current
+
+
+def make_control(
+    base: Foundation, model: ModelParts, adapters: AdapterParts, backends: BackendParts
+) -> ControlParts:
+    """Build it. A wrong routing file is an error only when the state store has no revision."""
+    limits = base.settings.admission.limits()
+    known = KnownNames(backends.fleet.backends, model.versions.ids, adapters.registry.servable, limits)
+    routing = make_routing(base, known)
+    engines = backends.engines
+    admission = AdmissionController(
+        limits,
+        load=backends.fleet.load,
+        clock=base.clock,
+        emit=base.events.emit,
+        random=random.Random(),
+        engine_of={} if engines.gate is None else dict.fromkeys(engines.on_engine, engines.gate),
+    )
+    backends.admission.attach(admission, engines.gate)
+    return ControlParts(routing, make_canary(base, routing.projection), limits, admission)
+
+
+def make_routing(base: Foundation, known: KnownNames) -> RoutingParts:
+    """Build the routing around the file that names its first revision."""
+    seed, state = read_seed(Path(base.settings.routing.file), known), base.state
+    projection = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
+    projection.follow(state.follow(STREAM, projection.take))
+    return RoutingParts(projection, seed)
+
+
+def read_seed(file: Path, known: KnownNames) -> Seed:
+    """The routing file, validated whole."""
+    try:
+        config = read_routing(file)
+        make_revision(1, config, known, source=str(file))
+    except RoutingFileError as error:
+        return Seed(file.name, None, error)
+    return Seed(file.name, config)
+
+
+def make_canary(base: Foundation, routing: RoutingProjection) -> CanaryParts:
+    """Build the canary, which follows its own stream."""
+    tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
+    driver = CanaryDriver(
+        base.state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time
+    )
+    driver.follow(base.state.follow_latest(CANARY_STREAM, driver.take))
+    return CanaryParts(driver, tally)

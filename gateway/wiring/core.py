@@ -1,0 +1,60 @@
+"""The layers below the one that serves, built in order: each uses only those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.config.settings import Settings
+from gateway.wiring.access import AccessParts, make_access, require_admin_key
+from gateway.wiring.accounts import AccountParts, make_accounts
+from gateway.wiring.adapters import AdapterParts, make_adapters
+from gateway.wiring.backends import BackendParts, MakeEnginePool, make_backends
+from gateway.wiring.control import ControlParts, make_control
+from gateway.wiring.foundation import Foundation, make_foundation
+from gateway.wiring.generation import GenerationParts, make_generation
+from gateway.wiring.model import ModelParts, make_model
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The layers, in their order; each field is documented in its own file."""
+
+    base: Foundation
+    model: ModelParts
+    access: AccessParts
+    adapters: AdapterParts
+    backends: BackendParts
+    accounts: AccountParts
+    control: ControlParts
+    generation: GenerationParts
+
+
+def make_core(
+    settings: Settings,
+    admin_key: str | None,
+    engine_pool: MakeEnginePool | None,
+    *,
+    clock: Callable[[], float],
+    unix_time: Callable[[], float],
+) -> Core:
+    """Build the layers. Raises as :func:`gateway.wiring.build.build`."""
+    require_admin_key(settings, admin_key)
+    base = make_foundation(settings, clock=clock, unix_time=unix_time)
+    model = make_model(base)
+    access = make_access(base, admin_key)
+    adapters = make_adapters(base)
+    backends = make_backends(base, model, adapters, engine_pool)
+    accounts = make_accounts(base, backends.engines)
+    control = make_control(base, model, adapters, backends)
+    generation = make_generation(base, model, backends, accounts, control)
+    return Core(
+        base=base,
+        model=model,
+        access=access,
+        adapters=adapters,
+        backends=backends,
+        accounts=accounts,
+        control=control,
+        generation=generation,
+    )

@@ -1,0 +1,124 @@
+"""Makes the engine in process: embedded or vLLM, under its supervisor."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.registry_file import read_registry_file
+from engine.errors import EngineDead
+from engine.values import EngineConfig
+from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.host import EngineHost, MakeHost
+from gateway.backends.lora_slots import LoraSlots, MakeSlots
+from gateway.backends.supervised import SupervisedHost
+from gateway.backends.vllm.host import VllmHost
+from gateway.config.engine import EngineSection
+from gateway.config.settings import Settings
+from gateway.prompts.model_text import sampling_defaults
+from resilience.supervisor import Supervisor
+from resilience.supervisor_events import SupervisorEvent
+
+
+def make_engine(
+    settings: Settings,
+    *,
+    token_bytes: Callable[[int], bytes],
+    clock: Callable[[], float],
+    on_step: Callable[[int], None],
+    emit: Callable[[SupervisorEvent], None],
+    make_slots: MakeSlots,
+) -> SupervisedHost | None:
+    """The engine of ``settings.engine``, not started; ``None`` when its kind is ``none``."""
+    section = settings.engine
+    make = engine_maker(settings, token_bytes, make_slots)
+    if make is None:
+        return None
+    return SupervisedHost(
+        make,
+        supervisor=Supervisor(
+            max_restarts_per_hour=section.max_restarts_per_hour,
+            hang_s=section.hang_seconds,
+            stopped_s=section.stopped_seconds,
+        ),
+        start_timeout_s=section.start_timeout_seconds,
+        on_step=on_step,
+        emit=emit,
+        clock=clock,
+    )
+
+
+def engine_maker(
+    settings: Settings, token_bytes: Callable[[int], bytes], make_slots: MakeSlots = LoraSlots
+) -> MakeHost | None:
+    """What makes an engine of the configured kind; the files that it needs are read here, once."""
+    section = settings.engine
+    if section.kind == "none":
+        return None
+    defaults = sampling_defaults(Path(section.model))
+    if section.kind == "embedded":
+        config = engine_config(section)
+
+        def embedded(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+            return EmbeddedHost(
+                config,
+                model=section.model_id,
+                defaults=defaults,
+                token_bytes=token_bytes,
+                share_prefixes=section.share_prefix_across_tenants,
+                on_step=on_step,
+                on_death=on_death,
+                make_shelf=make_slots,
+            )
+
+        return embedded
+    adapters_registered = _any_adapters(settings)
+
+    def vllm(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+        return VllmHost(
+            section,
+            adapters_registered=adapters_registered,
+            defaults=defaults,
+            token_bytes=token_bytes,
+            on_step=on_step,
+            on_death=on_death,
+            new_seed=lambda: secrets.randbits(31),
+            make_shelf=make_slots,
+        )
+
+    return vllm
+
+
+def _any_adapters(settings: Settings) -> bool:
+    """Whether the registry's file lists an adapter of the served model."""
+    file, base = settings.adapters.file, settings.engine.model_id
+    return bool(file) and any(
+        adapter.base_model == base for adapter in read_registry_file(Path(str(file))).adapters
+    )
+
+
+def engine_config(section: EngineSection) -> EngineConfig:
+    """The embedded settings of the embedded engine; what is not set has the default of the engine."""
+    optional = {
+        name: value
+        for name in ("max_num_batched_tokens", "kv_cache_bytes")
+        if (value := getattr(section, name)) is not None
+    }
+    return EngineConfig(
+        model=section.model,
+        dtype=section.dtype,
+        device=section.device,
+        max_model_len=section.max_model_len,
+        block_size=section.block_size,
+        max_num_seqs=section.max_num_seqs,
+        num_blocks=section.num_blocks,
+        num_threads=section.num_threads,
+        seed=section.seed,
+        enforce_eager=section.enforce_eager,
+        enable_prefix_caching=section.enable_prefix_caching,
+        gpu_memory_utilization=section.gpu_memory_utilization,
+        max_loras=section.max_loras,
+        max_lora_rank=section.max_lora_rank,
+        **optional,
+    )

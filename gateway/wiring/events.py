@@ -1,0 +1,51 @@
+"""The event bus, and the link from backends to admission: built before the parts that they connect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from admission.controller import AdmissionController
+
+
+class EventBus:
+    """Passes each event to the listeners of its type and to those of every type, which attach later."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, list[Callable[[Any], None]]] = {}
+        self._of_all: list[Callable[[object], None]] = []
+
+    def attach(self, listener: Callable[[Any], None], *types: type) -> None:
+        """Pass events of these types to ``listener``; of every type when none is named."""
+        for one in types:
+            self._by_type.setdefault(one, []).append(listener)
+        if not types:
+            self._of_all.append(listener)
+
+    def emit(self, event: object) -> None:
+        """Pass an event on, in the order in which the listeners were attached."""
+        for listener in self._by_type.get(type(event), ()):
+            listener(event)
+        for listener in self._of_all:
+            listener(event)
+
+
+class AdmissionLink:
+    """What backends need of admission, which is built after them because it reads their load."""
+
+    def __init__(self) -> None:
+        self._admission: AdmissionController | None = None
+        self._engine_gate: str | None = None
+
+    def attach(self, admission: AdmissionController, engine_gate: str | None) -> None:
+        """Connect admission; ``engine_gate`` is the gate of the engine in process."""
+        self._admission, self._engine_gate = admission, engine_gate
+
+    def engine_stepped(self) -> None:
+        """The engine in process has run a step, so its gate may admit more."""
+        if self._admission is not None and self._engine_gate is not None:
+            self._admission.wake(self._engine_gate)
+
+    def queued(self, backend: str) -> int:
+        """The requests that wait for a backend here."""
+        return 0 if self._admission is None else sum(self._admission.gate(backend).queue_counts().values())

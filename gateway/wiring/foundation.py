@@ -1,0 +1,88 @@
+"""The first layer: settings, clocks, ids, the event bus, tracing, the state store and the audit log."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.config.settings import Settings
+from gateway.health.rolling_stats import RollingStats
+from gateway.state.audit import Audit
+from gateway.weights.source import Weights, prepare
+from gateway.wiring.events import EventBus
+from gateway.wiring.state import StateParts, make_state
+from gateway.wiring.tracing import make_tracing
+from observability.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What every other layer may use.
+
+    Args:
+        settings: the configuration; the model it names is a local folder.
+        weights: the model's files, which may have to be fetched.
+        version: the installed version.
+        clock: monotonic seconds.
+        unix_time: seconds since 1970.
+        new_id: makes an id that begins with the given prefix.
+        events: where parts emit their events.
+        rolling_stats: the last minute's requests.
+        tracing: trace ids and spans.
+        state: the state store.
+        audit: what operators did.
+    """
+
+    settings: Settings
+    weights: Weights
+    version: str
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    new_id: Callable[[str], str]
+    events: EventBus
+    rolling_stats: RollingStats
+    tracing: Tracing
+    state: StateParts
+    audit: Audit
+
+
+def make_foundation(
+    settings: Settings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    unix_time: Callable[[], float] = time.time,
+) -> Foundation:
+    """Fetch the model's small files, and build what does not depend on any other layer.
+
+    Raises:
+        ConfigError: the state store or the trace collector cannot be used as configured.
+        FetchError: the model's small files cannot be fetched.
+    """
+    settings, weights = prepare(settings)
+    state = make_state(settings.state, clock=clock, unix_time=unix_time)
+    return Foundation(
+        settings=settings,
+        weights=weights,
+        version=version(),
+        clock=clock,
+        unix_time=unix_time,
+        new_id=new_id,
+        events=EventBus(),
+        rolling_stats=RollingStats(clock),
+        tracing=make_tracing(settings.tracing, version()),
+        state=state,
+        audit=Audit(state.store, unix_time=unix_time),
+    )
+
+
+def version() -> str:
+    """The installed version."""
+    return importlib.metadata.version("sluice-gateway")
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id: the prefix and 80 random bits."""
+    return f"{prefix}_{secrets.token_hex(10)}"

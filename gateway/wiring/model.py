@@ -1,0 +1,52 @@
+"""The layer of the served model's text: tokenizer, prompts and their versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from budgeting.counting import ChatTokenizer
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.model_text import ModelText
+from gateway.prompts.published import Publishing
+from gateway.prompts.versions import PromptVersions
+from gateway.wiring.foundation import Foundation
+from gateway.wiring.state import published_store
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The served model's text.
+
+    Args:
+        tokenizer: of the base model.
+        canonicalizer: puts prompts into their canonical order.
+        text: tokenizer and planner, which depend on the context length.
+        versions: the prompt versions of ``prompts.folder``.
+        publishing: records their texts in the state store.
+    """
+
+    tokenizer: ChatTokenizer
+    canonicalizer: Canonicalizer
+    text: ModelText
+    versions: PromptVersions
+    publishing: Publishing
+
+
+def make_model(base: Foundation) -> ModelParts:
+    """Read the tokenizer and the prompt versions.
+
+    Raises:
+        TokenizerError, PromptFileError: a file cannot be used.
+    """
+    settings = base.settings
+    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
+    versions = PromptVersions.from_folder(Path(settings.prompts.folder))
+    return ModelParts(
+        tokenizer,
+        canonicalizer,
+        ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
+        versions,
+        Publishing(versions, published_store(base.state), unix_time=base.unix_time),
+    )

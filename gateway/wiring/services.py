@@ -1,0 +1,118 @@
+"""What the HTTP edge is given: the operators' services and the rest of :class:`gateway.ports.Services`."""
+
+from __future__ import annotations
+
+from admission.events import Admitted, RefusedEvent
+from gateway.admin.adapters import AdapterAdmin
+from gateway.admin.admission import AdmissionAdmin
+from gateway.admin.canary import CanaryAdmin
+from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.keys import KeyAdmin
+from gateway.admin.prompts import PromptAdmin
+from gateway.admin.routing import RoutingAdmin
+from gateway.admin.shadow import ShadowAdmin
+from gateway.admin.usage import UsageAdmin
+from gateway.health.drain import DrainAdmin
+from gateway.health.once_ready import OnceReady
+from gateway.keys.usable_models import usable
+from gateway.lora.model_cards import model_cards
+from gateway.ports import HttpLimits, Services
+from gateway.requests.edge_record import EdgeReporter
+from gateway.routing.revision import rules_naming
+from gateway.wiring.core import Core
+from gateway.wiring.serving import ServingParts
+from observability.metrics import Metrics
+
+
+def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, metrics: Metrics) -> Services:
+    """Build what the HTTP edge uses."""
+    base, text, control = core.base, core.model.text, core.control
+    server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
+    return Services(
+        journey=serving.journey,
+        keys=core.access.keys.authority,
+        limiter=core.access.limiter,
+        health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
+        idempotency=base.state.idempotency,
+        text=lambda: text.service,
+        models=lambda caller: usable(
+            model_cards(fleet, core.adapters.registry, text.max_model_len), caller, control.revision()
+        ),
+        metrics=metrics.render,
+        limits=HttpLimits(
+            max_body_bytes=server.max_body_bytes,
+            max_messages=server.max_messages,
+            request_timeout_s=server.request_timeout_seconds,
+        ),
+        clock=base.clock,
+        unix_time=base.unix_time,
+        new_id=base.new_id,
+        version=base.version,
+        tell_edge=EdgeReporter(base.tracing, base.events.emit, base.clock).tell,
+        open_metrics=not base.settings.auth.metrics,
+        admission=admission,
+        adapters=make_adapter_admin(core),
+        canary=CanaryAdmin(
+            control.canary.driver,
+            control.routing.projection,
+            base.state.store,
+            base.audit,
+            new_id=lambda: base.new_id("canary"),
+            unix_time=base.unix_time,
+        ),
+        chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
+        drain=DrainAdmin(serving.drain, base.audit),
+        key_desk=make_key_admin(core),
+        prompts=make_prompt_admin(core),
+        routing=RoutingAdmin(control.routing.projection, base.audit),
+        shadow=ShadowAdmin(serving.shadow.pairs),
+        usage=UsageAdmin(core.accounts.ledger.select),
+    )
+
+
+def make_admission_admin(core: Core) -> AdmissionAdmin:
+    """It stores the last decisions, which it receives from the event bus."""
+    control = core.control
+    admin = AdmissionAdmin(
+        control.limits, revision=control.revision, clock=core.base.clock, unix_time=core.base.unix_time
+    )
+    admin.watch(control.admission)
+    core.base.events.attach(admin.saw, Admitted, RefusedEvent)
+    return admin
+
+
+def make_adapter_admin(core: Core) -> AdapterAdmin:
+    """The operators' side of LoRA adapters."""
+    parts, revision = core.adapters, core.control.revision
+    return AdapterAdmin(
+        book=parts.projection,
+        registry=parts.registry,
+        rooms=parts.loader,
+        orders=parts.orders,
+        source=parts.source,
+        audit=core.base.audit,
+        base_model=core.base.settings.engine.model_id,
+        routed=lambda name: rules_naming(revision(), name),
+    )
+
+
+def make_key_admin(core: Core) -> KeyAdmin:
+    """The operators' side of API keys."""
+    keys = core.access.keys
+    return KeyAdmin(keys.ring, keys.projection, keys.use, core.base.audit, core.base.unix_time)
+
+
+def make_prompt_admin(core: Core) -> PromptAdmin:
+    """The operators' side of prompts."""
+    model = core.model
+    return PromptAdmin(
+        registry=model.versions,
+        publishing=model.publishing,
+        canonicalizer=model.canonicalizer,
+        planner=lambda: model.text.planner,
+        text=lambda: model.text.service,
+        revision=core.control.revision,
+        fleet=core.backends.fleet,
+        adapter_ids=core.adapters.registry.names,
+        block_size=core.base.settings.engine.block_size,
+    )

@@ -1,0 +1,131 @@
+"""The layer that serves: the journey of a request, health, and the drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from gateway.health.drain import Drain
+from gateway.health.first_ready import FirstReady
+from gateway.health.probe import HealthProbe
+from gateway.http.respond import log_defect
+from gateway.journey import Journey
+from gateway.prompts.prefixes import PrefixWatch
+from gateway.requests.in_flight import InFlightRequests
+from gateway.requests.request_record import Reporter
+from gateway.wiring.core import Core
+from gateway.wiring.shadow import ShadowParts, make_shadow
+from observability.events import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """What serves requests.
+
+    Args:
+        in_flight: the requests that have not ended.
+        drain: takes the gateway out of service.
+        shadow: mirrors requests.
+        journey: runs a request.
+        health: liveness, readiness and deep health.
+        first_ready: how long the gateway took to be ready.
+    """
+
+    in_flight: InFlightRequests
+    drain: Drain
+    shadow: ShadowParts
+    journey: Journey
+    health: HealthProbe
+    first_ready: FirstReady
+
+
+def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
+    """Build it; ``observe`` also receives the record of each finished request.
+
+    Raises:
+        ConfigError: the ``shadow`` section cannot be used.
+    """
+    base, control = core.base, core.control
+    shadow = make_shadow(
+        base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission
+    )
+    in_flight = InFlightRequests()
+    health = make_health(core, in_flight)
+    return ServingParts(
+        in_flight,
+        Drain(in_flight, lame_duck_s=base.settings.server.lame_duck_seconds),
+        shadow,
+        make_journey(core, in_flight, shadow, observe),
+        health,
+        first_ready(health, clock=base.clock, unix_time=base.unix_time),
+    )
+
+
+def make_journey(
+    core: Core,
+    in_flight: InFlightRequests,
+    shadow: ShadowParts,
+    observe: Callable[[RequestRecord], None] | None,
+) -> Journey:
+    """The journey; the record of a finished request goes to health, the canary and the event bus."""
+    base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
+
+    def finished(record: RequestRecord) -> None:
+        base.rolling_stats.saw(record)
+        control.canary.tally.saw(record)
+        base.events.emit(record)
+        if observe is not None:
+            observe(record)
+
+    return Journey(
+        reception=in_flight,
+        revision=control.revision,
+        versions=model.versions,
+        canonicalizer=model.canonicalizer,
+        planner=lambda: model.text.planner,
+        adapters=core.adapters.registry,
+        fleet=core.backends.fleet,
+        admission=control.admission,
+        dispatcher=core.generation.dispatcher,
+        fallback=core.generation.fallback,
+        accounts=core.accounts.accounts,
+        shadow=shadow.shadow,
+        limiter=core.access.limiter,
+        reporter=Reporter(
+            tracer=base.tracing,
+            emit=finished,
+            log_defect=lambda request_id, error: log_defect(error, request_id),
+            clock=base.clock,
+            prefixes=PrefixWatch(block_size=engine.block_size, shared=engine.share_prefix_across_tenants),
+        ),
+        clock=base.clock,
+        unix_time=base.unix_time,
+        timeout_s=base.settings.server.request_timeout_seconds,
+    )
+
+
+def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
+    """The three tiers of health."""
+    base, host, adapters, text = core.base, core.backends.engines.host, core.adapters, core.model.text
+    return HealthProbe(
+        fleet=core.backends.fleet,
+        reception=in_flight,
+        vitals=base.rolling_stats,
+        text=lambda: text.service,
+        model_loaded=lambda: (host is None or host.facts is not None) and adapters.ready,
+        engine=None if host is None else host.standing,
+        engine_figures=(lambda: None) if host is None else host.figures,
+        state_store_ok=lambda: base.state.ready,
+        clock=base.clock,
+        started_at=base.clock(),
+    )
+
+
+def first_ready(
+    health: HealthProbe, *, clock: Callable[[], float], unix_time: Callable[[], float]
+) -> FirstReady:
+    """Counts from the start of the process, which the kernel knows."""
+    age_s, started_at = max(0.0, unix_time() - psutil.Process().create_time()), clock()
+    return FirstReady(lambda: all(health.checks().values()), lambda: age_s + clock() - started_at)
