@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from accounting.errors import AlreadySettled, NotRecorded
-from accounting.values import UsageRow
+from accounting.values import PartialUsage, UsageRow
 
 CANCELLED = "cancelled"
 ERROR = "error"
@@ -19,20 +19,20 @@ ERROR = "error"
 class Outbox(Protocol):
     """Where settled rows go.
 
-    Invariant: ``append`` neither blocks nor raises; ``False`` means that the row is lost, and told so.
+    Invariant: ``append`` neither blocks nor raises; ``False``: the row is lost, which the ledger reports.
     """
 
     @property
     def accepts(self) -> bool:
-        """Whether work may begin whose row comes later; false only where no row may be lost."""
+        """Whether work may start whose row comes later; false only where no row may be lost."""
 
     def append(self, row: UsageRow) -> bool:
         """Take a row to be written."""
 
     async def durable(self) -> bool:
-        """Wait until the rows so far are as durable as they are meant to be before an answer goes out.
+        """Wait until the rows so far are as durable as they must be before an answer is sent.
 
-        ``False``: they are not, and it may not.
+        ``False``: they are not, and no answer may be sent.
         """
 
 
@@ -41,54 +41,64 @@ def unpriced(row: UsageRow) -> UsageRow:
     return row
 
 
-class Account:
-    """What a generation has used so far, and whether that has been settled."""
+def _ignore(row: UsageRow) -> None:
+    pass
 
-    __slots__ = ("_outbox", "_price", "_row", "_settled")
+
+class Account(AbstractContextManager["Account"]):
+    """The bill of one generation; made and entered through :meth:`Accounts.open`."""
+
+    __slots__ = ("_accounts", "_entered", "_on_settled", "_row", "_so_far", "_usable")
 
     def __init__(
-        self, row: UsageRow, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced
+        self,
+        accounts: Accounts,
+        row: UsageRow,
+        so_far: Callable[[BaseException], PartialUsage] | None,
+        on_settled: Callable[[UsageRow], None],
     ) -> None:
+        self._accounts = accounts
         self._row = row
-        self._price = price
-        self._outbox = outbox
-        self._settled = False
-
-    @property
-    def row(self) -> UsageRow:
-        """The row as last updated or settled."""
-        return self._row
-
-    @property
-    def settled(self) -> bool:
-        """Whether the row has gone to the outbox."""
-        return self._settled
-
-    def update(self, row: UsageRow) -> None:
-        """Remember what is known by now; it is what counts when the work breaks off.
-
-        Raises AlreadySettled; ValueError for a row of another generation.
-        """
-        self._check(row)
-        self._row = row
+        self._so_far = so_far
+        self._on_settled = on_settled
+        self._entered = self._usable = False
 
     def settle(self, row: UsageRow) -> None:
         """Bill the exact figures, once; without an await, so that nothing can interrupt it.
 
         Raises AlreadySettled; ValueError for a row of another generation.
         """
-        self._check(row)
-        self._row = row = self._price(row)
-        self._settled = True
-        self._outbox.append(row)
-
-    def _check(self, row: UsageRow) -> None:
-        if self._settled:
+        if not self._usable:
             raise AlreadySettled(self._row.generation_id)
         if row.generation_id != self._row.generation_id:
             raise ValueError(
                 f"generation_id is {row.generation_id!r}; allowed: {self._row.generation_id!r}, the account's"
             )
+        self._usable = False
+        row = self._accounts.price(row)
+        self._accounts.outbox.append(row)
+        self._on_settled(row)
+
+    def __enter__(self) -> Account:
+        if self._entered:
+            raise RuntimeError("an account is entered once; call open() for another")
+        self._entered = self._usable = True
+        self._accounts.open_now += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._accounts.open_now -= 1
+        if not self._usable:
+            return
+        row = self._row
+        if error is not None and self._so_far is not None:
+            used = self._so_far(error)
+            # A tenant pays for a part of an answer, and nothing where no part was delivered.
+            row = used.row.delivered() if used.delivered else used.row
+        cancelled = error is not None and not isinstance(error, Exception)
+        self.settle(replace(row, finish_reason=CANCELLED if cancelled else ERROR))
 
 
 class Accounts:
@@ -97,71 +107,43 @@ class Accounts:
     Args:
         outbox: where settled rows go.
         price: adds what a row costs; must not raise.
+
+    Attributes:
+        open_now: accounts whose block is not left yet; 0 when idle.
     """
 
     def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced) -> None:
-        self._outbox = outbox
-        self._price = price
-        self._open = 0
+        self.outbox = outbox
+        self.price = price
+        self.open_now = 0
 
-    @property
-    def open_now(self) -> int:
-        """Accounts that are open and not yet left; 0 when idle."""
-        return self._open
+    def open(
+        self,
+        row: UsageRow,
+        so_far: Callable[[BaseException], PartialUsage] | None = None,
+        on_settled: Callable[[UsageRow], None] = _ignore,
+    ) -> AbstractContextManager[Account]:
+        """``with open(row) as account``: leaving the block settles the account, if the block did not.
 
-    def open(self, row: UsageRow) -> AbstractContextManager[Account]:
-        """``with open(row) as account``: leaving settles, if the block did not.
-
-        Then the row as last updated is billed, with ``finish_reason`` ``cancelled`` when a cancellation
-        (or the end of the interpreter or of a generator) left the block, else ``error``: no whole answer
-        was told of.
+        Then what ``so_far`` returns for the exception is billed (without it, ``row``). Its ``finish_reason``
+        is ``cancelled`` when a cancellation (or the end of the interpreter or of a generator) left the
+        block, else ``error``. ``on_settled`` gets the priced row in either case. Neither may raise.
 
         Raises NotRecorded: no row may be lost, and this one might be.
         """
-        if not self._outbox.accepts:
+        if not self.outbox.accepts:
             raise NotRecorded("usage cannot be recorded now; the work was not begun")
-        return _Opening(self, row)
+        return Account(self, row, so_far, on_settled)
 
     async def durable(self) -> None:
-        """Wait until what is settled is as durable as it is meant to be before an answer goes out.
+        """Wait until what is settled is as durable as it must be before an answer is sent.
 
-        Raises NotRecorded: it is not, and none may.
+        Raises NotRecorded: it is not, and no answer may be sent.
         """
-        if not await self._outbox.durable():
+        if not await self.outbox.durable():
             raise NotRecorded("usage cannot be recorded now; the answer was not given")
 
-    async def durable_if_it_can_be(self) -> None:
-        """The same, where an answer goes out all the same: what cannot be recorded is told by the ledger."""
+    async def durable_if_possible(self) -> None:
+        """The same before an error is sent, which is sent in any case; the ledger reports lost rows."""
         with suppress(NotRecorded):
             await self.durable()
-
-
-class _Opening(AbstractContextManager[Account]):
-    """One account's block. Entered once."""
-
-    __slots__ = ("_accounts", "_entered", "_held", "_row")
-
-    def __init__(self, accounts: Accounts, row: UsageRow) -> None:
-        self._accounts = accounts
-        self._row = row
-        self._entered = False
-        self._held: Account | None = None
-
-    def __enter__(self) -> Account:
-        if self._entered:
-            raise RuntimeError("an account is entered once; ask open() for another")
-        self._entered = True
-        self._held = Account(self._row, self._accounts._outbox, self._accounts._price)
-        self._accounts._open += 1
-        return self._held
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        held, self._held = self._held, None
-        if held is None:
-            return
-        self._accounts._open -= 1
-        if not held.settled:
-            broken_off = error is not None and not isinstance(error, Exception)
-            held.settle(replace(held.row, finish_reason=CANCELLED if broken_off else ERROR))

@@ -81,6 +81,14 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class PartialUsage:
+    """The usage of a generation that broke off; ``delivered``: the tenant has a part of the answer."""
+
+    row: UsageRow
+    delivered: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCount:
     """What one engine counted within an hour (since 1970), as one process saw it.
 

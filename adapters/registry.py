@@ -27,6 +27,11 @@ class Lease:
     rule: str
     missing: str | None = None
 
+    @property
+    def adapter_id(self) -> str | None:
+        """The adapter's id; ``None`` for the base model."""
+        return None if self.adapter is None else self.adapter.adapter_id
+
 
 class AdapterRegistry:
     """The adapters that requests may use.

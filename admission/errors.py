@@ -22,10 +22,14 @@ class Refused(AdmissionError):
         reason: the stable code.
         estimated_wait_s: how long it would have waited, seconds.
         retry_after_s: when trying again makes sense, seconds from now.
+        waited_s: how long it was queued before it was refused.
     """
 
-    def __init__(self, reason: Reason, *, estimated_wait_s: float, retry_after_s: float) -> None:
+    def __init__(
+        self, reason: Reason, *, estimated_wait_s: float, retry_after_s: float, waited_s: float = 0.0
+    ) -> None:
         self.reason = reason
         self.estimated_wait_s = estimated_wait_s
         self.retry_after_s = retry_after_s
+        self.waited_s = waited_s
         super().__init__(f"{reason.value} (estimated wait {estimated_wait_s:.2f} s)")

@@ -46,6 +46,11 @@ class Slot:
         """Whether a long queue has shortened the answer."""
         return self.ticket.shrunk
 
+    @property
+    def waited_s(self) -> float:
+        """How long the request was queued for the slot."""
+        return self.ticket.handed_on_at - self.ticket.waiting.arrived_at
+
     def first_token(self, cached_tokens: int | None) -> None:
         """The first piece of the answer is there; ``cached_tokens`` as the backend told them."""
         self._desk.first_token(self.ticket, cached_tokens)
@@ -103,7 +108,8 @@ class AdmissionQueue:
         if offered.state is TicketState.WAITING:
             await self._wait(offered)
         if offered.refusal is not None:
-            raise self._refused(demand, offered.refusal)
+            waited_s = self.clock() - offered.waiting.arrived_at
+            raise self._refused(demand, offered.refusal, waited_s)
         return Slot(self, offered)
 
     def leave(self, slot: Slot, unsaid: SlotOutcome) -> None:
@@ -215,7 +221,7 @@ class AdmissionQueue:
             beyond=ticket.beyond.value if ticket.beyond else None,
         )
 
-    def _refused(self, demand: Demand, refusal: Refusal) -> Refused:
+    def _refused(self, demand: Demand, refusal: Refusal, waited_s: float = 0.0) -> Refused:
         self._emit(
             RefusedEvent(
                 backend=demand.backend,
@@ -234,4 +240,5 @@ class AdmissionQueue:
             refusal.reason,
             estimated_wait_s=refusal.estimated_wait_s,
             retry_after_s=refusal.retry_after_s,
+            waited_s=waited_s,
         )

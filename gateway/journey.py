@@ -1,20 +1,19 @@
-"""A request's whole way, in order, one call a stage.
+"""The stages of a request, in order, one call a stage.
 
 ::
 
     HTTP → value → canonicalize → plan budget → lease adapter → rank backends → admit
          → generate, guarded → respond → account
 
-The journey is a coroutine that pushes into a sink. A slow reader therefore holds back its own request
-only, and when a caller goes away the one cancellation runs through the very frames that hold the slot,
-the lease and the sequence, so each is given back before the request has ended.
+The journey is a coroutine that pushes into a sink: a slow reader slows its own request only. When a caller
+leaves, one cancellation runs through the frames that hold slot, lease and sequence, and each is given back.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from accounting.account import Accounts
 from adapters.registry import AdapterRegistry
@@ -23,20 +22,23 @@ from admission.errors import Refused
 from budgeting.plan import BudgetPlanner
 from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
-from gateway.errors import Internal, public_error
+from gateway.errors import public_error
 from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.demand import demand_of
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.job import Job, must_honour
-from gateway.generation.mappings import budget_request, demand_of, first_candidate, selection_of, shortening
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, settling
+from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.requests.answer import opening_row, respond
-from gateway.requests.in_flight import InFlightRequests, StageTimer
-from gateway.requests.request_record import Reporter, RequestRecorder, closing_row
-from gateway.requests.time_limit import in_time
+from gateway.requests.answer import respond, warnings_of
+from gateway.requests.in_flight import InFlightRequests
+from gateway.requests.request_record import Reporter, RequestRecorder
+from gateway.requests.timing import StageTimer
+from gateway.requests.usage import closing_row, opening_row, partial_usage
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
@@ -49,13 +51,14 @@ from resilience.failures import BackendFailure
 class Journey:
     """Every stage, in the order in which a request meets them; ``timeout_s`` is for all of them together."""
 
-    reception: InFlightRequests
+    in_flight: InFlightRequests
     revision: Callable[[], Revision]
     versions: PromptVersions
     canonicalizer: Canonicalizer
     planner: Callable[[], BudgetPlanner]
     adapters: AdapterRegistry
     fleet: Fleet
+    prefixes: PrefixWatch
     admission: AdmissionController
     dispatcher: Dispatcher
     fallback: FallbackChain
@@ -69,86 +72,88 @@ class Journey:
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
-        stream = AnswerStream(sink, self.clock, streamed=request.stream)
-        trip = self.reporter.begin(request, stream, StageTimer(self.clock, request.arrived_at))
-        try:
-            with self.reception.receive(request):
-                async with in_time(self.timeout_s, trip):
-                    await self._travel(request, sink, stream, trip)
-        except asyncio.CancelledError:
-            trip.cancelled()
-            raise
-        except Exception as error:
-            public = public_error(error)
-            if public.code == Internal.code:
-                self.reporter.defect(trip, error)
-            trip.failed(public)
-            with self.reception.telling():
-                # What was delivered up to here is billed; without a journal the error goes out all the same.
-                await self.accounts.durable_if_it_can_be()
-                await sink.fail(public, request_id=request.request_id, trace_id=trip.trace_id)
-        finally:
-            self.reporter.end(trip)
+        span = self.reporter.trace(request)
+        stream = AnswerStream(sink, self.clock, streamed=request.stream, span=span)
+        timer = StageTimer(self.clock, request.arrived_at)
+        with self.reporter.record(request, span, stream, timer) as recorder:
+            try:
+                with self.in_flight.receive(request):
+                    async with timer.limit(self.timeout_s):
+                        await self._stages(request, span.trace_id, sink, stream, timer, recorder)
+            except Exception as error:
+                public = public_error(error)
+                recorder.failed(public, error)
+                with self.in_flight.reporting():
+                    # What was delivered so far is billed first; without a journal the error is sent anyway.
+                    await self.accounts.durable_if_possible()
+                    await sink.fail(public, request_id=request.request_id, trace_id=span.trace_id)
 
-    async def _travel(
-        self, request: GenerateRequest, sink: Sink, stream: AnswerStream, trip: RequestRecorder
+    async def _stages(
+        self,
+        request: GenerateRequest,
+        trace_id: str,
+        sink: Sink,
+        stream: AnswerStream,
+        timer: StageTimer,
+        recorder: RequestRecorder,
     ) -> None:
         revision = self.revision()
         target = resolve(request, revision, self.fleet, self.adapters.ids)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
-        trip.found(target, revision)
+        recorder.found(target, revision)
 
         canonical = await self.canonicalizer.canonical_async(request, version)
-        trip.canonicalized(canonical)
-        trip.timer.lap("canonicalize")
+        recorder.canonicalized(canonical)
+        timer.lap("canonicalize")
 
         planner = self.planner()
-        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
-        plan = await planner.plan_async(asked)
-        trip.planned(plan)
-        trip.timer.lap("budget")
+        budget = budget_request(canonical.prompt, request.sampling.max_tokens, version, target.route.budgets)
+        plan = await planner.plan_async(budget)
+        timer.lap("budget")
 
-        with self.adapters.lease(selection_of(request, target)) as lease:
-            trip.leased(lease)
-            trip.timer.lap("adapter")
+        with self.adapters.lease(target.selection(request)) as lease:
+            recorder.prepared(plan, lease)
+            timer.lap("adapter")
 
             ranking = rank(
                 target.route,
-                sticky_key=request.session_id or request.generation_id,
+                sticky_key=request.sticky_key,
                 asked=must_honour(request, lease),
                 backends=self.fleet.backends,
                 pinned=target.backend,
             )
-            trip.drew(ranking)
-            backend = first_candidate(ranking)
-            trip.bound(backend)
-            trip.timer.lap("rank")
+            backend = ranking.first()
+            prefix = self.prefixes.expect(plan, backend, request.caller.tenant, lease.adapter_id)
+            recorder.bound(ranking.drawn, prefix)
+            timer.lap("rank")
 
-            row = opening_row(request, trip, unix_time=self.unix_time())
-            job = Job(request, target, plan, lease, backend, shortening(planner, asked))
-            demand = demand_of(job, backend, stream, trip.prefix)
-            held = await self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens)
+            job = Job(request, target, plan, lease, backend, partial(half_plan, planner, budget))
+            demand = demand_of(job, backend, stream, prefix)
+            row = opening_row(job, revision.number, trace_id, self.unix_time())
+            so_far = partial(partial_usage, row, job, stream, timer)
+            reservation = await self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens)
             with (
-                settling(held, demand.input_tokens, stream) as tokens,
-                self.accounts.open(row) as account,
-                trip.billing(account, row),
+                settling(reservation, demand.input_tokens, stream) as tokens,
+                self.accounts.open(row, so_far, recorder.billed) as account,
             ):
                 try:
                     async with self.admission.admit(demand) as slot:
-                        trip.timer.lap("admit")
+                        timer.lap("admit")
                         outcome = await self.dispatcher.generate(slot, backend, job, stream)
                 except (Refused, BackendFailure, DeadlinePassed) as cause:
                     outcome = await self.fallback.answer(cause, job, stream)
-                trip.planned(outcome.plan)
-                trip.timer.lap("generate")
+                timer.lap("generate")
 
-                answer = respond(request, outcome, trip, now=self.clock())
+                warnings = warnings_of(request, canonical, lease)
+                answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
                 self.fallback.remember(job, outcome, answer)
                 account.settle(closing_row(row, answer, model=outcome.model))
                 if tokens is not None:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
-                trip.answered(answer)
+                recorder.answered(answer, outcome.plan)
+                if answer.backend_name == prefix.backend:
+                    self.prefixes.computed(prefix)
                 await self.accounts.durable()
                 await sink.finish(answer)
-                trip.timer.lap("respond")
+                timer.lap("respond")
                 self.shadow.mirror(job, outcome, answer)

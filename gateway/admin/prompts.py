@@ -10,7 +10,7 @@ from budgeting.sections import SUMMARY_TITLE
 from budgeting.values import Message, Plan, PromptSection, Role, SummaryKind
 from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
-from gateway.generation.mappings import budget_request
+from gateway.prompts.budgets import budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
@@ -66,7 +66,7 @@ class PromptAdmin:
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version)
-        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
+        asked = budget_request(canonical.prompt, request.sampling.max_tokens, version, target.route.budgets)
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)

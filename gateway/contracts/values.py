@@ -149,6 +149,11 @@ class GenerateRequest:
     trace_id: str | None = None
     labelled: bool = True
 
+    @property
+    def sticky_key(self) -> str:
+        """Requests of one key are drawn alike wherever a share of the traffic is drawn."""
+        return self.session_id or self.generation_id
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -1,24 +1,27 @@
-"""Counts what of an answer has gone out, and when; keeps what another call needs to go on with it."""
+"""Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from admission.controller import Slot
+from admission.errors import Refused
 from budgeting.values import Plan
 from gateway.backends.port import Delta
 from gateway.contracts.values import TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
 from gateway.generation.trace_steps import TraceSteps
+from observability.tracing import RootSpan
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOrigin:
-    """What an answer was begun from; whoever goes on with it starts from the same.
+    """What an answer was started from; a call that resumes it starts from the same.
 
     Args:
-        backend: where it is generated, or was until that broke.
+        backend: where it is generated, or was until that failed.
         model: the base model; the adapter is the request's.
         plan: the prompt that was sent.
         max_tokens: tokens that each text of the answer may have in all.
@@ -32,7 +35,7 @@ class AnswerOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ResumeEvent:
-    """Where in an answer another call took over: ``tokens`` into it, at ``at_s`` on the gateway's clock."""
+    """Where another call resumed an answer: ``tokens`` into it, at ``at_s`` on the gateway's clock."""
 
     source: str
     target: str
@@ -42,16 +45,26 @@ class ResumeEvent:
 
 
 class AnswerStream:
-    """Stands between a backend and the sink: passes each piece on and keeps count.
+    """One request's answer on its way from the backends to the sink.
 
-    What it counted is true at any moment, so an answer that is cut short is billed for what was
-    delivered and for nothing else. Pieces go to the caller of a stream alone; the others get the whole text
-    at the end, so that until then everything can be taken back.
+    Its counts are right at any moment, so an answer that is cut short is billed for exactly what was
+    delivered. Only the caller of a stream gets the pieces as they come. Other callers get the whole text at
+    the end, and until then all of it can be taken back.
 
     Args:
         sink: where the pieces of a stream go.
         clock: seconds, monotonic.
-        streamed: whether the caller sees each piece.
+        streamed: whether the caller gets each piece.
+        span: the request's root span, for the headers of calls to workers.
+
+    Attributes:
+        committed: whether the caller has a part of the answer.
+        started_at: when work was first handed to a backend.
+        first_at: when the caller's first piece was there.
+        admission_wait_s: time in admission's queues, those that refused the request in the end included.
+        queue_wait_s: time in the backend's own queue.
+        resumes: where other calls resumed the answer, in order.
+        steps: what was done for the answer, for the trace.
     """
 
     __slots__ = (
@@ -65,6 +78,7 @@ class AnswerStream:
         "_sent_logprobs",
         "_sink",
         "_streamed",
+        "admission_wait_s",
         "cached_tokens",
         "committed",
         "first_at",
@@ -76,15 +90,18 @@ class AnswerStream:
         "tokens",
     )
 
-    def __init__(self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True) -> None:
+    def __init__(
+        self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True, span: RootSpan | None = None
+    ) -> None:
         self._sink = sink
         self._clock = clock
         self._streamed = streamed
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
         self.resumes: list[ResumeEvent] = []
-        self.steps = TraceSteps(clock)
+        self.steps = TraceSteps(clock, span)
         self.started_at: float | None = None
+        self.admission_wait_s = 0.0
         self.committed = False
         self._empty()
 
@@ -100,10 +117,37 @@ class AnswerStream:
         self.first_at: float | None = None
         self.origin: AnswerOrigin | None = None
 
+    # Before the first piece
+
+    def admitted(self, slot: Slot) -> None:
+        """Admission gave a slot for the answer."""
+        self.admission_wait_s += slot.waited_s
+
+    def refused(self, backend: str, refusal: Refused) -> None:
+        """Admission kept the request from ``backend``."""
+        self.admission_wait_s += refusal.waited_s
+        self.steps.refused(backend, refusal.reason.value)
+
+    @property
+    def total_wait_s(self) -> float:
+        """Time in all queues so far."""
+        return self.admission_wait_s + self.queue_wait_s
+
+    def started(self, origin: AnswerOrigin, on_first: Callable[[int | None], None] | None = None) -> None:
+        """The work was handed to a backend; ``on_first`` gets the cached tokens of its first piece."""
+        self.origin = origin
+        self._on_first = on_first
+        self._fresh = True
+        self._sink.planned(origin.plan)
+        if self.started_at is None:
+            self.started_at = self._clock()
+
+    # Each piece
+
     async def take(self, delta: Delta) -> None:
         """Pass one piece on to the sink."""
         if self._fresh:
-            self._opened(delta)
+            self._first_piece(delta)
         self.tokens += delta.tokens
         if delta.token_ids:
             self._ids += delta.token_ids
@@ -111,7 +155,7 @@ class AnswerStream:
             self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
         self._parts[delta.index].append(delta.text)
         if delta.logprobs:
-            delta = self._keep_logprobs(delta)
+            delta = self._store_logprobs(delta)
         if not self._streamed:
             return
         if self._buffer is not None and self._buffer.holding:
@@ -121,7 +165,7 @@ class AnswerStream:
             self.committed = True
         await self._sink.delta(delta)
 
-    def _opened(self, delta: Delta) -> None:
+    def _first_piece(self, delta: Delta) -> None:
         self._fresh = False
         if self.first_at is None and (self._buffer is None or not self._buffer.holding):
             self.first_at = self._clock()
@@ -132,30 +176,17 @@ class AnswerStream:
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
 
-    def _keep_logprobs(self, delta: Delta) -> Delta:
-        kept = self._logprobs.setdefault(delta.index, [])
-        # Tokens that are generated again behind a seam were told before it.
-        again = max(0, self._sent_logprobs - len(kept))
-        kept.extend(delta.logprobs)
+    def _store_logprobs(self, delta: Delta) -> Delta:
+        stored = self._logprobs.setdefault(delta.index, [])
+        # The caller has the log-probabilities of tokens that a resumed call generates again.
+        again = max(0, self._sent_logprobs - len(stored))
+        stored.extend(delta.logprobs)
         return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
-
-    def produced(self) -> int:
-        """Tokens of the answer so far."""
-        return self.tokens
-
-    def started(self, origin: AnswerOrigin, on_first: Callable[[int | None], None] | None = None) -> None:
-        """The work has been handed to a backend; ``on_first`` is told of its first piece's cached tokens."""
-        self.origin = origin
-        self._on_first = on_first
-        self._fresh = True
-        self._sink.planned(origin.plan)
-        if self.started_at is None:
-            self.started_at = self._clock()
 
     # Commit
 
     def hold(self, chunks: int, seconds: float) -> CommitBuffer:
-        """Hold the first pieces back from here on in a :class:`CommitBuffer`."""
+        """From here on, hold the first pieces back in a :class:`CommitBuffer`."""
         self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
         return self._buffer
 
@@ -175,7 +206,7 @@ class AnswerStream:
 
     @property
     def has_output(self) -> bool:
-        """Whether there is anything of an answer."""
+        """Whether there is a part of an answer."""
         return self.chars > 0 or self.tokens > 0
 
     @property
@@ -185,11 +216,11 @@ class AnswerStream:
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """The first text's tokens; ``None`` unless the backends told every one of them."""
+        """The first text's tokens; ``None`` unless the backends reported every one of them."""
         return tuple(self._ids) if len(self._ids) == self.tokens else None
 
     def rewind(self) -> None:
-        """Forget the answer so far: another is made from the start. Never after something was committed."""
+        """Drop the answer so far: another one is made from the start. Never after a commit."""
         if self.committed:
             raise RuntimeError("the caller has a part of this answer; it cannot be taken back")
         if self._buffer is not None:
@@ -197,15 +228,15 @@ class AnswerStream:
         self._empty()
 
     def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
-        """Another call goes on with the answer, behind these tokens (``None``: they are not known)."""
-        told = self._logprobs.get(0)
-        if told is not None:
-            self._sent_logprobs = max(self._sent_logprobs, len(told))
+        """Another call resumes the answer after these tokens (``None``: they are not known)."""
+        stored = self._logprobs.get(0)
+        if stored is not None:
+            self._sent_logprobs = max(self._sent_logprobs, len(stored))
         if token_ids is not None:
             self._ids = list(token_ids)
             self.tokens = len(token_ids)
-            if told is not None:
-                del told[len(token_ids) :]
+            if stored is not None:
+                del stored[len(token_ids) :]
         else:
             self._ids = []
         source = self.origin.backend if self.origin is not None else target

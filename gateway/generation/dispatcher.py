@@ -78,6 +78,7 @@ class Dispatcher:
         if backend.state is not BackendState.READY:
             slot.ignored()  # its state tells already; the circuit counts answers
             raise _not_ready(backend)
+        stream.admitted(slot)
         attempts = Attempts(backend, job, stream, slot, self._spelling)
         given = stream.chars
         try:

@@ -13,10 +13,10 @@ from gateway.backends.port import Backend, BackendState, Completion, Delta, Rest
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache, Found
 from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.demand import demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
 from gateway.generation.fallback_policy import FallbackPolicy, Situation, TryBackend, WaitForRestart
 from gateway.generation.job import Job
-from gateway.generation.mappings import demand_of, readmission_demand
 from gateway.generation.resume import Mode, mode_on
 from gateway.generation.without_adapter import warning_of, without_adapter
 from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
@@ -103,7 +103,7 @@ class FallbackChain:
         self, cause: Refused | BackendFailure, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         if isinstance(cause, Refused):
-            stream.steps.refused(job.primary.name, cause.reason.value)
+            stream.refused(job.primary.name, cause)
         elif not cause.policy.other_backend:
             raise cause
         if (plain := without_adapter(cause, job, stream)) is not None:
@@ -256,7 +256,7 @@ class FallbackChain:
                 return outcome
         except (Refused, BackendFailure) as failure:
             if isinstance(failure, Refused):
-                stream.steps.refused(backend.name, failure.reason.value)
+                stream.refused(backend.name, failure)
             # The guard and admission have told what failed here.
             # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
             refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend

@@ -120,9 +120,9 @@ class TraceSteps:
 
     __slots__ = ("_number", "_steps", "clock", "root", "shortened")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], root: RootSpan | None = None) -> None:
         self.clock = clock
-        self.root: RootSpan | None = None
+        self.root = root
         self.shortened = False
         self._number = 0
         self._steps: list[TraceStep] = []

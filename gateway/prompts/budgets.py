@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from budgeting.values import (
-    SPARE_ORDER,
-    BudgetRequest,
-    CanonicalPrompt,
-    SectionBudgets,
-    SummaryKind,
-)
+from budgeting.errors import BudgetError
+from budgeting.plan import BudgetPlanner
+from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
 
 def budget_request(
     prompt: CanonicalPrompt,
-    *,
     max_tokens: int | None,
     version: PromptVersion | None,
     route: RouteBudgets = NO_ROUTE_BUDGETS,
@@ -50,3 +45,12 @@ def budget_request(
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
         max_input_tokens=route.max_input_tokens,
     )
+
+
+async def half_plan(planner: BudgetPlanner, asked: BudgetRequest, plan: Plan) -> Plan | None:
+    """The same prompt planned in half the tokens of ``plan``; ``None`` where nothing more can be cut."""
+    try:
+        half = await planner.plan_async(replace(asked, max_input_tokens=plan.counts.total // 2))
+    except BudgetError:
+        return None
+    return half if half.counts.total < plan.counts.total else None

@@ -80,7 +80,7 @@ class PrefixWatch:
         load = backend.load
         return load.block_size if load is not None and load.block_size > 0 else self._block_size
 
-    def expect(self, plan: Plan, backend: Backend, *, tenant: str, adapter_id: str | None) -> Prefix:
+    def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """What that backend should find of the plan's stable prefix."""
         block_size = self.block_size_of(backend)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)

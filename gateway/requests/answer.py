@@ -1,30 +1,30 @@
-"""The values a request ends in: the caller's answer, its timings, the first form of its usage row."""
+"""The caller's answer, made of what was generated."""
 
 from __future__ import annotations
 
-from accounting.values import UsageRow
-from gateway.contracts.values import (
-    Answer,
-    BudgetReport,
-    Choice,
-    GenerateRequest,
-    Timings,
-)
+from adapters.registry import Lease
+from gateway.contracts.values import Answer, BudgetReport, Choice, Contract, GenerateRequest, Timings
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.dispatcher import GenerationOutcome
-from gateway.requests.request_record import RequestRecorder
+from gateway.prompts.canonical import Canonical
+from gateway.requests.timing import StageTimer
 
 
 def respond(
-    request: GenerateRequest, outcome: GenerationOutcome, trip: RequestRecorder, *, now: float
+    request: GenerateRequest,
+    outcome: GenerationOutcome,
+    stream: AnswerStream,
+    timer: StageTimer,
+    *,
+    trace_id: str,
+    warnings: tuple[str, ...],
 ) -> Answer:
     """The backend-neutral answer."""
-    stream = trip.stream
-    waited_s = trip.timer.stage_ms.get("admit", 0.0) / 1000 + outcome.completion.queue_wait_s
-    usage, plan = outcome.completion.usage, outcome.plan
+    completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
     counts = plan.counts
     generated = usage.input_tokens > 0
-    told = generated and request.sampling.logprobs is not None
+    with_logprobs = generated and request.sampling.logprobs is not None
+    ttft_ms = timer.at_ms(stream.first_at)
     return Answer(
         request_id=request.request_id,
         generation_id=request.generation_id,
@@ -32,12 +32,16 @@ def respond(
         backend_name=outcome.backend_name,
         backend_version=outcome.version,
         model=request.model or outcome.model,
-        trace_id=trip.trace_id,
+        trace_id=trace_id,
         output_text=stream.text(),
-        finish_reason=outcome.completion.finish_reason,
+        finish_reason=completion.finish_reason,
         usage=usage,
-        timings=timings(request, stream, now, queue_wait_s=waited_s),
-        # Nothing was sent when the cache or the degraded text answered: the counts say what was sent.
+        timings=Timings(
+            queue_wait_ms=round((stream.admission_wait_s + completion.queue_wait_s) * 1000, 3),
+            ttft_ms=None if ttft_ms is None else round(ttft_ms, 3),
+            total_ms=round(timer.total_ms(), 3),
+        ),
+        # Nothing was sent when the cache or the degraded text answered, so the counts of what was sent are 0.
         budget=BudgetReport(
             system=counts.system if generated else 0,
             retrieval=counts.retrieval if generated else 0,
@@ -52,43 +56,26 @@ def respond(
         ),
         created=request.created,
         fallback=outcome.fallback,
-        warnings=(*outcome.warnings, *trip.warnings),
-        logprobs=stream.logprobs() if told else None,
+        warnings=(*outcome.warnings, *warnings),
+        logprobs=stream.logprobs() if with_logprobs else None,
         others=tuple(
-            Choice(stream.text(index), reason, stream.logprobs(index) if told else None)
-            for index, reason in enumerate(outcome.completion.others, 1)
+            Choice(stream.text(index), reason, stream.logprobs(index) if with_logprobs else None)
+            for index, reason in enumerate(completion.others, 1)
         ),
         adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
     )
 
 
-def timings(request: GenerateRequest, stream: AnswerStream, now: float, *, queue_wait_s: float) -> Timings:
-    """Milliseconds since arrival."""
-    first = stream.first_at
-    return Timings(
-        queue_wait_ms=round(queue_wait_s * 1000, 3),
-        ttft_ms=None if first is None else round((first - request.arrived_at) * 1000, 3),
-        total_ms=round((now - request.arrived_at) * 1000, 3),
-    )
-
-
-def opening_row(request: GenerateRequest, trip: RequestRecorder, *, unix_time: float) -> UsageRow:
-    """The usage row as it stands before anything was generated."""
-    target, lease = trip.target, trip.lease
-    return UsageRow(
-        generation_id=request.generation_id,
-        request_id=request.request_id,
-        tenant=request.caller.tenant,
-        key_id=request.caller.key_id,
-        contract=request.contract.value,
-        route=target.route.name if target else "",
-        started_at=unix_time,
-        org=request.caller.org,
-        user_id=request.user,
-        intent=request.intent,
-        session_id=request.session_id,
-        adapter_id=lease.adapter.adapter_id if lease and lease.adapter else None,
-        prompt_version=target.prompt_version if target else None,
-        revision=trip.revision.number if trip.revision else None,
-        trace_id=trip.trace_id,
-    )
+def warnings_of(request: GenerateRequest, canonical: Canonical, lease: Lease) -> tuple[str, ...]:
+    """What the caller should know of the prompt, and of an adapter that a route's rule names in vain."""
+    warnings = []
+    if lease.missing is not None:
+        warnings.append(f"adapter {lease.missing} could not be used (not served); the base model answered")
+    if canonical.findings:
+        field = "context" if request.contract is Contract.NATIVE else "sluice.context"
+        effect = "was moved behind" if canonical.moved else "shortens"
+        warnings.append(
+            f"volatile content in system messages ({', '.join(canonical.kinds)}) {effect} the prefix that"
+            f" requests share; send it in {field}"
+        )
+    return tuple(warnings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.features import Feature
+from gateway.errors import InvalidRequest
 from gateway.routing.revision import Route
 
 
@@ -24,6 +25,20 @@ class Ranking:
     candidates: tuple[Backend, ...]
     unable: Mapping[str, frozenset[Feature]]
     drawn: str | None = None
+
+    def first(self) -> Backend:
+        """The backend to try first.
+
+        Raises:
+            InvalidRequest: no backend of the route can honour a field of the request; names it.
+        """
+        if self.candidates:
+            return self.candidates[0]
+        lacking = sorted({feature.value for lack in self.unable.values() for feature in lack})
+        raise InvalidRequest(
+            f"no backend of this route supports {', '.join(lacking)}; leave it out or choose another route",
+            param=Feature(lacking[0]).field if lacking else None,
+        )
 
 
 def stable_fraction(*parts: str) -> float:

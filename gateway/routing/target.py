@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from adapters.values import Selection
 from gateway.backends.fleet import Fleet
-from gateway.contracts.values import Contract, GenerateRequest
+from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
@@ -19,6 +21,19 @@ class Target:
     prompt_version: str | None
     backend: str | None = None
     adapter_id: str | None = None
+
+    def selection(self, request: GenerateRequest) -> Selection:
+        """What adapter selection looks at."""
+        fields = {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent}
+        return Selection(
+            self.adapter_id,
+            self.route.adapter_rules,
+            MappingProxyType({name: value for name, value in fields.items() if value is not None}),
+            sticky_key=request.sticky_key,
+            allowed=request.caller.adapters,
+            operator=request.caller.role is not CallerRole.CALLER,
+            or_base=self.route.adapter_fallback and request.allow_fallback,
+        )
 
 
 def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: Collection[str]) -> Target:

@@ -28,8 +28,8 @@ from gateway.contracts.values import Answer, Contract, FinishReason, GenerateReq
 from gateway.errors import PublicError
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
+from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
-from gateway.generation.mappings import demand_of
 from gateway.generation.resume import Spelling
 from gateway.routing.target import Target
 from gateway.shadow.personal import Redactor

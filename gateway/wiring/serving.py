@@ -80,13 +80,14 @@ def make_journey(
             observe(record)
 
     return Journey(
-        reception=in_flight,
+        in_flight=in_flight,
         revision=control.revision,
         versions=model.versions,
         canonicalizer=model.canonicalizer,
         planner=lambda: model.text.planner,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
+        prefixes=PrefixWatch(block_size=engine.block_size, shared=engine.share_prefix_across_tenants),
         admission=control.admission,
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
@@ -94,11 +95,10 @@ def make_journey(
         shadow=shadow.shadow,
         limiter=core.access.limiter,
         reporter=Reporter(
-            tracer=base.tracing,
+            tracing=base.tracing,
             emit=finished,
             log_defect=lambda request_id, error: log_defect(error, request_id),
             clock=base.clock,
-            prefixes=PrefixWatch(block_size=engine.block_size, shared=engine.share_prefix_across_tenants),
         ),
         clock=base.clock,
         unix_time=base.unix_time,

@@ -51,19 +51,20 @@ async def test_a_step_that_is_cancelled_says_so() -> None:
     assert [fact.failure for fact in steps.facts(100.0)] == ["cancelled"]
 
 
-def test_a_call_takes_its_own_span_to_the_server_and_none_before_the_trace_is_known() -> None:
-    steps = TraceSteps(Clock())
+def test_a_call_takes_its_own_span_to_the_server_and_none_without_a_trace() -> None:
+    with TraceSteps(Clock()).step("attempt", "pool", 1) as untraced, untraced.call("http://a:1/v1") as call:
+        assert call.headers == b""
+    root = Tracing().begin()
+    steps = TraceSteps(Clock(), root)
     with steps.step("attempt", "pool", 1) as step:
-        with step.call("http://a:1/v1") as early:
-            assert early.headers == b""
-        steps.root = Tracing().begin()
+        step.call("http://a:1/v1")
         with step.call("http://b:2/v1", hedge=True) as call:
             header = call.headers.decode().removeprefix("traceparent: ").strip()
     parent = parse_traceparent(header)
     assert parent is not None
     (fact,) = steps.facts(100.0)
     assert [one.hedge for one in fact.calls] == [False, True]
-    assert parent.span_id == f"{steps.root.child_id(fact.calls[1].number):016x}"
+    assert parent.span_id == f"{root.child_id(fact.calls[1].number):016x}"
 
 
 def test_a_story_without_end_is_cut() -> None:

@@ -89,7 +89,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             {"routes": {"self_hosted_generation": config}},
             KnownNames(made, versions.ids, registry.ids),
         )
-        reception, outbox, records = InFlightRequests(), Outbox(), list[RequestRecord]()
+        in_flight, outbox, records = InFlightRequests(), Outbox(), list[RequestRecord]()
         admission = AdmissionController(
             limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
         )
@@ -111,13 +111,14 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             emit=lambda event: None,
         )
         journey = Journey(
-            reception=reception,
+            in_flight=in_flight,
             revision=lambda: revision,
             versions=versions,
             canonicalizer=Canonicalizer(),
             planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len),
             adapters=registry,
             fleet=fleet,
+            prefixes=PrefixWatch(block_size=16),
             admission=admission,
             dispatcher=dispatcher,
             fallback=FallbackChain(
@@ -132,11 +133,10 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             accounts=Accounts(outbox),
             limiter=KeyLimiter(Quotas(clock=clock)),
             reporter=Reporter(
-                tracer=Tracing(),
+                tracing=Tracing(),
                 emit=records.append,
                 log_defect=lambda _id, error: defects.append(error),
                 clock=clock,
-                prefixes=PrefixWatch(block_size=16),
             ),
             clock=clock,
             unix_time=lambda: 1_700_000_000.0,
@@ -146,7 +146,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             made,
             admission,
             registry,
-            reception,
+            in_flight,
             outbox,
             records,
             events,

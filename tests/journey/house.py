@@ -83,7 +83,7 @@ class House:
     backends: Mapping[str, ScriptedBackend]
     admission: AdmissionController
     adapters: AdapterRegistry
-    reception: InFlightRequests
+    in_flight: InFlightRequests
     outbox: Outbox
     records: list[RequestRecord]
     events: list[ResilienceEvent]
@@ -100,8 +100,8 @@ class House:
     def left_behind(self) -> list[str]:
         """Everything that an ended request must not leave."""
         left = []
-        if self.reception.in_flight:
-            left.append("a place at the reception")
+        if self.in_flight.in_flight:
+            left.append("a request in flight")
         for name, backend in self.backends.items():
             if self.admission.in_flight(name):
                 left.append(f"a slot of {name}")

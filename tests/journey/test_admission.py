@@ -28,8 +28,8 @@ SLOW = Script(("Hello",) * 5, delay_s=0.03)
 class Slow(ScriptedBackend):
     """One call at a time, and none begins before it may."""
 
-    def __init__(self, *scripts: Script) -> None:
-        super().__init__(scripts=scripts or (SLOW,), load=ONE_AT_A_TIME)
+    def __init__(self, *scripts: Script, name: str = "local") -> None:
+        super().__init__(name, scripts=scripts or (SLOW,), load=ONE_AT_A_TIME)
         self.may_begin = asyncio.Event()
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
@@ -73,6 +73,56 @@ async def test_a_request_waits_for_its_turn_and_says_how_long(build_house: Build
     waits_ms = [sink.answer.timings.queue_wait_ms for sink in (first, second) if sink.answer is not None]
     assert waits_ms[0] < waits_ms[1] and waits_ms[1] > 50, "the answer before it takes 150 ms"
     assert house.left_behind() == []
+
+
+async def test_the_wait_for_a_fallback_target_counts_as_queue_wait(build_house: Build, ask: Ask) -> None:
+    pool = Slow(name="pool")
+    dead = ScriptedBackend("local", state=BackendState.DEAD)
+    house = build_house(backends=[dead, pool], route={"fallback": ["pool"]})
+    gate = house.admission.gate("pool")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(house.run(ask()))
+        await until(lambda: gate.in_flight == 1)
+        waiting = tasks.create_task(house.run(ask(request_id="req_2", generation_id="gen_2")))
+        await until(lambda: gate.queued == 1)
+        pool.may_begin.set()
+    answer = waiting.result().answer
+    assert answer is not None and answer.backend_name == "pool"
+    waited_ms = answer.timings.queue_wait_ms
+    assert waited_ms > 50, "the answer before it takes 150 ms"
+    assert answer.timings.ttft_ms is not None and waited_ms <= answer.timings.ttft_ms
+    row = next(row for row in house.outbox.rows if row.generation_id == "gen_2")
+    record = next(record for record in house.records if record.generation_id == "gen_2")
+    assert row.queue_wait_ms == record.queue_wait_ms == waited_ms
+
+
+async def test_the_wait_in_a_queue_that_refused_in_the_end_counts_as_queue_wait(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(
+        backends=[Slow(), ScriptedBackend("pool")],
+        route={"admission": {"max_wait_ms": 100}, "fallback": ["pool"]},
+    )
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(house.run(ask()))
+        await until(lambda: gate.in_flight == 1)
+        second = await house.run(ask(request_id="req_2", generation_id="gen_2"))
+        backend = house.backends["local"]
+        assert isinstance(backend, Slow)
+        backend.may_begin.set()
+    assert second.answer is not None and second.answer.backend_name == "pool"
+    assert second.answer.timings.queue_wait_ms >= 100
+
+
+async def test_a_request_that_broke_off_reports_its_wait_too(build_house: Build, ask: Ask) -> None:
+    broken = Script((), failure=BackendFailure(FailureKind.INVALID_INPUT, "no"))
+    house = build_house(backends=[Slow(SLOW, broken)])
+    await together(house, ask(), ask())
+    row = house.outbox.rows[-1]
+    assert (row.finish_reason, row.error_code) == ("error", "invalid_request")
+    assert row.queue_wait_ms > 50
+    assert house.records[-1].queue_wait_ms == row.queue_wait_ms
 
 
 async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Build, ask: Ask) -> None:

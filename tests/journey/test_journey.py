@@ -160,7 +160,7 @@ async def test_requests_whose_label_came_by_a_header_may_share_it(build_house: B
             for number in range(3)
         ]
     assert all(run.result().answer is not None for run in runs)
-    assert house.reception.in_flight == 0
+    assert house.in_flight.in_flight == 0
 
 
 async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
@@ -170,9 +170,9 @@ async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(house.run(ask()))
         await asyncio.sleep(0.01)
-        house.reception.close()
+        house.in_flight.close()
         refused = await house.run(ask(request_id="req_2", generation_id="gen_2"))
-        await house.reception.drained()
+        await house.in_flight.drained()
     assert first.result().answer is not None
     assert refused.error is not None and (refused.error.status, refused.error.code) == (503, "draining")
 
@@ -190,11 +190,11 @@ async def test_who_was_cut_is_waited_for_until_it_has_been_told_so(build_house: 
         tasks.create_task(house.journey.run(ask(), sink))
         while not house.backends["local"].active:  # noqa: ASYNC110 - nothing tells of it but a look
             await asyncio.sleep(0)
-        house.reception.cut()
-        drained = tasks.create_task(house.reception.drained())
+        house.in_flight.cut()
+        drained = tasks.create_task(house.in_flight.drained())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not drained.done() and house.reception.in_flight == 1
+        assert not drained.done() and house.in_flight.in_flight == 1
         may_tell.set()
     assert sink.error is not None and sink.error.code == "draining"
     assert house.left_behind() == []

@@ -24,7 +24,6 @@ from gateway.config.settings import load_settings
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
-from gateway.generation.mappings import first_candidate
 from gateway.routing.rank import rank
 from gateway.routing.revision import Route
 from observability.workers import WorkerCollector
@@ -214,7 +213,7 @@ def test_what_a_backend_has_not_declared_is_refused_by_name_before_it_is_asked(f
     route = Route("r", (("worker", 100.0),), (), None, None, (), "sorry", 200, 1400)
     ranking = rank(route, sticky_key="s", asked=frozenset({feature}), backends={"worker": backend})
     with pytest.raises(InvalidRequest, match=feature.value) as caught:
-        first_candidate(ranking)
+        ranking.first()
     assert caught.value.param == feature.field and not backend.calls
 
 

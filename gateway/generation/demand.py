@@ -1,0 +1,75 @@
+"""What a request asks of admission: tokens, memory and time on one backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from admission.values import AdmissionLimits, Demand
+from gateway.backends.port import Backend
+from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.job import Job
+from gateway.prompts.prefixes import Prefix
+
+# What a queued request keeps in memory for each token of its prompt: its text twice, its token ids, and the
+# objects around them; measured on prompts of 3,600 tokens, rounded up.
+BYTES_PER_TOKEN = 64
+
+
+def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix | None = None) -> Demand:
+    """What the request asks of ``backend``; the stream reports how far its answer is.
+
+    Where the backend has not computed a prefix to its end, that bounds the tokens found in its cache. What it
+    finds beyond a computed prefix is learned by admission.
+    """
+    request, plan, route = job.request, job.plan, job.target.route
+    bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
+    limits = route.limits
+    if limits is not None and plan.counts.total > limits.max_input_tokens:
+        # The planner has cut what may be cut; the rest fits the model, and may pass.
+        limits = replace(limits, max_input_tokens=plan.counts.total)
+    return Demand(
+        backend=backend.name,
+        tenant=request.caller.tenant,
+        priority=request.priority,
+        input_tokens=plan.counts.total,
+        max_output_tokens=plan.generation_reserve * request.sampling.n,
+        arrived_at=request.arrived_at,
+        deadline=request.deadline,
+        kind=(route.name, request.intent),
+        cached_tokens=prefix.expected if bound and prefix is not None else None,
+        size_bytes=BYTES_PER_TOKEN * plan.counts.total,
+        produced=lambda: stream.tokens,
+        limits=limits,
+        sequences=request.sampling.n,
+    )
+
+
+def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream, now: float) -> Demand:
+    """The demand of a request that was admitted before and has ``done`` tokens of its answer.
+
+    It waits ahead of new requests, in the urgent class, for as long as the route waits for a restart; a long
+    queue does not shorten it.
+    """
+    limits = demand.limits or AdmissionLimits()
+    wait_s = job.target.route.resume.max_wait_s
+    if job.request.deadline is not None:
+        wait_s = min(wait_s, job.request.deadline - now)
+    input_tokens = demand.input_tokens + done
+    return replace(
+        demand,
+        priority=max(demand.priority, 1),
+        input_tokens=input_tokens,
+        max_output_tokens=max(1, demand.max_output_tokens - done),
+        deadline=None,
+        # The length of a rest says nothing about whole answers.
+        kind=(job.target.route.name, None, "rest") if done else demand.kind,
+        cached_tokens=None,
+        produced=lambda: max(0, stream.tokens - done),
+        limits=replace(
+            limits,
+            max_wait_s=max(wait_s, 0.001),
+            max_input_tokens=max(limits.max_input_tokens, input_tokens),
+            max_queue=2 * limits.max_queue,
+            rungs=(),
+        ),
+    )
