@@ -80,7 +80,7 @@ class AdminClient:
 def _told(error: urllib.error.HTTPError) -> str:
     """The gateway's own words where there are any."""
     try:
-        told = json.loads(error.read(MAX_ANSWER_BYTES))["error"]
-        return f"{error.code} {told['code']}: {told['message']}"
+        reported = json.loads(error.read(MAX_ANSWER_BYTES))["error"]
+        return f"{error.code} {reported['code']}: {reported['message']}"
     except (OSError, ValueError, KeyError, TypeError):
         return f"{error.code} {error.reason}"

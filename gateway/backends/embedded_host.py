@@ -30,8 +30,8 @@ class EmbeddedHost:
         token_bytes: what a token id stands for.
         share_prefixes: let tenants find each other's cached prefixes.
         on_step: takes the counter of preemptions after each step.
-        on_death: told once, when the engine's process dies.
-        make_shelf: makes the shelf of its adapters.
+        on_death: called once, when the engine's process dies.
+        make_shelf: makes the slots of its adapters.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class EmbeddedHost:
             preemptions=signals.preemptions,
             prompt_tokens=signals.prompt_tokens,
             generation_tokens=signals.generation_tokens,
-            # The engine does not tell which of their requests wait.
+            # The engine does not report which of their requests wait.
             loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )
 
 
 class HeldAdapters:
-    """The engine's adapters as the shelf wants them; the engine numbers each load itself."""
+    """The engine's adapters as :class:`LoraSlots` needs them; the engine numbers each load itself."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

@@ -26,5 +26,5 @@ class Fleet:
         return any(backend.state is BackendState.READY for backend in self.backends.values())
 
     def load(self, name: str) -> BackendLoad | None:
-        """A backend's load as last told."""
+        """A backend's load as last reported."""
         return self.backends[name].load

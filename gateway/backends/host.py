@@ -22,7 +22,7 @@ class EngineFacts:
         max_model_len: prompt and output together, in tokens, as it really holds.
         block_size: tokens a KV block holds.
         total_blocks: KV blocks of the pool.
-        details: what an operator wants to read beside them (parameters, dtype, device, seconds to load).
+        details: what an operator wants to read next to them (parameters, dtype, device, seconds to load).
     """
 
     max_model_len: int

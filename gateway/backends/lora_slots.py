@@ -24,7 +24,7 @@ PARAM = "adapter_id"
 
 
 class AdapterHolder(Protocol):
-    """What the shelf needs of an engine.
+    """What the slots need of an engine.
 
     Invariant: a load that fails has changed nothing. One whose caller is cancelled may go on; ``adapters``
     tells when it is done.
@@ -54,20 +54,20 @@ async def _here(adapter: Adapter) -> None:
 
 
 def _ignore(event: AdapterEvent) -> None:
-    """Nobody listens."""
+    """No one listens."""
 
 
 class MakeSlots(Protocol):
-    """Makes the shelf of an engine."""
+    """Makes the LoRA slots of an engine."""
 
     def __call__(self, engine: AdapterHolder, places: int) -> LoraSlots:
-        """A shelf of at most ``places`` adapters."""
+        """Slots for at most ``places`` adapters."""
 
 
 class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
-    An adapter in use is never taken away. A name whose folder has changed is loaded anew; the engine lets
+    An adapter in use is never taken away. A name whose folder has changed is loaded again; the engine lets
     requests that run finish on the weights they began with.
 
     Args:
@@ -166,7 +166,7 @@ class LoraSlots:
         name = adapter.adapter_id
         self._check_not_broken(adapter)
         try:
-            await self._bring(adapter)  # may take long, and keeps nobody else
+            await self._bring(adapter)  # may take long, and delays no other request
         except AdapterError as error:
             raise self._failed(adapter, "not_here", str(error)) from error
         async with self._changing:  # who comes second finds it loaded

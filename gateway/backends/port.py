@@ -1,4 +1,4 @@
-"""The port every backend implements; the rest of the gateway knows no more of a backend than this."""
+"""The port every backend implements; the rest of the gateway knows a backend by this alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class BackendState(StrEnum):
 
 
 class Continue(StrEnum):
-    """How a backend can go on with an answer that another call began."""
+    """How a backend can resume an answer that another call began."""
 
     TOKENS = "tokens"  # exactly: from the prompt's ids and the generated ones
     TEXT = "text"  # from an assistant message that it completes (prefill)
-    SHAPED = "shaped"  # beside one of these: also an answer whose shape is constrained
+    SHAPED = "shaped"  # with one of these: also an answer whose shape is constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Calls(Protocol):
     """Where a backend with servers of its own tells the trace of its calls to them."""
 
     def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
-        """``with call(target)``: the call runs while the block does; ``hedge``: beside one that is late."""
+        """``with call(target)``: the call runs while the block does; ``hedge``: a second, parallel call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Work:
     The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
     nobody waits for each piece: a backend may give larger ones after the first.
 
-    With ``begun`` the backend goes on with that answer in one of the ways of its ``continues``: its first
-    piece follows right behind ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
+    With ``begun`` the backend resumes that answer in one of the ways of its ``continues``: its first
+    piece follows right after ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
     strings, penalties and shapes look at the whole answer as far as the backend can.
 
     ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind.
@@ -95,7 +95,7 @@ class Delta:
     """A piece of the answer: text (perhaps empty) and how many tokens it stands for.
 
     ``index`` tells which of ``sampling.n`` texts it belongs to; ``logprobs`` has an entry for each token when
-    they were asked for. ``token_ids`` are the ids of those tokens, empty when the backend does not tell them.
+    they were asked for. ``token_ids`` are the ids of those tokens, empty if the backend does not report them.
 
     ``cached_tokens`` and ``queue_wait_s`` come with the first piece when the backend already knows them,
     so that an answer cut short is still accounted for.
@@ -159,7 +159,7 @@ class Backend(Protocol):
 
     @property
     def continues(self) -> frozenset[Continue]:
-        """How it can go on with a broken answer; empty when it cannot."""
+        """How it can resume a broken answer; empty when it cannot."""
 
     @property
     def state(self) -> BackendState:
@@ -167,7 +167,7 @@ class Backend(Protocol):
 
     @property
     def load(self) -> BackendLoad | None:
-        """Its load as last told."""
+        """Its load as last reported."""
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate, pushing each piece to ``out``."""
@@ -179,7 +179,7 @@ class Restarting(Protocol):
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until it takes work again, as far as can be told; ``None`` when it is not restarting."""
+        """Seconds until it takes work again, as far as is known; ``None`` when it is not restarting."""
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until it takes work, at most so long; whether it does. Returns at once when it never will."""

@@ -22,7 +22,7 @@ class Script:
 
     A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are told.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
-    A call that goes on with an answer plays the pieces behind it.
+    A call that resumes an answer plays the pieces behind it.
     """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
@@ -90,7 +90,7 @@ class ScriptedBackend:
         self._refuse_what_cannot_be_continued(work)
         self.active += 1
         try:
-            n, told = work.sampling.n, work.sampling.logprobs is not None
+            n, reported = work.sampling.n, work.sampling.logprobs is not None
             begun, skipped = script.behind(work)
             ends = len(script.pieces) if script.breaks_after is None else begun + script.breaks_after
             for number, piece in enumerate(script.pieces[begun:ends], begun):
@@ -98,7 +98,7 @@ class ScriptedBackend:
                 text = piece[max(0, skipped) :]
                 skipped = max(0, skipped - len(piece))
                 cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == begun else (None, None)
-                logprobs = (TokenLogprob(piece.encode(), EVEN),) if told else ()
+                logprobs = (TokenLogprob(piece.encode(), EVEN),) if reported else ()
                 ids = script.token_ids[number : number + 1]
                 for index in range(n):
                     await out(Delta(text, 1, cached_tokens, wait_s, index, logprobs, ids))

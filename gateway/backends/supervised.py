@@ -29,7 +29,7 @@ from resilience.supervisor_events import (
 
 # How often the engine's processes are looked at; what has ended is told by the kernel at once.
 LOOK_EVERY_S = 0.25
-# Longest that what is left of a dead engine may take to end before the next one is started beside it.
+# Longest that what is left of a dead engine may take to end before the next one is started.
 RETIRE_TIMEOUT_S = 15.0
 
 _STATES: Mapping[SupervisorState, BackendState] = MappingProxyType(
@@ -120,7 +120,7 @@ class SupervisedHost:
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until a restart is through, as far as can be told; ``None`` when none is under way."""
+        """Seconds until a restart is through, as far as is known; ``None`` when none is under way."""
         return self._supervisor.ready_in_s(self._clock())
 
     def standing(self) -> EngineStanding:
@@ -184,7 +184,7 @@ class SupervisedHost:
             self._lose(self._life, Loss.EXITED, "a request found it dead")
 
     def request_restart(self, reason: str) -> None:
-        """Start it anew though it lives: what it computes cannot be trusted. Nothing while it restarts."""
+        """Start it again though it lives: what it computes cannot be trusted. Nothing while it restarts."""
         if self._supervisor.standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             life = self._life
             self._lose(life, Loss.DEVICE, reason)
@@ -324,7 +324,7 @@ class SupervisedHost:
         return life
 
     def _tell(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake whichever caller waits for a change."""
         self._news.set()
         self._news = asyncio.Event()
 

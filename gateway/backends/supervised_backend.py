@@ -63,7 +63,7 @@ class SupervisedBackend:
 
     @property
     def continues(self) -> frozenset[Continue]:
-        """How the engine can go on with a broken answer, its own or that of the one before."""
+        """How the engine can resume a broken answer, its own or that of the one before."""
         return self._lives.inner(self.name).continues
 
     @property
@@ -73,14 +73,14 @@ class SupervisedBackend:
 
     @property
     def load(self) -> BackendLoad | None:
-        """The engine's load as last told; ``None`` while there is none to take work."""
+        """The engine's load as last reported; ``None`` while there is none to take work."""
         if self._lives.state is not BackendState.READY:
             return None
         return self._lives.inner(self.name).load
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until a restart is through, as far as can be told; ``None`` when none is under way."""
+        """Seconds until a restart is through, as far as is known; ``None`` when none is under way."""
         return self._lives.ready_in_s
 
     async def wait_ready(self, timeout_s: float) -> bool:

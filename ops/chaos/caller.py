@@ -35,7 +35,7 @@ class ChaosCaller:
         key: sent as a bearer key when given.
         timeout_s: longest that one request may take.
         clock: seconds since the load began.
-        on_piece: told of each piece of a stream, at once.
+        on_piece: called with each piece of a stream, at once.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ChaosCaller:
         heard.ended_s = self._clock()
         return heard
 
-    async def told(self, path: str, body: object = None) -> Any:
+    async def call(self, path: str, body: object = None) -> Any:
         """An operator's path, as JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
         assert self._session is not None, "a ChaosCaller is used inside `async with`"
         method = "GET" if body is None else "POST"
@@ -121,13 +121,13 @@ class ChaosCaller:
                 asyncio.timeout(CONNECT_TIMEOUT_S),
                 self._session.get(self._url + "/ready") as response,
             ):
-                told = orjson.loads(await response.read())
+                reported = orjson.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError):
             return frozenset({"no answer"})
-        failing = frozenset(name for name, good in told.get("checks", {}).items() if not good)
-        if (told.get("engine") or {}).get("state") in AWAY:
+        failing = frozenset(name for name, good in reported.get("checks", {}).items() if not good)
+        if (reported.get("engine") or {}).get("state") in AWAY:
             failing |= {"engine"}
-        return failing if told.get("ready") else failing or frozenset({"not ready"})
+        return failing if reported.get("ready") else failing or frozenset({"not ready"})
 
     def _whole(self, answer: Any, heard: Heard) -> None:
         if not isinstance(answer, dict):

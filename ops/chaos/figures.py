@@ -55,8 +55,8 @@ def read_metrics(text: str) -> Scrape:
 
 def grown(before: Scrape, after: Scrape) -> dict[str, float]:
     """What was counted between two scrapes."""
-    told = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
-    return {name: value for name, value in told.items() if value}
+    reported = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
+    return {name: value for name, value in reported.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ def read_ledger(path: Path, prefix: str) -> dict[str, list[Billed]]:
 
 
 def read_seams(log: Path, prefix: str) -> dict[str, tuple[str, ...]]:
-    """Where the answers whose request id begins with ``prefix`` were gone on with, from the log."""
+    """Where the answers whose request id begins with ``prefix`` were resumed, from the log."""
     found = {}
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if prefix not in line or not line.startswith("{"):
                 continue
-            told = json.loads(line)
-            if told.get("event") == "request":
-                seams = told.get("seams") or ()
-                found[told["request_id"]] = tuple(
+            reported = json.loads(line)
+            if reported.get("event") == "request":
+                seams = reported.get("seams") or ()
+                found[reported["request_id"]] = tuple(
                     f"{seam['source']}→{seam['target']} {seam['mode']} at {seam['tokens']}" for seam in seams
                 )
     return found

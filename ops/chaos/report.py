@@ -53,7 +53,7 @@ class ChaosReport:
     fates: list[RequestFate] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
     readiness: list[tuple[float, frozenset[str]]] = field(default_factory=list)
-    told: Mapping[str, float] = field(default_factory=dict)
+    reported: Mapping[str, float] = field(default_factory=dict)
     before: Holdings | None = None
     after: Holdings | None = None
     at_rest: bool | None = None
@@ -121,7 +121,7 @@ class ChaosReport:
             "readiness": [
                 {"at_s": round(at_s, 3), "failing": sorted(failing)} for at_s, failing in self.readiness
             ],
-            "metrics": dict(self.told),
+            "metrics": dict(self.reported),
             "before": None if self.before is None else asdict(self.before),
             "after": None if self.after is None else asdict(self.after),
             "at_rest": self.at_rest,
@@ -138,9 +138,9 @@ class ChaosReport:
             room += KEPT_BY_BEDROCK
         if start.workers:
             room += load.streams + load.whole
-        told = []
+        reported = []
         for name in ("threads", "descriptors"):
             was, now = getattr(before, name), getattr(after, name)
             if now > was + room:
-                told.append(f"{name} grew from {was} to {now}; pools explain {room}")
-        return told
+                reported.append(f"{name} grew from {was} to {now}; pools explain {room}")
+        return reported

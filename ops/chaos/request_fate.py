@@ -58,7 +58,7 @@ class RequestFate:
         duplicated, missing: of a wrong answer, characters too many and too few.
         billed: output tokens of all its rows; ``None`` when the ledger was not read.
         rows: of the ledger.
-        seams: where other calls went on with the answer; ``None`` when the log was not read.
+        seams: where other calls resumed the answer; ``None`` when the log was not read.
         why: what is wrong, in words.
     """
 
@@ -108,9 +108,9 @@ def fate_of(
     tokens = usage.get("output_tokens")
     verdict, why = _verdict(heard, known, kind, broken)
     billed = None if rows is None else sum(row.output_tokens for row in rows)
-    told = None if rows is None else _books(heard, rows, tokens)
-    if told:
-        verdict, why = FateVerdict.WRONG, told
+    reported = None if rows is None else _books(heard, rows, tokens)
+    if reported:
+        verdict, why = FateVerdict.WRONG, reported
     wrong = verdict is FateVerdict.WRONG and answer
     duplicated, missing = differing(known.texts[heard.question.text], heard.text) if wrong else (0, 0)
     return RequestFate(
@@ -179,7 +179,7 @@ def _books(heard: Heard, rows: Sequence[Billed], tokens: int | None) -> str:
     if len(rows) > 1:
         return f"{len(rows)} rows in the ledger"
     if rows and tokens is not None and rows[0].output_tokens != tokens:
-        return f"billed {rows[0].output_tokens} tokens, told {tokens}"
+        return f"billed {rows[0].output_tokens} tokens, reported {tokens}"
     if not rows and heard.answer is not None:
         return "an answer without a row in the ledger"
     return ""

@@ -96,7 +96,7 @@ class Rig:
                 os.kill(pid, number)
 
     async def restart(self, role: str, within_s: float) -> None:
-        """Start a role anew, on its old port. Raises RigError."""
+        """Start a role again, on its old port. Raises RigError."""
         if role not in self.processes:
             raise RigError(f"{role}: not started here, so it cannot be started again")
         process = self.processes[role]
@@ -109,8 +109,8 @@ class Rig:
         """Change what Bedrock's calls do. Raises RigError."""
         if self.bedrock_control is None:
             raise RigError("bedrock: there is no stand-in; set start.bedrock: true")
-        told = fault.model_dump(exclude_defaults=True)
-        await asyncio.to_thread(_call, self.bedrock_control, told)
+        reported = fault.model_dump(exclude_defaults=True)
+        await asyncio.to_thread(_call, self.bedrock_control, reported)
 
     def residents(self) -> list[psutil.Process]:
         """The gateway's process, if it is here."""
@@ -203,7 +203,7 @@ def _config(
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one`` with what ``other`` says instead or beside it, section by section."""
+    """``one`` with what ``other`` adds or replaces, section by section."""
     found = dict(one)
     for key, value in other.items():
         before = found.get(key)

@@ -101,7 +101,7 @@ class ChaosRun:
             after = await self._at_rest(caller) if ready else None
         report.at_rest = None if after is None else after.at_rest
         if before is not None and after is not None:
-            report.told = grown(before, after)
+            report.reported = grown(before, after)
         with contextlib.suppress(psutil.Error):
             report.after = None if rig.gateway_pid is None else holdings_of(rig.gateway_pid)
         rows = await self._rows()
@@ -208,7 +208,7 @@ class ChaosRun:
         if deed.inject is not None:
             rules = [rule.model_dump(mode="json", exclude_none=True) for rule in deed.inject]
             try:
-                await caller.told("/admin/chaos", {"faults": rules})
+                await caller.call("/admin/chaos", {"faults": rules})
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise RigError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"
@@ -249,7 +249,7 @@ class ChaosRun:
             if time.monotonic() > end:
                 return scrape
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                scrape = read_metrics(await caller.told("/metrics"))
+                scrape = read_metrics(await caller.call("/metrics"))
             await asyncio.sleep(READY_POLL_S)
         return scrape
 

@@ -104,8 +104,8 @@ class Deed(Section):
             return "inject " + (",".join(f"{rule.kind}@{rule.backend}" for rule in self.inject) or "nothing")
         fault = self.bedrock
         assert fault is not None
-        told = fault.error or fault.fault or ("hang" if fault.hang_before else "")
-        return f"bedrock {told or (fault.status if fault.status > 200 else 'well')}"
+        reported = fault.error or fault.fault or ("hang" if fault.hang_before else "")
+        return f"bedrock {reported or (fault.status if fault.status > 200 else 'well')}"
 
     @property
     def breaks(self) -> str | None:
@@ -193,10 +193,10 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _faults_of(error: ValidationError, path: Path) -> Sequence[str]:
-    told = []
+    reported = []
     for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"]) or "the file"
         given = fault.get("input")
         shown = f"; given: {given!r}" if isinstance(given, (str, int, float, bool)) else ""
-        told.append(f"{path}: {key}: {fault['msg']}{shown}")
-    return told
+        reported.append(f"{path}: {key}: {fault['msg']}{shown}")
+    return reported

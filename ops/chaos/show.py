@@ -127,7 +127,7 @@ def _figures(report: ChaosReport) -> Table:
         count = report.verdicts.get(verdict, 0)
         if count or verdict in NEVER:
             table.add_row(f"  {verdict}", f"{count:,}")
-    for name, value in report.told.items():
+    for name, value in report.reported.items():
         table.add_row(name, f"{value:,.0f}")
     before, after = report.before, report.after
     if before is not None and after is not None:

@@ -77,7 +77,7 @@ def add(
 
 @operator_command(adapters, "verify")
 def verify(gateway: Operator, name: Id) -> None:
-    """Check a version's copy on the gateway's machine anew, byte by byte."""
+    """Check a version's copy on the gateway's machine again, byte by byte."""
     _post(gateway, name, "verify")
 
 
@@ -260,7 +260,7 @@ def _print_done(gateway: Operator, found: Any) -> None:
     if found.get("dry_run"):
         print("valid; nothing was changed")
     if found.get("others_told") is False:
-        print("sluice: the state store is away: the other gateways were not told", file=sys.stderr)
+        print("sluice: the state store is away: the other gateways were not reported", file=sys.stderr)
 
 
 def _print_one(console: Console, found: Any) -> None:

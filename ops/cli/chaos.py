@@ -98,11 +98,11 @@ def chaos(
     from ops.chaos.show import tables
 
     console.print(tables(report, every=every))
-    told = stdlib_json.dumps(report.as_json(), indent=2, ensure_ascii=False)
+    reported = stdlib_json.dumps(report.as_json(), indent=2, ensure_ascii=False)
     if json:
-        typer.echo(told)
+        typer.echo(reported)
     if output is not None:
-        output.write_text(told + "\n", encoding="utf-8")
+        output.write_text(reported + "\n", encoding="utf-8")
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
 

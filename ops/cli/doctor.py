@@ -171,10 +171,10 @@ def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail
     try:
         made = make()
     except Exception as error:
-        told = [str(fault) for fault in start_errors(error)]
-        if not told:
+        reported = [str(fault) for fault in start_errors(error)]
+        if not reported:
             raise
-        found.append(DoctorCheck(check, False, "\n".join(told), "mend what the line names"))
+        found.append(DoctorCheck(check, False, "\n".join(reported), "mend what the line names"))
         return None
     found.append(DoctorCheck(check, True, detail))
     return made
@@ -258,10 +258,10 @@ async def _engine(gateway: Gateway) -> DoctorCheck:
             facts = await host.start()
             healthy, body = await gateway.services.health.deep()
     except Exception as error:
-        told = [str(fault) or "timed out" for fault in start_errors(error)]
-        if not told:
+        reported = [str(fault) or "timed out" for fault in start_errors(error)]
+        if not reported:
             raise
-        return DoctorCheck("engine", False, "\n".join(told), "mend what the line names")
+        return DoctorCheck("engine", False, "\n".join(reported), "mend what the line names")
     finally:
         await host.stop(5.0)
     details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
@@ -282,10 +282,10 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
         async with asyncio.timeout(BEDROCK_TIMEOUT_S):
             completion = await backend.generate(work, _discard)
     except (BackendFailure, TimeoutError) as error:
-        told = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
+        reported = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
         if isinstance(error, BackendFailure) and error.__cause__ is not None:
-            told += f": {error.__cause__}"
-        return DoctorCheck(check, False, told, "credentials, region, model access: see docs/bedrock.md")
+            reported += f": {error.__cause__}"
+        return DoctorCheck(check, False, reported, "credentials, region, model access: see docs/bedrock.md")
     finally:
         backend.stop()
     return DoctorCheck(

@@ -146,7 +146,7 @@ def version() -> None:
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
-    """The words with ``--url``, ``--key`` and ``--json`` behind all others, wherever they stood."""
+    """The words with ``--url``, ``--key`` and ``--json`` after all others, wherever they stood."""
     options: list[str] = []
     others: list[str] = []
     rest = list(words)

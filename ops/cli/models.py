@@ -48,10 +48,10 @@ def fetch(
         with _watched(weights.source) as on_progress:
             folder = asyncio.run(weights.fetch(on_progress))
     except Exception as error:
-        told = [str(fault) for fault in start_errors(error)]
-        if not told:
+        reported = [str(fault) for fault in start_errors(error)]
+        if not reported:
             raise
-        print("\n".join(f"sluice: {line}" for line in told), file=sys.stderr)
+        print("\n".join(f"sluice: {line}" for line in reported), file=sys.stderr)
         raise typer.Exit(1) from None
     if not folder.is_dir():
         print(f"sluice: {folder}: no such folder; see engine.model", file=sys.stderr)

@@ -21,7 +21,7 @@ from ops.planning.shape import ModelShape, PlanError, find_model
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the command is told beside the configuration.
+    """Options of the command besides the configuration.
 
     Args:
         model: a preset, or a folder with ``config.json``; None takes ``engine.model``.
@@ -45,10 +45,12 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdow
     try:
         plans = make_plans(load_settings(config), options)
     except Exception as error:
-        told = [str(error)] if isinstance(error, PlanError) else [str(fault) for fault in start_errors(error)]
-        if not told:
+        reported = (
+            [str(error)] if isinstance(error, PlanError) else [str(fault) for fault in start_errors(error)]
+        )
+        if not reported:
             raise
-        for line in "\n".join(told).splitlines():
+        for line in "\n".join(reported).splitlines():
             print(f"sluice: {line}", file=sys.stderr)
         return 1
     if as_json:

@@ -80,11 +80,11 @@ def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = F
     Exit code 0 when it runs and a proxy is healthy, 1 when not.
     """
     with _told():
-        told = _connected(address).status()
-        _print(told, name, as_json)
-        application = told.applications.get(name)
+        reported = _connected(address).status()
+        _print(reported, name, as_json)
+        application = reported.applications.get(name)
         runs = application is not None and str(application.status.value) == "RUNNING"
-        if not runs or "HEALTHY" not in proxies(told).values():
+        if not runs or "HEALTHY" not in proxies(reported).values():
             raise typer.Exit(1)
 
 
@@ -135,11 +135,11 @@ def _reach(address: str) -> None:
             return
 
 
-def shown(told: ApplicationStatusOverview) -> dict[str, Any]:
+def shown(reported: ApplicationStatusOverview) -> dict[str, Any]:
     """The status as JSON values."""
     return {
-        "status": told.status.value,
-        "message": told.message,
+        "status": reported.status.value,
+        "message": reported.message,
         "deployments": {
             name: {
                 "status": one.status.value,
@@ -148,14 +148,14 @@ def shown(told: ApplicationStatusOverview) -> dict[str, Any]:
                     str(getattr(state, "value", state)): count for state, count in one.replica_states.items()
                 },
             }
-            for name, one in sorted(told.deployments.items())
+            for name, one in sorted(reported.deployments.items())
         },
     }
 
 
-def proxies(told: ServeStatus) -> dict[str, str]:
+def proxies(reported: ServeStatus) -> dict[str, str]:
     """How the proxy of each node is."""
-    return {node: str(status.value) for node, status in sorted(told.proxies.items())}
+    return {node: str(status.value) for node, status in sorted(reported.proxies.items())}
 
 
 def brief(message: str) -> str:
@@ -167,11 +167,11 @@ def brief(message: str) -> str:
 
 
 def _print(status: ServeStatus, name: str, as_json: bool) -> None:
-    told = status.applications.get(name)
-    if told is None:
+    reported = status.applications.get(name)
+    if reported is None:
         print(f"sluice: no application {name!r} on this cluster; see `sluice ray deploy`", file=sys.stderr)
         return
-    values = {**shown(told), "proxies": proxies(status)}
+    values = {**shown(reported), "proxies": proxies(status)}
     if as_json:
         print(json.dumps({"application": name, **values}))
         return

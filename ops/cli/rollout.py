@@ -69,10 +69,10 @@ def check(
         print(f"sluice: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     except Exception as error:
-        told = [str(fault) for fault in start_errors(error)]
-        if not told:
+        reported = [str(fault) for fault in start_errors(error)]
+        if not reported:
             raise
-        print("\n".join(f"sluice: {line}" for line in told), file=sys.stderr)
+        print("\n".join(f"sluice: {line}" for line in reported), file=sys.stderr)
         raise typer.Exit(2) from None
 
     wrong = sum(finding.verdict is CheckVerdict.WRONG for finding in findings)

@@ -181,16 +181,16 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (ConfigError, EndpointError) as error:
-        told = str(error)
+        reported = str(error)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
             raise
-        told = "boto3 is not installed: pip install 'sluice-gateway[bedrock]'"
+        reported = "boto3 is not installed: pip install 'sluice-gateway[bedrock]'"
     except Exception as error:
         if not type(error).__module__.startswith("botocore"):
             raise
-        told = f"AWS: {' '.join(str(error).split())}"
+        reported = f"AWS: {' '.join(str(error).split())}"
     else:
         return
-    print("\n".join(f"sluice: {line}" for line in told.splitlines()), file=sys.stderr)
+    print("\n".join(f"sluice: {line}" for line in reported.splitlines()), file=sys.stderr)
     raise typer.Exit(1) from None

@@ -63,14 +63,14 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
                 print(f"  admin   http://{host}:{port}", flush=True)
             run(gateway, listener, admin, beside=beside)
     except BaseException as error:
-        told = list(start_errors(error))
-        if not told:
+        reported = list(start_errors(error))
+        if not reported:
             raise
-        for fault in told:
+        for fault in reported:
             text = str(fault) or "the engine did not start within engine.start_timeout_seconds"
             for line in text.splitlines():
                 print(f"{name}: {line}", file=sys.stderr)
-        if any(isinstance(fault, GivenUp) for fault in told):
+        if any(isinstance(fault, GivenUp) for fault in reported):
             end = "stopped; the workers' own lines above tell why, and"
         else:
             end = "not started;"

@@ -24,7 +24,7 @@ AT = ("admin", "usage")
 NANOUSD = 1_000_000_000
 
 usage = typer.Typer(
-    name="usage", help="What was used: sums, rows, and the engines' own counts beside.", no_args_is_help=True
+    name="usage", help="What was used: sums, rows, and the engines' own counts.", no_args_is_help=True
 )
 
 Since = Annotated[
@@ -54,7 +54,7 @@ def report(
     until: Until = None,
     kind: Annotated[str, typer.Option(help="request, or shadow.")] = "request",
 ) -> None:
-    """Sum up tokens and cost. Margin: tokens that were billed and came from a cache, less those in vain.
+    """Sum up tokens and cost. Margin: billed tokens that a cache served, less tokens computed in vain.
 
     Example: sluice usage report --by tenant,day --since 2026-11-01
     """

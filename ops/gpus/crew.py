@@ -60,15 +60,15 @@ class Crew:
 
     async def _all_given_up(self, workers: Sequence[asyncio.Task[GivenUp | None]]) -> None:
         await asyncio.wait(workers)
-        told = [str(lost) for worker in workers if (lost := worker.result()) is not None]
-        raise GivenUp(f"no worker is left: {'; '.join(told)}")
+        reported = [str(lost) for worker in workers if (lost := worker.result()) is not None]
+        raise GivenUp(f"no worker is left: {'; '.join(reported)}")
 
 
 @contextlib.contextmanager
 def make_crew(settings: Settings, devices: Sequence[str | None], log_level: str) -> Iterator[Crew]:
     """Lay out a worker for each of ``devices``; their files are gone when the block ends.
 
-    The key with which the front speaks to them is made anew and stands in the environment alone.
+    The key with which the front speaks to them is made again and stands in the environment alone.
 
     Raises:
         ConfigError: the configuration has no engine to run.

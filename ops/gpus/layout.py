@@ -47,7 +47,7 @@ class Seat:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __str__(self) -> str:
-        """As an operator is told of it."""
+        """Its name in messages to the operator."""
         return f"worker {self.number}" + ("" if self.devices is None else f" (GPU {self.devices})")
 
 
@@ -81,7 +81,7 @@ def _all(tool: str) -> list[str]:
     if path is None:
         raise ConfigError("--gpus all: there is no nvidia-smi to count them; name them as in --gpus 0,1")
     try:
-        told = subprocess.run(
+        reported = subprocess.run(
             [path, "--query-gpu=index", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -92,7 +92,7 @@ def _all(tool: str) -> list[str]:
         raise ConfigError(
             f"--gpus all: nvidia-smi did not tell ({type(error).__name__}); name them"
         ) from None
-    names = told.split()
+    names = reported.split()
     if not names:
         raise ConfigError("--gpus all: nvidia-smi knows of no GPU")
     return names

@@ -203,30 +203,30 @@ def _recommended_seqs(request: PlanRequest) -> int:
 
 
 def _warnings(plan: EnginePlan) -> list[str]:
-    asked, told = plan.request, []
+    asked, reported = plan.request, []
     needed = -(-asked.max_model_len // asked.block_size)
     seqs, context, tokens = asked.max_num_seqs, asked.context_tokens, asked.batched_tokens
     if plan.blocks < needed:
-        told.append(
+        reported.append(
             f"one sequence of max_model_len {asked.max_model_len:,} needs {needed:,} blocks, {plan.blocks:,} "
             "fit: the engine refuses to start; shorten it, quantize the weights or share them between GPUs"
         )
     elif seqs > plan.sequences:
-        told.append(
+        reported.append(
             f"max_num_seqs {seqs} is more than the {plan.sequences} sequences of {context:,} tokens that "
             "fit: under full load the engine preempts some and computes them again"
         )
     elif seqs * 2 <= min(plan.recommended_max_num_seqs, plan.sequences):
-        told.append(f"max_num_seqs {seqs} is half of what fits or less: requests wait beside free memory")
+        reported.append(f"max_num_seqs {seqs} is half of what fits or less: requests wait beside free memory")
     if asked.utilization > RISKY_UTILIZATION:
-        told.append(
+        reported.append(
             f"gpu_memory_utilization {asked.utilization:g} is above {RISKY_UTILIZATION}: peaks may not fit"
         )
     if tokens < asked.prompt_tokens:
-        told.append(
+        reported.append(
             f"max_num_batched_tokens {tokens:,} is shorter than a typical prompt: it takes several steps"
         )
-    return told
+    return reported
 
 
 def _check(request: PlanRequest) -> None:

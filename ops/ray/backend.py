@@ -23,7 +23,7 @@ from resilience.failures import BackendFailure, FailureKind
 # Signals in a row that may stay away before the replicas count as gone: Serve's controller may be restarted
 # meanwhile, which stops no replica.
 SILENT_ROUNDS = 10
-# Rounds for which a replica that no longer tells its figures is avoided: it hangs, or is gone and Serve has
+# Rounds for which a replica that no longer reports its figures is avoided: it hangs, or is gone and Serve has
 # not noticed, which takes it a health check, 35 seconds at the longest.
 MISSED_ROUNDS = 120
 # Shortest wait for the figures, seconds: a replica on a loaded machine is late before it hangs.
@@ -69,7 +69,7 @@ class RayBackend:
     """Generates on one of the engine replicas, and on another one when that fails before its first token.
 
     Which one is Serve's router's to say. A replica that goes away in the middle of an answer breaks it with
-    ``engine_dead``; the journey goes on with it, here, by its token ids, on another replica or once there is
+    ``engine_dead``; the journey resumes it, here, by its token ids, on another replica or once there is
     one again (:class:`gateway.backends.port.Restarting`). Serve replaces dead replicas, so they do not count
     against the circuit.
 
@@ -79,7 +79,7 @@ class RayBackend:
         model: the base model's public id.
         replicas: the way to them.
         features: what the engine honours.
-        continues: how it goes on with a broken answer.
+        continues: how it resumes a broken answer.
         rules: how they are asked.
         teller: this gateway's name to the replicas.
         queued: how many requests wait here for this backend; autoscaling looks at it.
@@ -115,7 +115,7 @@ class RayBackend:
         self._clock = clock
         self._load = WorkerLoad(interval_s=rules.signals_s)
         self._ready: tuple[ReplicaSignals, ...] = ()
-        # Replicas that told their figures once and did not in the last rounds, with the number of these.
+        # Replicas that reported their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
         self._silent = 0
         self._stopped = False
@@ -131,18 +131,18 @@ class RayBackend:
 
     @property
     def load(self) -> BackendLoad | None:
-        """The replicas together; ``None`` while none has told its figures."""
-        told = self._load.told(self._clock())
-        if told is None or not self._ready:
+        """The replicas together; ``None`` while none has reported its figures."""
+        reported = self._load.told(self._clock())
+        if reported is None or not self._ready:
             return None
         room = self._rules.max_running * len(self._ready)
-        running = min(told.running + told.waiting, room)
-        waiting = told.running + told.waiting - running
-        return replace(told, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
+        running = min(reported.running + reported.waiting, room)
+        waiting = reported.running + reported.waiting - running
+        return replace(reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
 
     @property
     def ready_in_s(self) -> float | None:
-        """Serve brings replicas in a time that it does not tell."""
+        """Serve does not report when a replica will be up."""
         return None
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -166,7 +166,7 @@ class RayBackend:
         """One round of signals."""
         timeout_s = max(LEAST_TIMEOUT_S, 2 * self._rules.signals_s)
         try:
-            told = await self._replicas.signals(self._teller, self._queued(), timeout_s)
+            reported = await self._replicas.signals(self._teller, self._queued(), timeout_s)
         except (ReplicaLost, ReplicasFull) as error:
             self._silent += 1
             if self._silent == SILENT_ROUNDS:
@@ -174,19 +174,19 @@ class RayBackend:
                 self._heard(())
             return
         self._silent = 0
-        self._heard(told)
+        self._heard(reported)
 
-    def _heard(self, told: Sequence[ReplicaSignals]) -> None:
-        names = {one.replica for one in told}
+    def _heard(self, reported: Sequence[ReplicaSignals]) -> None:
+        names = {one.replica for one in reported}
         missed = {**{one.replica: 0 for one in self._ready}, **self._missing}
         self._missing = {
             name: rounds + 1
             for name, rounds in missed.items()
             if name not in names and rounds < MISSED_ROUNDS
         }
-        before, self._ready = self._ready, tuple(one for one in told if one.ready)
+        before, self._ready = self._ready, tuple(one for one in reported if one.ready)
         if len(before) != len(self._ready):
-            self._log.info("engine replicas", ready=len(self._ready), all=len(told))
+            self._log.info("engine replicas", ready=len(self._ready), all=len(reported))
         if not self._ready:
             self._news.clear()
             return
@@ -255,7 +255,7 @@ class RayBackend:
             async with asyncio.timeout(limit_s):
                 return await anext(pieces)
         except StopAsyncIteration:
-            raise ReplicaLost("the answer ended before its end was told") from None
+            raise ReplicaLost("the answer ended before its end was reported") from None
         except TimeoutError:
             raise BackendFailure(
                 FailureKind.TIMEOUT, f"an engine replica was silent for {limit_s:g} s"
@@ -273,18 +273,18 @@ class _Attempt:
         self.replica = ""
 
 
-def together(told: Sequence[ReplicaSignals]) -> WorkerFigures:
+def together(reported: Sequence[ReplicaSignals]) -> WorkerFigures:
     """Several replicas' figures as one worker's."""
-    blocks = sum(one.total_blocks for one in told)
+    blocks = sum(one.total_blocks for one in reported)
     if blocks:
-        kv_usage = sum(one.kv_usage * one.total_blocks for one in told) / blocks
+        kv_usage = sum(one.kv_usage * one.total_blocks for one in reported) / blocks
     else:
-        kv_usage = sum(one.kv_usage for one in told) / len(told)
-    sizes = {one.block_size for one in told}
+        kv_usage = sum(one.kv_usage for one in reported) / len(reported)
+    sizes = {one.block_size for one in reported}
     same = len(sizes) == 1
     return WorkerFigures(
-        running=sum(one.running for one in told),
-        waiting=sum(one.waiting for one in told),
+        running=sum(one.running for one in reported),
+        waiting=sum(one.waiting for one in reported),
         kv_usage=min(1.0, kv_usage),
         total_blocks=blocks if same else 0,
         block_size=sizes.pop() if same else 0,

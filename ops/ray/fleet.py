@@ -23,7 +23,7 @@ class Placed:
 
     Args:
         best: the replica to ask first; ``None`` when none serves.
-        others: those that were looked at beside it.
+        others: those that were looked at next to it.
         whole: whether these two are all that serve.
     """
 
@@ -80,7 +80,7 @@ class ReplicaFleet:
             self._hints.sent(name, wish.chain, wish.adapter)
 
     def place(self, wish: Wish, avoid: Collection[str], *, whole: bool = False) -> Placed:
-        """The best replica for a call, and those beside it.
+        """The best replica for a call, and the next best.
 
         Args:
             wish: what the call would like.

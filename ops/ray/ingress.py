@@ -101,5 +101,5 @@ def features_of(settings: Settings) -> frozenset[Feature]:
 
 
 def continues_of(settings: Settings) -> frozenset[Continue]:
-    """How it goes on with a broken answer."""
+    """How it resumes a broken answer."""
     return vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES

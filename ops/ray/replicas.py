@@ -79,7 +79,7 @@ class ServeReplicas:
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(_hear(answer, timeout_s, heard)) for answer in answers]
         if not heard and any(one.result() for one in asked):
-            raise ReplicaLost("no replica told its figures in time")
+            raise ReplicaLost("no replica reported its figures in time")
         try:
             return decode_signals(heard)
         except msgspec.DecodeError as error:

@@ -73,12 +73,12 @@ class PrefixRouter(RequestRouter):
         # Serve takes a replica that has died from its own table before it tells of the new ones.
         if replica is None or replica.replica_id not in self.curr_replicas:
             return None
-        told = replica.routing_stats
-        if not told.get("ready", True):
+        reported = replica.routing_stats
+        if not reported.get("ready", True):
             return None
         length = self.replica_queue_len_cache.get(replica.replica_id)
-        requests = float(told.get("requests", 0.0)) if length is None else float(length)
-        return WorkerView(name, requests, float(told.get("kv_usage", 0.0)))
+        requests = float(reported.get("requests", 0.0)) if length is None else float(length)
+        return WorkerView(name, requests, float(reported.get("kv_usage", 0.0)))
 
 
 def _route_of(pending_request: PendingRequest) -> RouterHint:

@@ -16,7 +16,7 @@ class Pressure:
     """What the engine replicas and the gateways in front of them have to do.
 
     Args:
-        replicas: that told their figures.
+        replicas: that reported their figures.
         sequences: running and waiting in their engines.
         queued: waiting in the gateways' lines.
         kv_usage: sum of the shares of KV memory in use, 1 a full replica.
@@ -40,7 +40,7 @@ def pressure_of(metrics: Mapping[str, Mapping[Any, float]]) -> Pressure:
     def figures(name: str) -> Iterable[float]:
         return metrics.get(name, {}).values()
 
-    # Every gateway tells every replica its queue: the replicas hear the same at slightly different times.
+    # Every gateway reports its queue to every replica; the reports arrive at slightly different times.
     return Pressure(
         replicas=len(metrics.get("running", {})),
         sequences=sum(figures("running")) + sum(figures("waiting")),

@@ -1,6 +1,6 @@
 """What travels between ingress and engine replicas, as MessagePack: no pickle that depends on a version.
 
-A call is a :class:`RouterHint` for the router, beside the work, which the router does not read. An answer is
+A call is a :class:`RouterHint` for the router, next to the work, which the router does not read. An answer is
 a stream of :class:`ReplicaPiece`; the first one names the replica.
 """
 
@@ -30,7 +30,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
         return cls(failure.kind, str(failure), failure.retry_after_s, failure.param, failure.final)
 
     def failure(self) -> BackendFailure:
-        """The failure, anew."""
+        """The failure, again."""
         return BackendFailure(
             self.kind, self.message, retry_after_s=self.retry_after_s, param=self.param, final=self.final
         )
@@ -119,9 +119,9 @@ def decode_piece(data: bytes) -> ReplicaPiece:
     return _piece.decode(data)
 
 
-def decode_signals(told: Sequence[bytes]) -> list[ReplicaSignals]:
+def decode_signals(reported: Sequence[bytes]) -> list[ReplicaSignals]:
     """The figures of several replicas. Raises msgspec.DecodeError."""
-    return [_signals.decode(one) for one in told]
+    return [_signals.decode(one) for one in reported]
 
 
 def decode_route(data: bytes) -> RouterHint:

@@ -19,7 +19,7 @@ PARALLEL = 8
 ANCHOR = WORDS[0]
 # The probe's length in words.
 PROBE_WORDS = 16
-# Taken for a gateway that does not tell its own; also what the default engine is configured with.
+# For a gateway that does not report its own; also what the default engine is configured with.
 DEFAULT_MODEL_LEN = 4_096
 
 
@@ -69,9 +69,9 @@ async def _weigh(target: ReplayTarget, anchor_tokens: int) -> tuple[tuple[str, i
     async def worker() -> None:
         for word in waiting:
             text = " ".join([ANCHOR, *([word] * REPEATS)])
-            told = await target.tokenize({"prompt": text, "add_special_tokens": False})
-            if told is not None:
-                weighed[word] = max(1, round((told.count - anchor_tokens) / REPEATS))
+            reported = await target.tokenize({"prompt": text, "add_special_tokens": False})
+            if reported is not None:
+                weighed[word] = max(1, round((reported.count - anchor_tokens) / REPEATS))
 
     try:
         async with asyncio.TaskGroup() as group:

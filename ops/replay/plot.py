@@ -92,8 +92,8 @@ def _cdf(axes: Any, ordered: Sequence[float], heading: str, colour: str, slo_ms:
     )  # fmt: skip
     marks = [(share, percentile(ordered, share)) for share in PERCENTILES]
     axes.scatter([at for _, at in marks], [share for share, _ in marks], s=22, color=colour, zorder=3)
-    told = "   ".join(f"p{share * 100:g} {_time(at)}" for share, at in marks)
-    axes.text(1, 1.045, told, transform=axes.transAxes, ha="right", fontsize=9, color=INK)
+    reported = "   ".join(f"p{share * 100:g} {_time(at)}" for share, at in marks)
+    axes.text(1, 1.045, reported, transform=axes.transAxes, ha="right", fontsize=9, color=INK)
 
 
 def _timeline(axes: Any, outcomes: Sequence[ReplayedRequest]) -> None:

@@ -81,7 +81,9 @@ def generates(facts: Facts) -> RolloutCheck:
     """Every backend, fallback legs included, has just generated."""
     backends: Mapping[str, Any] = facts.deep.get("backends", {})
     sick = [
-        f"{name}: {told.get('status')}" for name, told in backends.items() if told.get("status") != "healthy"
+        f"{name}: {reported.get('status')}"
+        for name, reported in backends.items()
+        if reported.get("status") != "healthy"
     ]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
     hint = "`sluice doctor`, and the backend's own log"
@@ -158,8 +160,8 @@ def prefix_hits(facts: Facts) -> RolloutCheck:
 def gated_adapters(facts: Facts) -> RolloutCheck:
     """No adapter serves without an evaluation that it passed.
 
-    What came with ``adapters.file`` is active from the start and was never asked for one: whoever wrote the
-    file answers for it. What was made active here past its evaluation, or failed one, is wrong.
+    Adapters of ``adapters.file`` are active from the start, without an evaluation: their author answers for
+    them. An adapter that was activated without an evaluation, or that failed one, is wrong.
     """
     check, hint = "adapters passed an evaluation", "python -m evaluation.adapter_regression --post"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]

@@ -102,8 +102,8 @@ def _figures(file: Path | None) -> Mapping[str, Any] | None:
         found = json.loads(file.read_text(encoding="utf-8"))
         found["requests"]["sent"], found["goodput"]["within_slo"], found["wall_s"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = getattr(error, "strerror", None) or "it is no file of `sluice replay --output`"
-        raise AdminError(f"{file}: {told}") from None
+        reported = getattr(error, "strerror", None) or "it is no file of `sluice replay --output`"
+        raise AdminError(f"{file}: {reported}") from None
     figures: Mapping[str, Any] = found
     return figures
 

@@ -46,33 +46,33 @@ class Aws:
         return getattr(self.clients[call.service], call.method)(**call.arguments)
 
 
-def deploy(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) -> None:
+def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> None:
     """Create or update the endpoint, wait until it serves, then set its scaling.
 
     Args:
         spec: the file.
         aws: the clients.
-        told: is told of each step, one line.
+        told: is notified of each step, one line.
 
     Raises:
         EndpointError: it failed, with the platform's reason, or took longer than ``update.at_most_seconds``.
         botocore's ClientError: a call was refused.
     """
     standing = look(spec.name, aws)
-    _create(model_call(spec), "ModelName", aws, told)
-    _create(config_call(spec), "EndpointConfigName", aws, told)
+    _create(model_call(spec), "ModelName", aws, reported)
+    _create(config_call(spec), "EndpointConfigName", aws, reported)
     call = endpoint_call(spec, standing)
     if call is None:
-        told(f"endpoint {spec.name}: in service with this configuration already")
+        reported(f"endpoint {spec.name}: in service with this configuration already")
     else:
         if standing is not None and standing.instance_type != spec.instance_type:
-            _unregister(spec.name, aws, told)
+            _unregister(spec.name, aws, reported)
         aws.make(call)
-        told(f"endpoint {spec.name}: {call.method}")
-        _wait_in_service(spec, aws, told)
+        reported(f"endpoint {spec.name}: {call.method}")
+        _wait_in_service(spec, aws, reported)
     for scaling in scaling_calls(spec):
         aws.make(scaling)
-        told(f"scaling: {scaling.method}")
+        reported(f"scaling: {scaling.method}")
 
 
 def look(name: str, aws: Aws) -> EndpointState | None:
@@ -118,16 +118,16 @@ def status(name: str, aws: Aws) -> dict[str, Any]:
     }
 
 
-def delete(name: str, aws: Aws, told: Callable[[str], None], *, at_most_s: float = 1800.0) -> None:
+def delete(name: str, aws: Aws, reported: Callable[[str], None], *, at_most_s: float = 1800.0) -> None:
     """Delete the endpoint, and every configuration and model that was made for it.
 
     Raises:
         EndpointError: it is still there after ``at_most_s``.
     """
-    _unregister(name, aws, told)
+    _unregister(name, aws, reported)
     if look(name, aws) is not None:
         aws.sagemaker.delete_endpoint(EndpointName=name)
-        told(f"endpoint {name}: delete_endpoint")
+        reported(f"endpoint {name}: delete_endpoint")
         end = aws.clock() + at_most_s
         while look(name, aws) is not None:
             if aws.clock() >= end:
@@ -135,35 +135,35 @@ def delete(name: str, aws: Aws, told: Callable[[str], None], *, at_most_s: float
             aws.sleep(POLL_S)
     for config in list(_made_for(name, "list_endpoint_configs", "EndpointConfig", aws)):
         aws.sagemaker.delete_endpoint_config(EndpointConfigName=config)
-        told(f"configuration {config}: deleted")
+        reported(f"configuration {config}: deleted")
     for model in list(_made_for(name, "list_models", "Model", aws)):
         aws.sagemaker.delete_model(ModelName=model)
-        told(f"model {model}: deleted")
+        reported(f"model {model}: deleted")
 
 
-def _create(call: AwsCall, key: str, aws: Aws, told: Callable[[str], None]) -> None:
+def _create(call: AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) -> None:
     try:
         aws.make(call)
     except Exception as error:
         # Named by its content: what has this name is this.
         if _code(error) != "ValidationException" or "already exist" not in str(error):
             raise
-        told(f"{call.arguments[key]}: there already")
+        reported(f"{call.arguments[key]}: there already")
         return
-    told(f"{call.arguments[key]}: {call.method}")
+    reported(f"{call.arguments[key]}: {call.method}")
 
 
-def _unregister(name: str, aws: Aws, told: Callable[[str], None]) -> None:
+def _unregister(name: str, aws: Aws, reported: Callable[[str], None]) -> None:
     try:
         aws.make(unregister_call(name))
     except Exception as error:
         if _code(error) != "ObjectNotFoundException" and "No scalable target" not in str(error):
             raise
         return
-    told("scaling: deregister_scalable_target")
+    reported("scaling: deregister_scalable_target")
 
 
-def _wait_in_service(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) -> None:
+def _wait_in_service(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> None:
     end = aws.clock() + spec.update.at_most_seconds
     wanted = config_call(spec).arguments["EndpointConfigName"]
     last = ""
@@ -171,7 +171,7 @@ def _wait_in_service(spec: EndpointSpec, aws: Aws, told: Callable[[str], None]) 
         found = aws.sagemaker.describe_endpoint(EndpointName=spec.name)
         status = found["EndpointStatus"]
         if status != last:
-            told(f"endpoint {spec.name}: {status}")
+            reported(f"endpoint {spec.name}: {status}")
         last = status
         if status == "InService":
             if found["EndpointConfigName"] != wanted:

@@ -33,15 +33,15 @@ _FINISH: Mapping[str, FinishReason] = MappingProxyType(
 
 def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
     """What ``converse_stream`` tells, event by event; thinking and citations are not asked for, nor read."""
-    for told in stream:
-        if "contentBlockDelta" in told:
-            text = told["contentBlockDelta"]["delta"].get("text")
+    for event in stream:
+        if "contentBlockDelta" in event:
+            text = event["contentBlockDelta"]["delta"].get("text")
             if text:
                 yield TextPiece(text)
-        elif "messageStop" in told:
-            yield ConverseStop(told["messageStop"]["stopReason"])
-        elif "metadata" in told:
-            yield _told(told["metadata"])
+        elif "messageStop" in event:
+            yield ConverseStop(event["messageStop"]["stopReason"])
+        elif "metadata" in event:
+            yield _told(event["metadata"])
 
 
 def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
@@ -65,12 +65,12 @@ def _told(metadata: Mapping[str, Any]) -> ConverseUsage:
 
 
 class ConverseReader:
-    """Counts an answer's pieces while they come, and closes the count with what Bedrock told.
+    """Counts an answer's pieces while they come, and closes the count with what Bedrock reported.
 
     Args:
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, should Bedrock never tell.
-        share: of the input that Bedrock counts, what is the request's own prompt; the rest is a begun answer.
+        share: of the input that Bedrock counts, the request's own prompt; the rest is a partial answer.
         stops: the request's stop strings.
     """
 
@@ -85,7 +85,7 @@ class ConverseReader:
         self._pieces = 0
         self._counted = 0
         self._reason: str | None = None
-        self.told: ConverseUsage | None = None
+        self.usage: ConverseUsage | None = None
 
     @property
     def stopped(self) -> bool:
@@ -100,7 +100,7 @@ class ConverseReader:
     @property
     def complete(self) -> bool:
         """Whether there is nothing left to be told."""
-        return self.cut or (self.stopped and self.told is not None)
+        return self.cut or (self.stopped and self.usage is not None)
 
     def feed(self, events: Iterable[Event]) -> Delta | None:
         """Take events in; their text as one piece, if they hold any."""
@@ -112,7 +112,7 @@ class ConverseReader:
                 case ConverseStop(reason):
                     self._reason = reason
                 case ConverseUsage():
-                    self.told = event
+                    self.usage = event
         if not texts:
             return None
         first, text = not self._pieces, "".join(texts)
@@ -124,17 +124,17 @@ class ConverseReader:
 
     def finish(self) -> tuple[Delta | None, Completion]:
         """The tokens that were not counted with their pieces, and how the answer ended."""
-        told, reason = self.told, _FINISH.get(self._reason or "", FinishReason.STOP)
+        counted, reason = self.usage, _FINISH.get(self._reason or "", FinishReason.STOP)
         if self.cut:
             reason = FinishReason.STOP
         text = self._blank.flush()
-        if told is None:
+        if counted is None:
             usage = Usage(self._estimated_input, self._counted)
             return (Delta(text, 0) if text else None), Completion(reason, usage, self._queue_wait_s)
-        # Should the count be above what Bedrock told, what has been passed on cannot be taken back.
-        missing = max(0, told.output_tokens - self._counted)
-        input_tokens = round(told.input_tokens * self._share)
-        cached_tokens = min(told.cache_read_tokens, input_tokens)
+        # Should the count be above what Bedrock reported, what has been passed on cannot be taken back.
+        missing = max(0, counted.output_tokens - self._counted)
+        input_tokens = round(counted.input_tokens * self._share)
+        cached_tokens = min(counted.cache_read_tokens, input_tokens)
         usage = Usage(input_tokens, self._counted + missing, cached_tokens)
         rest = Delta(text, missing, cached_tokens=cached_tokens)
         return (rest if text or missing or cached_tokens else None), Completion(

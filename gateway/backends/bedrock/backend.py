@@ -182,18 +182,18 @@ class BedrockBackend:
         finally:
             call.cut()
             await call.gone(LEAVE_WAIT_S)
-        told = reader.told
-        if told is None and reader.cut:
+        usage = reader.usage
+        if usage is None and reader.cut:
             self._log.debug("cut at a stop string of white space; tokens are estimated", model=self.model)
-        elif told is None:
-            self._log.warning("no usage told; tokens are estimated", model=self.model)
+        elif usage is None:
+            self._log.warning("no usage reported; tokens are estimated", model=self.model)
         else:
-            self._counter.learn(self.model, sent, told.input_tokens)
+            self._counter.learn(self.model, sent, usage.input_tokens)
             self._log.debug(
                 "answered",
-                latency_ms=told.latency_ms,
-                cache_read_tokens=told.cache_read_tokens,
-                cache_write_tokens=told.cache_write_tokens,
+                latency_ms=usage.latency_ms,
+                cache_read_tokens=usage.cache_read_tokens,
+                cache_write_tokens=usage.cache_write_tokens,
             )
         return completion
 

@@ -35,9 +35,9 @@ def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFail
 def _told(error: Exception, delivered: bool) -> tuple[FailureKind, str]:
     if isinstance(error, WireCut):
         return FailureKind.BACKEND_UNAVAILABLE, "the call was given up"
-    told = aws_failure(error, delivered=delivered)
-    if told is not None:
-        return told
+    failure = aws_failure(error, delivered=delivered)
+    if failure is not None:
+        return failure
     name = type(error).__name__
     if isinstance(error, OSError):
         kind = FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
@@ -50,5 +50,5 @@ def _retry_after(error: Exception) -> float | None:
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping):
         return None
-    told = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
-    return min(float(told), MAX_RETRY_AFTER_S) if told.isascii() and told.isdigit() else None
+    value = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else None

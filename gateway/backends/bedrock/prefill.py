@@ -1,4 +1,4 @@
-"""Which models complete a last message of the assistant, so that a broken answer can be gone on with."""
+"""Which models complete a last message of the assistant, so that a broken answer can be resumed."""
 
 from __future__ import annotations
 

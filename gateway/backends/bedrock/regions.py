@@ -9,7 +9,7 @@ MAX_COOL_DOWN_S = 60.0
 
 
 class Regions:
-    """The regions of one backend, in the operator's order, those that failed lately behind the others.
+    """The regions of one backend, in the operator's order, those that failed lately after the others.
 
     Args:
         names: the regions, the preferred one first.

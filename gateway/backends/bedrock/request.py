@@ -7,7 +7,7 @@ Converse has a list of system texts, then turns that begin with the user's and a
     turns of one role in a row              one turn, a blank line between them
     an assistant's turn at the beginning    stands behind a placeholder: the turns before it were trimmed
     blank messages                          left out: models refuse them
-    a begun answer                          is a last turn of the assistant, or the end of it
+    a partial answer                          is a last turn of the assistant, or the end of it
     white space at the end of a prefill     left out, as above
 """
 
@@ -54,9 +54,9 @@ class ConverseWriter:
         Raises:
             BackendFailure: the conversation holds no turn that could be answered.
         """
-        told = [message for message in work.messages if message.content.strip()]
-        opening = _opening(told)
-        system, turns = told[:opening], _turns(_FORM.fold(told, opening)[opening:])
+        spoken = [message for message in work.messages if message.content.strip()]
+        opening = _opening(spoken)
+        system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:])
         if turns and work.begun is not None:
             _begin(turns, work.begun.text.rstrip())
         if not turns:

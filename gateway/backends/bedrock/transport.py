@@ -44,7 +44,7 @@ class Transport:
         access: how Bedrock is reached.
         regions: where, in which order; guarded here, since threads share it.
         clock: seconds, monotonic.
-        on_failure: told of each region that failed, on the thread.
+        on_failure: called with each region that failed, on the thread.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Transport:
     def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
         failure: BackendFailure | None = None
         for region in self._order():
-            delivered = told = False
+            delivered = counted = False
             try:
                 for event in self._events(region, request):
                     call.put(event)
                     delivered = delivered or isinstance(event, TextPiece)
-                    told = told or isinstance(event, ConverseUsage)
+                    counted = counted or isinstance(event, ConverseUsage)
             except Exception as error:
-                if call.wire.is_cut or told:  # nobody waits for more, or there is nothing more to come
+                if call.wire.is_cut or counted:  # the caller left, or nothing more will come
                     return None
                 failure = failure_of(error, region=region, delivered=delivered)
                 self._on_failure(region, failure)

@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM, as the adapter shelf wants them: by name, with a folder that may change."""
+"""LoRA adapters in vLLM, as :class:`LoraSlots` needs them: by name, with a folder that may change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VllmAdapters:
     def __init__(self, engine: Callable[[], LoadedEngine | None]) -> None:
         self._engine = engine
         self._fresh = count(FIRST_FRESH)
-        self._numbers: dict[int, tuple[str, str]] = {}  # what each number stands for, for good
+        self._numbers: dict[int, tuple[str, str]] = {}  # the weights of each number; never reused
         self._loaded: dict[str, Lora] = {}
         self._pinned: set[int] = set()
 
@@ -59,7 +59,7 @@ class VllmAdapters:
             await engine.remove_lora(old.number)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Take no new request for it.
+        """Accept no new request for it.
 
         Raises:
             EngineError: it is not loaded, or the engine is gone.
@@ -73,7 +73,7 @@ class VllmAdapters:
     async def pin_adapters(self, names: Collection[str]) -> None:
         """Keep these, as far as they are loaded, in vLLM's batch, so that none waits for its weights.
 
-        One of the batch's places is left to the others. vLLM cannot let go of a pin: an adapter that is
+        One of the batch's places is left to the others. vLLM cannot released a pin: an adapter that is
         pinned no longer keeps its place until it is unloaded.
 
         Raises:

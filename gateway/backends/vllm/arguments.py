@@ -98,19 +98,19 @@ def engine_arguments(
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_told: bool) -> dict[str, Any]:
+def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_configured: bool) -> dict[str, Any]:
     """The same for vLLM's CPU build.
 
     Args:
         arguments: of :func:`engine_arguments`.
         free_bytes: the machine's free memory.
-        kv_told: whether the environment names the pool's size (``VLLM_CPU_KVCACHE_SPACE``).
+        kv_configured: whether the environment names the pool's size (``VLLM_CPU_KVCACHE_SPACE``).
     """
     changed = dict(arguments)
     changed["block_size"] = -(-arguments["block_size"] // CPU_BLOCK_MULTIPLE) * CPU_BLOCK_MULTIPLE
     if arguments["dtype"] == "auto":
         changed["dtype"] = "float32"
-    if "kv_cache_memory_bytes" not in arguments and not kv_told:
+    if "kv_cache_memory_bytes" not in arguments and not kv_configured:
         changed["kv_cache_memory_bytes"] = min(CPU_KV_BYTES, int(free_bytes * CPU_KV_SHARE))
     return changed
 

@@ -28,9 +28,9 @@ CONTINUES = frozenset({Continue.TOKENS})
 class VllmBackend:
     """Generates on vLLM in the gateway's process tree.
 
-    It goes on with a begun answer as with a longer prompt. vLLM counts the begun tokens to the prompt then:
-    ``presence_penalty`` and ``frequency_penalty`` see those behind them alone, and a seeded answer goes on
-    with another seed, since vLLM's generator cannot be wound forward.
+    A partial answer is resumed as a longer prompt. vLLM then counts the partial answer's tokens as prompt:
+    ``presence_penalty`` and ``frequency_penalty`` apply to the new tokens alone, and a seeded answer resumes
+    with another seed, since vLLM's generator cannot be advanced.
 
     Args:
         name: its name in the configuration.

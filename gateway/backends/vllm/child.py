@@ -1,4 +1,4 @@
-"""What runs inside vLLM's own processes: they tell their logs to the gateway, and end when it ends.
+"""What runs inside vLLM's own processes: they send their logs to the gateway, and end when it ends.
 
 vLLM makes :func:`handler` in each of its processes, because the logging configuration that it is given names
 it. In the gateway's own process it only hands records on to the gateway's logs. Nothing but the standard
@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 
-# A datagram must fit the socket's buffer; the end of a traceback is what tells.
+# A datagram must fit the socket's buffer; the end of a traceback says most.
 MAX_TEXT = 16_000
 # Lines of standard error that vLLM and its libraries print without logging them.
 PRINTED = "vllm.printed"
@@ -33,27 +33,27 @@ def handler(address: str, ours: int) -> logging.Handler:
         ours: the gateway's process id.
     """
     if os.getpid() == ours or multiprocessing.parent_process() is None:
-        return HandOn()
-    told = Tell(address)
+        return Forward()
+    sender = LogSender(address)
     if not isinstance(sys.stderr, Lines):  # vLLM configures its logging more than once
         os.dup2(2, 1)  # the gateway's standard output is not vLLM's
-        sys.stdout = sys.stderr = Lines(told)
+        sys.stdout = sys.stderr = Lines(sender)
         threading.Thread(target=_end_with_the_parent, name="end-with-the-parent", daemon=True).start()
-    return told
+    return sender
 
 
-class HandOn(logging.Handler):
-    """In the gateway's process: to the gateway's own handlers, but for what the gateway tells itself."""
+class Forward(logging.Handler):
+    """In the gateway's process: passes records to its own handlers, except what the gateway logs itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand on, unless it is vLLM's traceback of an engine that is gone."""
+        """Pass the record on, unless it is vLLM's traceback of an engine that is gone."""
         if record.exc_info and record.exc_info[0] and record.exc_info[0].__name__ == "EngineDeadError":
             return
         logging.getLogger().handle(record)
 
 
-class Tell(logging.Handler):
-    """In vLLM's processes: sends each record to the gateway; what cannot be sent is let go."""
+class LogSender(logging.Handler):
+    """In vLLM's processes: sends each record to the gateway; what cannot be sent is dropped."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class Tell(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"[:MAX_TEXT]
             trace = "".join(traceback.format_exception(record.exc_info[1]))[-MAX_TEXT:]
-        self.tell(record.levelno, record.name, record.getMessage(), error, trace)
+        self.send(record.levelno, record.name, record.getMessage(), error, trace)
 
-    def tell(self, level: int, logger: str, message: str, error: str = "", trace: str = "") -> None:
+    def send(self, level: int, logger: str, message: str, error: str = "", trace: str = "") -> None:
         """Send one line."""
         name = multiprocessing.current_process().name
         line = {"process": name, "pid": os.getpid(), "level": level, "logger": logger}
@@ -83,8 +83,8 @@ class Lines(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, told: Tell) -> None:
-        self._told = told
+    def __init__(self, sender: LogSender) -> None:
+        self._sender = sender
         self._rest = ""
 
     def write(self, text: str) -> int:
@@ -92,7 +92,7 @@ class Lines(io.TextIOBase):
         *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
         for line in lines:
             if line.strip():
-                self._told.tell(logging.DEBUG, PRINTED, line)
+                self._sender.send(logging.DEBUG, PRINTED, line)
         self._rest = self._rest[-MAX_TEXT:]
         return len(text)
 

@@ -1,4 +1,4 @@
-"""The gateway's end of what vLLM's processes tell: it goes into the gateway's logs."""
+"""Receives the log lines of vLLM's processes and writes them to the gateway's logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import structlog
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 CONFIG_FILE = "logging.json"
 # More than vLLM logs at warning and above while it starts; enough to find the first error.
-MAX_KEPT = 200
+MAX_STORED = 200
 RECEIVE_BYTES = 1 << 20
 # Datagrams taken at one go, so that a flood does not hold the event loop.
 MAX_AT_ONCE = 64
@@ -43,7 +43,7 @@ class ChildLogLine:
 class ChildLogs:
     """Listens to vLLM's processes on a Unix socket in a folder of its own.
 
-    While the engine starts, errors are only kept: the start's own error says the same in one line. After
+    While the engine starts, errors are only stored: the start's own error says the same in one line. After
     :meth:`started` they are logged.
     """
 
@@ -53,7 +53,7 @@ class ChildLogs:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._socket.bind(str(self.folder / "logs"))
-        self._kept: deque[ChildLogLine] = deque(maxlen=MAX_KEPT)
+        self._stored: deque[ChildLogLine] = deque(maxlen=MAX_STORED)
         self._starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log = structlog.get_logger("vllm")
@@ -81,20 +81,20 @@ class ChildLogs:
         self._loop.add_reader(self._socket.fileno(), self.drain)
 
     def started(self) -> None:
-        """The engine runs: errors are news from now on."""
+        """The engine runs: errors are logged from now on."""
         self._starting = False
-        self._kept.clear()
+        self._stored.clear()
 
     @property
     def errors(self) -> tuple[ChildLogLine, ...]:
-        """Errors told of, the oldest first."""
+        """Errors received, the oldest first."""
         self.drain()
-        return tuple(told for told in self._kept if told.level >= logging.ERROR)
+        return tuple(line for line in self._stored if line.level >= logging.ERROR)
 
     def drain(self) -> None:
         """Take what waits, up to a bound."""
-        for told in self.receive():
-            self._take(told)
+        for line in self.receive():
+            self._take(line)
 
     def receive(self) -> Iterator[ChildLogLine]:
         """What waits, up to a bound; nothing once it is closed."""
@@ -106,12 +106,12 @@ class ChildLogs:
             with contextlib.suppress(ValueError, TypeError):
                 yield ChildLogLine(**json.loads(data))
 
-    def _take(self, told: ChildLogLine) -> None:
-        if told.level >= logging.ERROR:
-            self._kept.append(told)
-        level = logging.DEBUG if self._starting and told.level >= logging.ERROR else told.level
-        extra = {"error": told.error, "trace": told.trace} if told.error else {}
-        self._log.log(level, told.message, process=told.process, pid=told.pid, **extra)
+    def _take(self, line: ChildLogLine) -> None:
+        if line.level >= logging.ERROR:
+            self._stored.append(line)
+        level = logging.DEBUG if self._starting and line.level >= logging.ERROR else line.level
+        extra = {"error": line.error, "trace": line.trace} if line.error else {}
+        self._log.log(level, line.message, process=line.process, pid=line.pid, **extra)
 
     def close(self) -> None:
         """Stop listening and remove the folder."""

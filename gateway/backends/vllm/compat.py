@@ -104,7 +104,7 @@ def prepare_environment(log_config: Path | None) -> None:
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     # The gateway has threads, and a fork copies their locks.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    # Nothing leaves the house.
+    # No usage statistics are sent to anyone.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     # Looks for NaN in each step's logits; what it finds comes with the request's figures.
@@ -182,8 +182,8 @@ class Vllm:
 
         if section.kv_cache_bytes is not None:
             os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win
-        told = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
-        chosen = on_cpu(arguments, free_bytes=psutil.virtual_memory().available, kv_told=told)
+        configured = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+        chosen = on_cpu(arguments, free_bytes=psutil.virtual_memory().available, kv_configured=configured)
         if chosen["block_size"] != arguments["block_size"]:
             structlog.get_logger("vllm").warning(
                 "vLLM's attention on a CPU does not take this block size",
@@ -260,7 +260,7 @@ class VllmEngine:
     async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
         """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
-        tokens, told = 0, False
+        tokens, reported_first = 0, False
         cached, wait_s = 0, 0.0
         async with aclosing(self._stream(ask)) as outputs:
             while (output := await self._next(outputs, ask)) is not None:
@@ -275,11 +275,11 @@ class VllmEngine:
                     tokens += count
                     logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
                     ids = tuple(one.token_ids)
-                    if told:
+                    if reported_first:
                         await out(Delta(one.text, count, None, None, one.index, logprobs, ids))
                         continue
                     # The first text computes the prompt; the others find it in the cache.
-                    told = True
+                    reported_first = True
                     cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.begun_tokens)
                     wait_s = _queue_wait_s(output.metrics)
                     await out(Delta(one.text, count, cached, wait_s, one.index, logprobs, ids))
@@ -347,15 +347,15 @@ class VllmEngine:
 
     def _logprobs(self, one: Any, asked: int) -> tuple[TokenLogprob, ...]:
         """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
-        told = []
+        logprobs = []
         for token, entries in zip(one.token_ids, one.logprobs, strict=False):
             likely = [entry for entry in entries.items() if entry[1].rank <= asked]
             likely.sort(key=lambda entry: entry[1].rank)
             top = tuple(
                 [TokenLogprob(self._token_bytes(each), value.logprob) for each, value in likely[:asked]]
             )
-            told.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
-        return tuple(told)
+            logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
+        return tuple(logprobs)
 
     def _failure(self, error: Exception, ask: EngineRequest) -> BackendFailure:
         """vLLM's error for one request, in the closed kinds."""
@@ -375,7 +375,7 @@ class VllmEngine:
         return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
 
     async def add_lora(self, lora: Lora) -> None:
-        """Load an adapter beside the others."""
+        """Load an adapter next to the others."""
         try:
             loaded = await self._llm.add_lora(self._lora(lora.key, lora.number, lora.path))
         except self._dead_error as error:
@@ -419,12 +419,12 @@ class VllmEngine:
         self._llm.shutdown(timeout=timeout_s)
 
 
-def _reason(told: str) -> FinishReason:
-    if told == "error":
+def _reason(reason: str) -> FinishReason:
+    if reason == "error":
         raise BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
-    if told == "abort":  # not by us, who are gone by then
+    if reason == "abort":  # the gateway does not read requests that it aborted itself
         raise BackendFailure(FailureKind.ENGINE_DEAD, "vLLM is stopping and has given the request up")
-    return _REASONS.get(told, FinishReason.STOP)
+    return _REASONS.get(reason, FinishReason.STOP)
 
 
 def _queue_wait_s(stats: Any) -> float:

@@ -54,10 +54,10 @@ class VllmHost:
         defaults: sampling of the checkpoint, where the caller is silent.
         token_bytes: what a token id stands for; log-probabilities name tokens by it.
         on_step: takes the counter of preemptions after each step.
-        on_death: told once, when the engine's core dies.
+        on_death: called once, when the engine's core dies.
         new_seed: seeds requests that bring none, when ``engine.seed`` is unset.
         clock: monotonic seconds.
-        make_shelf: makes the shelf of its adapters.
+        make_shelf: makes the slots of its adapters.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class VllmHost:
         return self._board.in_flight
 
     @property
-    def told(self) -> tuple[int, int, float]:
-        """Running, waiting and KV usage as the engine told them after its last step."""
-        return self._board.told
+    def reported(self) -> tuple[int, int, float]:
+        """Running, waiting and KV usage as the engine reported them after its last step."""
+        return self._board.reported
 
     @property
     def unfinished(self) -> int:
@@ -182,11 +182,11 @@ class VllmHost:
                 await warm_up(engine)
                 await asyncio.to_thread(self._note_segments)
         except BaseException as error:
-            told = logs.errors
+            errors = logs.errors
             await self.stop(0.0)
             if not isinstance(error, Exception):
                 raise
-            raise explain(error, told, self._section) from error
+            raise explain(error, errors, self._section) from error
         logs.started()
         self._board.forget()
         shape = engine.shape
@@ -203,7 +203,7 @@ class VllmHost:
         version = compat.installed_version()
         compat.prepare_environment(self._log_config(logs))
         self._has_processes = True
-        with preload.resting_collector():
+        with preload.paused_collector():
             preload.load_torch_libraries()
             vllm = compat.load(version, self._go_on)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)

@@ -1,9 +1,9 @@
-"""Importing torch and vLLM in a thread, without holding up the event loop beside it.
+"""Importing torch and vLLM in a thread, without holding up the event loop next to it.
 
 Two things would hold the interpreter's lock for long: loading torch's libraries (0.2 s, from a cold disk many
 seconds), and the collector, which looks through an ever larger heap while thousands of modules are imported
-(up to 0.36 s at a time). So the libraries are loaded by a foreign call, which lets go of the lock, before
-anything imports them, and the collector rests meanwhile.
+(up to 0.36 s at a time). So the libraries are loaded by a foreign call, which releases the lock, before
+anything imports them, and the garbage collector is paused meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ_BYTES = 1 << 22
 
 
 def load_torch_libraries() -> None:
-    """Bring torch's shared libraries into the process; what fails here, torch's own import tells better."""
+    """Load torch's shared libraries; a failure here is left to torch's own import to report."""
     if "torch" in sys.modules:
         return  # an engine before this one
     spec = importlib.util.find_spec("torch")
@@ -52,13 +52,13 @@ def load_torch_libraries() -> None:
 
 
 @contextlib.contextmanager
-def resting_collector() -> Iterator[None]:
+def paused_collector() -> Iterator[None]:
     """No collection while the block runs; what it has made is taken for lasting and not looked at again."""
-    resting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if resting:
+        if was_enabled:
             gc.enable()

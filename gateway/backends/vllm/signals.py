@@ -42,10 +42,10 @@ class _Histogram:
 
 
 class SignalBoard:
-    """What the engine told after its last step, joined with what the gateway knows better.
+    """What the engine reported after its last step, corrected by what the gateway knows.
 
-    The engine tells only when it steps. When the last request is aborted it does not step again, so that its
-    last words would stand for ever; the sequences that the gateway has in flight bound them.
+    The engine reports only when it steps. When the last request is aborted it does not step again, so its
+    last report would never change; the number of sequences that the gateway has in flight bounds it.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SignalBoard:
         self.forget()
 
     def forget(self) -> None:
-        """Start counting anew: what the warm-up did is nobody's request."""
+        """Reset the counters: the warm-up is not a request."""
         self.preemptions = 0
         self._prefix_queries = self._prefix_hits = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -101,7 +101,7 @@ class SignalBoard:
         running_loras: Iterable[str] = (),
         waiting_loras: Iterable[str] = (),
     ) -> None:
-        """Take what one engine's scheduler told; queries and hits are those since it told last."""
+        """Take what one engine's scheduler reported; queries and hits are those since its last report."""
         self._schedulers[engine] = running, waiting, kv_usage
         self._prefix_queries += prefix_queries
         self._prefix_hits += prefix_hits
@@ -130,14 +130,14 @@ class SignalBoard:
             self._prefill.observe(prefill_s)
 
     @property
-    def told(self) -> tuple[int, int, float]:
-        """Running, waiting and KV usage as the engine told them last."""
-        told = self._schedulers.values()
-        running, waiting = sum(each[0] for each in told), sum(each[1] for each in told)
-        return running, waiting, max((each[2] for each in told), default=0.0)
+    def reported(self) -> tuple[int, int, float]:
+        """Running, waiting and KV usage as the engine reported them last."""
+        engines = self._schedulers.values()
+        running, waiting = sum(each[0] for each in engines), sum(each[1] for each in engines)
+        return running, waiting, max((each[2] for each in engines), default=0.0)
 
     def _now(self) -> tuple[int, int, float]:
-        running, waiting, kv_usage = self.told
+        running, waiting, kv_usage = self.reported
         running = min(running, self._in_flight)
         waiting = min(waiting, self._in_flight - running)
         return running, waiting, kv_usage if self._in_flight else 0.0

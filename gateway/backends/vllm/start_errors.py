@@ -114,7 +114,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], _Tell]] = tuple(
 )
 
 
-def explain(error: BaseException, told: Sequence[ChildLogLine], section: EngineSection) -> EngineStartError:
+def explain(error: BaseException, errors: Sequence[ChildLogLine], section: EngineSection) -> EngineStartError:
     """The start's error, boiled down.
 
     Args:
@@ -124,7 +124,7 @@ def explain(error: BaseException, told: Sequence[ChildLogLine], section: EngineS
     """
     if isinstance(error, EngineStartError):
         return error
-    reasons = [each.error for each in told if each.error]
+    reasons = [each.error for each in errors if each.error]
     reasons.append(f"{type(error).__name__}: {error}")
     for reason in reasons:
         for pattern, tell in _KNOWN:

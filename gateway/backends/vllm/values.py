@@ -21,7 +21,7 @@ class Lora:
 
     @property
     def key(self) -> str:
-        """The name that vLLM is told: of these weights alone, since cached blocks are found by it."""
+        """The name given to vLLM: unique to these weights, since it is part of the key of cached blocks."""
         return f"{self.name}#{self.number}"
 
 
@@ -34,8 +34,8 @@ def name_of(key: str) -> str:
 class EngineRequest:
     """One request to the engine.
 
-    ``sampling`` has no gaps left: what the caller did not say is filled in. ``priority`` is the gateway's,
-    higher first. The last ``begun_tokens`` of ``token_ids`` are no prompt, but the beginning of the answer.
+    ``sampling`` has no gaps left: defaults are filled in. ``priority`` is the gateway's,
+    higher first. The last ``begun_tokens`` of ``token_ids`` are not prompt but the partial answer.
     """
 
     request_id: str
@@ -93,7 +93,7 @@ class LoadedEngine(Protocol):
         """
 
     async def add_lora(self, lora: Lora) -> None:
-        """Load an adapter beside the others.
+        """Load an adapter next to the others.
 
         Raises:
             engine.errors.EngineError: it cannot be loaded; nothing has changed.

@@ -1,4 +1,4 @@
-"""The first requests of a vLLM that has just loaded, for nobody."""
+"""The first requests of a vLLM that has just loaded; their answers are discarded."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ async def warm_up(engine: LoadedEngine) -> None:
 
 
 async def _discard(delta: Delta) -> None:
-    """The text is nobody's."""
+    """Ignore the text."""
