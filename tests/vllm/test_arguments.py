@@ -88,7 +88,7 @@ def test_an_adapter_rank_is_rounded_up_to_one_that_vllm_has_kernels_for() -> Non
 def test_on_a_cpu_blocks_are_whole_vectors_and_the_pool_leaves_memory_to_others(
     block: int, free: int
 ) -> None:
-    made = on_cpu(arguments(block_size=block), free_bytes=free, kv_told=False)
+    made = on_cpu(arguments(block_size=block), free_bytes=free, kv_configured=False)
     assert made["block_size"] % 32 == 0
     assert 0 <= made["block_size"] - block < 32
     assert made["kv_cache_memory_bytes"] <= min(CPU_KV_BYTES, free / 4)
@@ -97,8 +97,8 @@ def test_on_a_cpu_blocks_are_whole_vectors_and_the_pool_leaves_memory_to_others(
 
 def test_on_a_cpu_a_pool_that_is_told_is_kept() -> None:
     asked = arguments(kv_cache_bytes=123456789)
-    assert on_cpu(asked, free_bytes=1 << 34, kv_told=False)["kv_cache_memory_bytes"] == 123456789
-    assert "kv_cache_memory_bytes" not in on_cpu(arguments(), free_bytes=1 << 34, kv_told=True)
+    assert on_cpu(asked, free_bytes=1 << 34, kv_configured=False)["kv_cache_memory_bytes"] == 123456789
+    assert "kv_cache_memory_bytes" not in on_cpu(arguments(), free_bytes=1 << 34, kv_configured=True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.vllm.test_demo_model import assert_same_up_to_a_tie
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), *needs_vllm]
 
-QUESTION = "Tell me about a manga with a dragon, at length."
+QUESTION = "LogSender me about a manga with a dragon, at length."
 NEVER_END = {2: -100.0}
 
 

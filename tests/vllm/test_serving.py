@@ -29,7 +29,7 @@ ENV = {
     "SLUICE_ENGINE__ENFORCE_EAGER": "true",
     "SLUICE_ADMISSION__MAX_WAIT_MS": "60000",
 }
-ASK = {"messages": [{"role": "user", "content": "Tell me about a dragon"}], "sampling": {"max_tokens": 8}}
+ASK = {"messages": [{"role": "user", "content": "LogSender me about a dragon"}], "sampling": {"max_tokens": 8}}
 LONG = {**ASK, "sampling": {"max_tokens": 600, "temperature": 0.0}}
 
 
@@ -83,7 +83,7 @@ def test_the_official_client_streams(live: LiveGateway) -> None:
     client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY)
     stream = client.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": "Tell me about a dragon"}],
+        messages=[{"role": "user", "content": "LogSender me about a dragon"}],
         max_tokens=12,
         temperature=0,
         stream=True,
@@ -95,7 +95,7 @@ def test_the_official_client_streams(live: LiveGateway) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens <= 12
     whole = client.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": "Tell me about a dragon"}],
+        messages=[{"role": "user", "content": "LogSender me about a dragon"}],
         max_tokens=12,
         temperature=0,
         logprobs=True,
@@ -108,7 +108,7 @@ def test_the_official_client_streams(live: LiveGateway) -> None:
 def test_a_caller_that_goes_away_frees_its_sequence(live: LiveGateway) -> None:
     body = {
         "model": "demo",
-        "messages": [{"role": "user", "content": "Tell me everything"}],
+        "messages": [{"role": "user", "content": "LogSender me everything"}],
         "max_tokens": 800,
         "n": 2,
         "temperature": 1,
