@@ -29,7 +29,10 @@ ENV = {
     "SLUICE_ENGINE__ENFORCE_EAGER": "true",
     "SLUICE_ADMISSION__MAX_WAIT_MS": "60000",
 }
-ASK = {"messages": [{"role": "user", "content": "LogSender me about a dragon"}], "sampling": {"max_tokens": 8}}
+ASK = {
+    "messages": [{"role": "user", "content": "LogSender me about a dragon"}],
+    "sampling": {"max_tokens": 8},
+}
 LONG = {**ASK, "sampling": {"max_tokens": 600, "temperature": 0.0}}
 
 
