@@ -23,7 +23,7 @@ class Bounded:
     """Lets at most ``cap`` distinct values of a label through; all later ones are ``other``.
 
     Args:
-        known: values that always have their place, whatever else was seen before.
+        known: values that always pass, whatever else passed before.
         cap: how many distinct values pass.
     """
 
@@ -47,27 +47,27 @@ class Series(Generic[M]):
     """The children of one metric, looked up once each; at most ``cap`` of them.
 
     Args:
-        metric: the parent, with labels.
-        bounds: one bound per label, in the metric's order.
+        metric: the parent.
+        bounds: one bound per label, in the metric's order; without labels the metric is its own only child.
         cap: how many children; beyond it every new combination is ``other`` in all labels.
     """
 
     def __init__(self, metric: M, *bounds: Bounded, cap: int = MAX_SERIES) -> None:
-        self._metric = metric
+        self._by_valuesric = metric
         self._bounds = bounds
         self._cap = cap
         self._children: dict[tuple[str, ...], Any] = {}
-        # Children by the values as they came; a shortcut for those that come again, bounded like the rest.
-        self._met: dict[tuple[str | None, ...], Any] = {}
+        # Children by the unbounded values: a shortcut for values that come again, limited like the children.
+        self._by_values: dict[tuple[str | None, ...], Any] = {}
 
     def __call__(self, *values: str | None) -> M:
         """The child for these label values."""
-        met: M | None = self._met.get(values)
-        if met is not None:
-            return met
+        known: M | None = self._by_values.get(values)
+        if known is not None:
+            return known
         found = self._find(values)
-        if len(self._met) < self._cap:
-            self._met[values] = found
+        if len(self._by_values) < self._cap:
+            self._by_values[values] = found
         return found
 
     def _find(self, values: tuple[str | None, ...]) -> M:
@@ -76,6 +76,6 @@ class Series(Generic[M]):
         if child is None:
             if len(self._children) >= self._cap:
                 key = (OTHER,) * len(self._bounds)
-            child = self._children[key] = self._metric.labels(*key)
+            child = self._children[key] = self._by_valuesric.labels(*key) if key else self._by_valuesric
         found: M = child
         return found

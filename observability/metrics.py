@@ -1,29 +1,24 @@
-"""The gateway's metrics, in one registry: those of finished requests here, the others in ``*_metrics.py``.
+"""The gateway's metrics, in one registry: those of finished requests here, of events in ``event_metrics.py``.
 
-Every family with its labels and their bounds stands in ``docs/metrics.md``.
+``docs/metrics.md`` lists every family with its labels and their bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from observability.adapter_metrics import AdapterMetrics
-from observability.admission_metrics import AdmissionMetrics, GateFigures
-from observability.cache_metrics import CacheMetrics
-from observability.engine_metrics import EngineCollector
-from observability.events import EngineFigures, RequestRecord
+from admission.events import Admitted, FirstToken, RefusedEvent
+from observability.admission_metrics import AdmissionMetrics
+from observability.event_metrics import EventMetrics, Update
+from observability.events import RequestRecord
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, Series
-from observability.ledger_metrics import LedgerMetrics
 from observability.prompt_metrics import PromptMetrics
-from observability.resilience_metrics import ResilienceMetrics
-from observability.resume_metrics import ResumeMetrics
 from observability.slo_metrics import SloMetrics
-from observability.supervisor_metrics import SupervisorMetrics
 from observability.usage_metrics import UsageMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,8 +27,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OVERHEAD_BUCKETS = (
     0.0002, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
-# The GenAI conventions' steps for the time to first token, with 0.15 and 0.3 around the default target of
-# 0.2 s and two more for long queues.
+# The GenAI conventions' steps for the time to first token, with 0.15 and 0.3 around the target of 0.2 s
+# and two more for long queues.
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -41,7 +36,7 @@ TTFT_BUCKETS = (
 TPOT_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5,
 )  # fmt: skip
-# Doubling, with 1.4 s (the default P99 target of the whole answer) as a step of its own.
+# Doubling, with 1.4 s (the P99 target of the whole answer) as a step of its own.
 TOTAL_BUCKETS = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0,
 )  # fmt: skip
@@ -52,7 +47,7 @@ STAGE_BUCKETS = (
 
 
 class _WithoutCreated(Collector):
-    """A registry without the ``_created`` samples, which nobody reads and which double a scrape."""
+    """A registry without the ``_created`` samples, which no reader uses and which double a scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -66,13 +61,16 @@ class _WithoutCreated(Collector):
 class Metrics:
     """The gateway's metrics in a registry of their own.
 
-    Methods take what happened and count it; they do not block and hold no request.
+    Methods neither block nor keep a request.
+
+    Attributes:
+        updates: what each type of event changes.
 
     Args:
         version: shown by ``sluice_build_info``.
-        known_routes: route names that always keep a label of their own.
-        known_backends: backend names that always keep one.
-        known_prompt_versions: prompt versions that always keep one.
+        known_routes: route names that always have a label of their own.
+        known_backends: backend names that always have one.
+        known_prompt_versions: prompt versions that always have one.
     """
 
     def __init__(
@@ -83,130 +81,133 @@ class Metrics:
         known_backends: Iterable[str] = (),
         known_prompt_versions: Iterable[str] = (),
     ) -> None:
-        self.registry = CollectorRegistry()
-        self._exposed = _WithoutCreated(self.registry)
+        self.registry = registry = CollectorRegistry()
+        self._exposed = _WithoutCreated(registry)
         known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
 
-        ProcessCollector(registry=self.registry)
-        Info("sluice_build", "The running version.", registry=self.registry).info({"version": version})
-        self._requests = Series(
-            self._counter("sluice_requests_total", "Requests.", "route", "backend", "status", "code"),
-            routes, backends, Bounded(), Bounded(),
+        def counter(name: str, text: str, **labels: Bounded) -> Series[Counter]:
+            return Series(Counter(name, text, tuple(labels), registry=registry), *labels.values())
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets, registry)
+
+        ProcessCollector(registry=registry)
+        Info("sluice_build", "The running version.", registry=registry).info({"version": version})
+        self._requests = counter(
+            "sluice_requests_total", "Requests.",
+            route=routes, backend=backends, status=Bounded(), code=Bounded(),
         )  # fmt: skip
-        self._versions = Series(
-            self._counter(
-                "sluice_answers_total", "Answers, by the weights that gave them.", "backend_version"
-            ),
-            Bounded(),
+        self._versions = counter(
+            "sluice_answers_total", "Answers, by the weights that gave them.", backend_version=Bounded()
         )
-        self._overhead = self._histogram(
+        self._fallbacks = counter(
+            "sluice_fallbacks_total", "Answers of the fallback chain.", kind=Bounded(), reason=Bounded()
+        )
+        self._emit_errors = counter(
+            "sluice_telemetry_errors_total", "Events that could not be recorded.", event=Bounded()
+        )
+        self._total = histogram(
+            "sluice_request_seconds", "From arrival to the end, of whole answers.", TOTAL_BUCKETS
+        )
+        self._overhead = histogram(
             "sluice_request_overhead_seconds",
             "Time in the gateway that was not its backend's.",
             OVERHEAD_BUCKETS,
         )
-        self._ttft = self._histogram("sluice_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS)
-        self._tpot = self._histogram(
+        self._ttft = histogram("sluice_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS)
+        self._tpot = histogram(
             "sluice_time_per_output_token_seconds", "Mean time between two tokens of an answer.", TPOT_BUCKETS
         )
-        self._total = self._histogram(
-            "sluice_request_seconds", "From arrival to the end, of whole answers.", TOTAL_BUCKETS
-        )
-        self._queue_wait = self._histogram(
+        self._queue_wait = histogram(
             "sluice_queue_wait_seconds", "Waiting before the first step of the engine.", WAIT_BUCKETS
         )
-        self._generation = self._histogram(
+        self._generation = histogram(
             "sluice_generation_seconds", "In the backend, its queue not included.", TOTAL_BUCKETS
         )
-        tokens = self._counter("sluice_tokens_total", "Tokens of answers, as the backend counted.", "kind")
-        self._tokens_in = tokens.labels("input")
-        self._tokens_out = tokens.labels("output")
-        self._tokens_cached = tokens.labels("cached")
-        self.admission = AdmissionMetrics(self.registry, backends)
-        self.supervision = SupervisorMetrics(self.registry)
-        self._fallbacks = Series(
-            self._counter("sluice_fallbacks_total", "Answers of the fallback chain.", "kind", "reason"),
-            Bounded(), Bounded(),
+        self._stages = Histogram(
+            "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, registry,
+            label="stage", values=Bounded(cap=32),
         )  # fmt: skip
-        self._in_flight = Gauge(
-            "sluice_requests_in_flight", "Requests on their journey now.", registry=self.registry
-        )
-        self._ledger_rows = Series(
-            self._counter("sluice_ledger_rows_total", "Usage rows by what became of them.", "result"),
-            Bounded(),
-        )
-        self._ledger_failures = self._counter(
-            "sluice_ledger_write_failures_total", "Batches of usage rows that must be tried again."
-        )
-        self._outbox = Gauge(
-            "sluice_ledger_outbox_rows", "Usage rows waiting to be written.", registry=self.registry
-        )
-        for result in ("written", "lost"):
-            self._ledger_rows(result)
-        self.ledger = LedgerMetrics(self.registry)
-        self.resilience = ResilienceMetrics(self.registry, backends, known_backends)
-        self.resume = ResumeMetrics(self.registry, backends)
-        self.answers = CacheMetrics(self.registry, backends)
-        self.adapters = AdapterMetrics(self.registry)
-        dropped = self._counter("sluice_budget_dropped_total", "What the token budget left out.", "what")
-        self._dropped_chunks = dropped.labels("chunks")
-        self._dropped_turns = dropped.labels("turns")
-        shortened = self._counter(
+        tokens = counter("sluice_tokens_total", "Tokens of answers, as the backend counted.", kind=Bounded())
+        self._tokens_in, self._tokens_out, self._tokens_cached = map(tokens, ("input", "output", "cached"))
+        dropped = counter("sluice_budget_dropped_total", "What the token budget left out.", what=Bounded())
+        self._dropped_chunks, self._dropped_turns = map(dropped, ("chunks", "turns"))
+        shortened = counter(
             "sluice_budget_shortened_total",
             "What the token budget sent in another form: chunks up to a sentence's end, duplicates merged, "
             "turns as a summary.",
-            "what",
+            what=Bounded(),
         )
-        self._cut_chunks = shortened.labels("cut_chunks")
-        self._merged_chunks = shortened.labels("merged_chunks")
-        self._summarized_turns = shortened.labels("summarized_turns")
-        self._stages = Histogram(
-            "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, self.registry,
-            label="stage", values=Bounded(cap=32),
+        self._cut_chunks, self._merged_chunks, self._summarized_turns = map(
+            shortened, ("cut_chunks", "merged_chunks", "summarized_turns")
+        )
+        self._in_flight = Gauge("sluice_requests_in_flight", "Requests in progress.", registry=registry)
+        self._revision = Gauge("sluice_routing_revision", "The routing revision in force.", registry=registry)
+        self._outbox = Gauge(
+            "sluice_ledger_outbox_rows", "Usage rows waiting to be written.", registry=registry
+        )
+        self._ledger_lag = Gauge(
+            "sluice_ledger_lag_seconds", "Age of the oldest usage row that is not in the database yet.",
+            registry=registry,
         )  # fmt: skip
-        self._prompts = PromptMetrics(self.registry, Bounded(known_prompt_versions))
-        self.slo = SloMetrics(self.registry, routes)
-        self._usage = UsageMetrics(self.registry, routes, backends)
-        self._revision = Gauge(
-            "sluice_routing_revision", "The routing revision in force.", registry=self.registry
+        self._journal_bytes = Gauge(
+            "sluice_ledger_journal_bytes", "Bytes of this process' journal files.", registry=registry
         )
-        self._emit_errors = Series(
-            self._counter("sluice_telemetry_errors_total", "Events that could not be recorded.", "event"),
-            Bounded(),
-        )
+        self._journal_up = Gauge(
+            "sluice_ledger_journal_up", "1 while usage rows are journaled, or no journal is wanted.",
+            registry=registry,
+        )  # fmt: skip
+        self._prompts = PromptMetrics(registry, Bounded(known_prompt_versions))
+        self.slo = SloMetrics(registry, routes)
+        self._usage = UsageMetrics(registry, routes, backends)
+        admission = AdmissionMetrics(registry, backends)
+        self._events = EventMetrics(registry, backends, known_backends)
+        self.updates: Mapping[type, Sequence[Update]] = {
+            RequestRecord: (self.request,),
+            Admitted: (admission.admitted,),
+            RefusedEvent: (admission.refused,),
+            FirstToken: (admission.first_token,),
+            **self._events.updates,
+        }
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    # Figures that other parts hold and a scrape reads. The callables must neither block nor raise. A
+    # collector of ``collectors.py`` goes into ``registry`` as it is.
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, buckets, self.registry)
-
-    # Figures that others hold and a scrape reads. The callables must neither block nor raise.
-
-    def read_engine(self, read: Callable[[], EngineFigures | None]) -> None:
-        """Show the engine in process under vLLM's names; call once."""
-        self.registry.register(EngineCollector(read))
+    def show_restarts(self) -> None:
+        """Show the restarts of the engine in process from 0 on."""
+        self._events.show_restarts()
 
     def read_in_flight(self, read: Callable[[], int]) -> None:
-        """Show how many requests are on their journey."""
+        """Show how many requests are in progress."""
         self._in_flight.set_function(read)
 
-    def read_admission(self, read: Callable[[], Iterable[GateFigures]]) -> None:
-        """Show how the gates of admission stand."""
-        self.admission.read(read)
-
-    def read_outbox_rows(self, read: Callable[[], int]) -> None:
-        """Show how many usage rows wait."""
-        self._outbox.set_function(read)
+    def read_ledger(
+        self,
+        rows: Callable[[], int],
+        lag_s: Callable[[], float],
+        journal_bytes: Callable[[], int],
+        journal_up: Callable[[], bool],
+    ) -> None:
+        """Show the rows that wait for the database, the age of the oldest, and the journal."""
+        self._outbox.set_function(rows)
+        self._ledger_lag.set_function(lag_s)
+        self._journal_bytes.set_function(journal_bytes)
+        self._journal_up.set_function(journal_up)
 
     def read_routing_revision(self, read: Callable[[], int]) -> None:
         """Show the routing revision in force."""
         self._revision.set_function(read)
 
-    # What happened.
+    # Events.
+
+    def record(self, event: object) -> None:
+        """Count ``event``; an event of another type is ignored."""
+        for update in self.updates.get(type(event), ()):
+            update(event)
 
     def request(self, record: RequestRecord) -> None:
-        """Count one finished request."""
+        """Count a finished request."""
         route = OTHER if record.error_code == "unknown_route" else record.route
         self._requests(route, record.backend_name, str(record.status), record.error_code).inc()
         if record.answered:
@@ -241,16 +242,8 @@ class Metrics:
         for stage, value_ms in record.stage_ms.items():
             self._stages.of(stage).observe(value_ms / 1000)
 
-    def ledger_rows(self, result: str, rows: int) -> None:
-        """Count usage rows that were ``written``, ``lost``…"""
-        self._ledger_rows(result).inc(rows)
-
-    def ledger_write_failed(self) -> None:
-        """Count one batch that must be tried again."""
-        self._ledger_failures.inc()
-
     def emit_error(self, event: str) -> None:
-        """Count one event that a subscriber could not take."""
+        """Count an event whose recording failed."""
         self._emit_errors(event).inc()
 
     def render(self) -> bytes:

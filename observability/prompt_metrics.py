@@ -1,8 +1,9 @@
-"""The figures of canonical prompts: what a prefix cache should find of them, what it did, what was volatile.
+"""Metrics of canonical prompts: tokens that a prefix cache should find, that it found, and volatile content.
 
-``cached_ratio`` compares twice, over the latest requests of each prompt version: with what the backend had
-computed before (``against="expected"``), which falls when an engine does not keep what it has; and with the
-whole prefix (``against="prefix"``), which falls when the prefix itself changes from request to request.
+``cached_ratio`` compares the found tokens, over the latest requests of each prompt version, with two figures:
+with the tokens that the backend had computed before (``against="expected"``; the ratio falls when the engine
+evicts them), and with the whole prefix (``against="prefix"``; it falls when the prefix itself changes from
+request to request).
 """
 
 from __future__ import annotations
@@ -10,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from observability.events import RequestRecord
 from observability.labels import Bounded, Series
+from observability.scrape import gauge
 
-# A request weighs half as much after this many more of its version: long enough for a steady figure, short
-# enough that a changed prompt is seen within some hundred requests.
+# A request weighs half as much after this many more of its version: a steady figure that still follows a
+# changed prompt within some hundred requests.
 HALF_LIFE_REQUESTS = 100
-_KEEP = 0.5 ** (1 / HALF_LIFE_REQUESTS)
+_DECAY = 0.5 ** (1 / HALF_LIFE_REQUESTS)
 
 
-class _Recent:
-    """Fading sums of one prompt version's tokens."""
+class _DecayingSums:
+    """Exponentially decaying sums of one prompt version's tokens."""
 
     __slots__ = ("cached", "cached_of_expected", "expected", "prefix")
 
     def __init__(self) -> None:
         self.prefix = self.expected = self.cached = self.cached_of_expected = 0.0
 
-    def take(self, prefix: int, expected: int, cached: int) -> None:
-        self.prefix = self.prefix * _KEEP + prefix
-        self.cached = self.cached * _KEEP + cached
+    def add(self, prefix: int, expected: int, cached: int) -> None:
+        self.prefix = self.prefix * _DECAY + prefix
+        self.cached = self.cached * _DECAY + cached
         if expected:
-            self.expected = self.expected * _KEEP + expected
-            self.cached_of_expected = self.cached_of_expected * _KEEP + min(cached, expected)
+            self.expected = self.expected * _DECAY + expected
+            self.cached_of_expected = self.cached_of_expected * _DECAY + min(cached, expected)
 
 
 class PromptMetrics(Collector):
-    """Counts what records say of prompts.
+    """Counts the prompts of finished requests.
 
     Args:
         registry: where the metrics are shown.
@@ -70,11 +71,11 @@ class PromptMetrics(Collector):
             Bounded(),
             Bounded(),
         )
-        self._recent: dict[str, _Recent] = {}
+        self._recent: dict[str, _DecayingSums] = {}
         registry.register(self)
 
     def request(self, record: RequestRecord) -> None:
-        """Count one finished request."""
+        """Count a finished request."""
         for kind in record.volatile or ():
             self._volatile(kind, record.volatile_action).inc()
         prefix = record.prefix_tokens
@@ -88,18 +89,19 @@ class PromptMetrics(Collector):
         label = self._versions(version)
         recent = self._recent.get(label)
         if recent is None:
-            recent = self._recent[label] = _Recent()
-        recent.take(prefix, expected, cached)
+            recent = self._recent[label] = _DecayingSums()
+        recent.add(prefix, expected, cached)
 
     def collect(self) -> Iterator[Metric]:
         """The gauge of one scrape."""
-        gauge = GaugeMetricFamily(
+        ratios = {}
+        for version, recent in list(self._recent.items()):
+            ratios[version, "prefix"] = recent.cached / recent.prefix
+            if recent.expected:
+                ratios[version, "expected"] = recent.cached_of_expected / recent.expected
+        yield gauge(
             "sluice_prompt_cached_ratio",
             "Prefix tokens found in the cache, of those expected and of all, over the latest requests.",
-            labels=["prompt_version", "against"],
-        )
-        for version, recent in list(self._recent.items()):
-            gauge.add_metric([version, "prefix"], recent.cached / recent.prefix)
-            if recent.expected:
-                gauge.add_metric([version, "expected"], recent.cached_of_expected / recent.expected)
-        yield gauge
+            ratios,
+            "prompt_version", "against",
+        )  # fmt: skip

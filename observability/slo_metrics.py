@@ -1,9 +1,8 @@
 """The service levels: how many requests of a route met its targets, for burn rates.
 
-Two objectives a route (``slo`` in its routing configuration): ``ttft``, the first token in time, which half
-of the requests must meet (a P50), and ``total``, the whole answer in time, which 99 % must (a P99). The
-default targets are 200 ms and 1,400 ms. The shares are in the recording rules; here the requests that met
-their target are counted.
+A route has two objectives (``slo`` in its routing configuration): ``ttft``, the first token in time, which
+half of the requests must meet (a P50, 200 ms by default), and ``total``, the whole answer in time, which 99 %
+must meet (a P99, 1,400 ms). The recording rules compute the shares; this module only counts.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from observability.events import RequestRecord
+from observability.histogram import LabelCounter
 from observability.labels import Bounded
-from observability.tally import LabelCounter
+from observability.scrape import gauge
 
 OBJECTIVES = ("ttft", "total")
-# What `RequestRecord.status` is when the caller left before the end.
-LEFT = 499
+# `RequestRecord.status` when the caller disconnected before the end.
+DISCONNECTED = 499
 DEGRADED = "degraded"
 
 
@@ -39,19 +38,19 @@ NO_TARGETS: Mapping[str, SloTargets] = MappingProxyType({})
 
 
 def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool | None]:
-    """Whether a request met the two objectives; ``None``: it says nothing of one.
+    """Whether a request met each of the two objectives; ``None``: it does not count for the objective.
 
-    - The caller's own fault, and limits (4xx), say nothing.
-    - The degraded text is no answer: both are missed, however fast it was.
-    - What the house failed misses both; of a stream that broke off the first token counts as it came.
-    - A caller who left says something only when the target had passed by then.
+    - The caller's own errors and exceeded limits (4xx) do not count.
+    - The degraded text is no answer: both objectives are missed, however fast it was.
+    - An error of the gateway misses both; of a broken stream the first token counts by its time.
+    - A caller's disconnect counts, as a miss, only when the target had passed by then.
     """
     first_ms, total_ms = record.ttft_ms, record.total_ms
-    if record.status == LEFT:
-        patient = False if total_ms > targets.total_ms else None
+    if record.status == DISCONNECTED:
+        within = False if total_ms > targets.total_ms else None
         if first_ms is not None:
-            return first_ms <= targets.ttft_ms, patient
-        return (False if total_ms > targets.ttft_ms else None), patient
+            return first_ms <= targets.ttft_ms, within
+        return (False if total_ms > targets.ttft_ms else None), within
     if 400 <= record.status < 500:
         return None, None
     if record.status >= 500 or record.finish_reason == DEGRADED:
@@ -62,7 +61,7 @@ def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool |
 
 
 class SloMetrics(Collector):
-    """Counts who met the targets.
+    """Counts requests and those that met their targets.
 
     Args:
         registry: where the metrics are shown.
@@ -72,8 +71,8 @@ class SloMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, routes: Bounded) -> None:
         self._read: Callable[[], Mapping[str, SloTargets]] = lambda: NO_TARGETS
         registry.register(self)
-        self._asked = LabelCounter(
-            "sluice_slo_requests", "Requests that a service level speaks of.",
+        self._counted = LabelCounter(
+            "sluice_slo_requests", "Requests that count for a service level.",
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip
         self._good = LabelCounter(
@@ -82,7 +81,7 @@ class SloMetrics(Collector):
         )  # fmt: skip
 
     def read(self, read: Callable[[], Mapping[str, SloTargets]]) -> None:
-        """Where the targets in force are found, by route; must neither block nor raise."""
+        """Set where the targets in force are read, by route; ``read`` must neither block nor raise."""
         self._read = read
 
     def request(self, record: RequestRecord) -> None:
@@ -90,20 +89,18 @@ class SloMetrics(Collector):
         targets = None if record.route is None else self._read().get(record.route)
         if targets is None:
             return
-        asked, good = self._asked.of(record.route), self._good.of(record.route)
+        counted, good = self._counted.of(record.route), self._good.of(record.route)
         for index, verdict in enumerate(met(record, targets)):
             if verdict is not None:
-                asked[index] += 1
+                counted[index] += 1
                 good[index] += verdict
 
     def collect(self) -> Iterator[Metric]:
         """The targets of one scrape; a route's counts are there from its first scrape on."""
-        family = GaugeMetricFamily(
-            "sluice_slo_target_seconds", "The targets in force.", labels=["route", "objective"]
-        )
+        seconds = {}
         for route, targets in self._read().items():
-            self._asked.of(route)
+            self._counted.of(route)
             self._good.of(route)
-            family.add_metric([route, "ttft"], targets.ttft_ms / 1000)
-            family.add_metric([route, "total"], targets.total_ms / 1000)
-        yield family
+            seconds[route, "ttft"] = targets.ttft_ms / 1000
+            seconds[route, "total"] = targets.total_ms / 1000
+        yield gauge("sluice_slo_target_seconds", "The targets in force.", seconds, "route", "objective")

@@ -1,25 +1,25 @@
-"""Tokens and money as they are used, for a look while it happens; the exact sums are the ledger's."""
+"""Used tokens and cost, as live metrics; the exact sums are the ledger's."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
 from observability.events import RequestRecord
+from observability.histogram import LabelCounter
 from observability.labels import Bounded, Series
-from observability.tally import LabelCounter
 
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
-# What `RequestRecord.status` is when the caller left before the end.
-LEFT = 499
+# `RequestRecord.status` when the caller disconnected before the end.
+DISCONNECTED = 499
 _NANO = 1e-9
 
 
 def outcome(record: RequestRecord) -> int:
-    """What became of a request, as an index of :data:`OUTCOMES`."""
+    """A request's outcome, as an index of :data:`OUTCOMES`."""
     if record.failed:
         return 3
-    if record.status == LEFT:
+    if record.status == DISCONNECTED:
         return 4
     if record.status >= 400:
         return 2
@@ -27,7 +27,7 @@ def outcome(record: RequestRecord) -> int:
 
 
 class UsageMetrics:
-    """Counts what finished requests used.
+    """Counts the use of finished requests.
 
     The first :data:`observability.labels.MAX_VALUES` tenants and adapters of a process have series of their
     own; all later ones are ``other`` together.
@@ -40,7 +40,7 @@ class UsageMetrics:
     def __init__(self, registry: CollectorRegistry, routes: Bounded, backends: Bounded) -> None:
         tenants, adapters = Bounded(), Bounded()
         self._requests = LabelCounter(
-            "sluice_tenant_requests", "Requests by tenant and by what became of them.",
+            "sluice_tenant_requests", "Requests by tenant and outcome.",
             "tenant", "outcome", OUTCOMES, tenants, registry,
         )  # fmt: skip
         self._by_tenant = LabelCounter(
@@ -55,7 +55,7 @@ class UsageMetrics:
         self._cost = Series(
             Counter(
                 "sluice_cost_usd_total",
-                "What requests cost by the price book, of those that a price fits.",
+                "Cost of requests by the price book, of those with a price.",
                 ("route", "backend"),
                 registry=registry,
             ),
@@ -63,17 +63,12 @@ class UsageMetrics:
             backends,
         )
         self._tenant_cost = Series(
-            Counter(
-                "sluice_tenant_cost_usd_total",
-                "The same by tenant.",
-                ("tenant",),
-                registry=registry,
-            ),
+            Counter("sluice_tenant_cost_usd_total", "The same by tenant.", ("tenant",), registry=registry),
             tenants,
         )
 
     def request(self, record: RequestRecord) -> None:
-        """Count one finished request."""
+        """Count a finished request."""
         self._requests.of(record.tenant)[outcome(record)] += 1
         if record.cost_nanousd is not None:
             cost_usd = record.cost_nanousd * _NANO

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
-
 from accounting.keys import KeyRing
-from accounting.quota_events import QuotaEvent
 from accounting.quotas import Quotas
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
@@ -21,11 +17,9 @@ from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.registry import STREAM, KeyProjection
 from gateway.keys.shared_limits import SharedLimits
 from gateway.state.url import parse_state_url
-from gateway.wiring.events import EventBus
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts
 from gateway.wiring.state_store import make_limit_store
-from observability.quota_metrics import QuotaMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +108,3 @@ def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float
     projection = KeyProjection(state.store, ring, use)
     projection.follow(state.follow(STREAM, projection.take))
     return KeyParts(ring, Keys(ring, use.saw), projection, use)
-
-
-def attach_quota_metrics(access: AccessParts, events: EventBus, registry: CollectorRegistry) -> None:
-    """Show the limits' decisions and what is shared."""
-    metrics = QuotaMetrics(registry)
-    events.attach(metrics.emit, *typing.get_args(QuotaEvent))
-    if access.shared is not None:
-        metrics.read(access.shared.standing)

@@ -24,7 +24,7 @@ from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.weights.source import make_s3_fetcher
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts
-from observability.adapter_metrics import AdapterFigures
+from observability.collectors import AdapterFigures
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,7 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from gateway.wiring.summaries import make_engine_summarizer
 from gateway.wiring.workers import already_there, make_workers
-from observability.chaos_metrics import ChaosCollector
-from observability.hedging_metrics import HedgeCollector
-from observability.workers import WorkerCollector, WorkerStatus
+from observability.collectors import ChaosCollector, HedgeCollector, WorkerCollector, WorkerStatus
 from resilience.supervisor_events import EngineRestarted, SupervisorEvent
 
 

@@ -19,7 +19,7 @@ from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.backends import BackendParts
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
-from observability.canary_metrics import CanaryFigures
+from observability.collectors import CanaryFigures
 
 
 @dataclass(frozen=True, slots=True)

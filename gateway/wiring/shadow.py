@@ -25,7 +25,7 @@ from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.cache import NANOUSD, shipped_embedder
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
-from observability.shadow_metrics import ShadowShown
+from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
 
 DAY_S = 86_400.0

@@ -17,7 +17,7 @@ from gateway.state.port import Record, StateStore
 from gateway.state.stream_follower import StreamFollower
 from gateway.state.url import StoreKind, parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store
-from observability.state_metrics import StreamStatus
+from observability.collectors import StreamStatus
 
 
 @dataclass(slots=True)

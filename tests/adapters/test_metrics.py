@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from adapters.events import (
     AdapterAsked,
     AdapterLoaded,
@@ -11,14 +9,14 @@ from adapters.events import (
     AdapterReplacedByBase,
     AdapterUnloaded,
 )
-from observability.adapter_metrics import AdapterFigures, AdapterMetrics
+from observability.collectors import AdapterCollector, AdapterFigures
 from observability.metrics import Metrics
 from observability.subscribers import EventDispatcher
 
 
 def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
     metrics = Metrics(version="0")
-    metrics.adapters.read(lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8))
+    metrics.registry.register(AdapterCollector(lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8)))
     hub = EventDispatcher(metrics)
     for event in (
         AdapterAsked("a", resident=False),
@@ -47,10 +45,9 @@ def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
 
 
 def test_many_names_become_few_series() -> None:
-    registry = CollectorRegistry()
-    metrics = AdapterMetrics(registry)
+    metrics = Metrics(version="0")
     for number in range(1_000):
-        metrics.asked(AdapterAsked(f"a{number}", resident=True))
-    shown = generate_latest(registry).decode()
+        metrics.record(AdapterAsked(f"a{number}", resident=True))
+    shown = metrics.render().decode()
     assert shown.count("sluice_adapter_requests_total{") <= 101
     assert 'adapter="other"' in shown

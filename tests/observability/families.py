@@ -17,11 +17,9 @@ from prometheus_client import CollectorRegistry
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build
-from observability.canary_metrics import CanaryCollector, CanaryFigures
-from observability.chaos_metrics import ChaosCollector
+from observability.collectors import CanaryCollector, CanaryFigures, ChaosCollector, LogCollector
 from observability.engine_metrics import EngineCollector
 from observability.events import EngineFigures, LoraFigures
-from observability.tracing_metrics import LogCollector
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `(?P<name>[a-z:_0-9]+)` \| (?P<type>\w+) \| (?P<labels>[^|]*) \|")

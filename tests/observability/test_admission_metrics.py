@@ -7,7 +7,7 @@ from typing import Any
 
 from admission.events import Admitted, FirstToken, RefusedEvent
 from admission.values import Reason
-from observability.admission_metrics import GateFigures
+from observability.admission_metrics import GateCollector, GateFigures
 from observability.metrics import Metrics
 from observability.sampler import MAX_KINDS, Sampler
 from observability.subscribers import EventDispatcher
@@ -71,7 +71,7 @@ def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:
 
 def test_how_the_gates_stand_is_read_when_scraped() -> None:
     _, metrics, _ = hub([0.0])
-    metrics.read_admission(lambda: [FIGURES])
+    metrics.registry.register(GateCollector(lambda: [FIGURES]))
     text = metrics.render().decode()
     for line in (
         'sluice_admission_queue_depth{backend="local",class="normal"} 2.0',
@@ -88,7 +88,8 @@ def test_how_the_gates_stand_is_read_when_scraped() -> None:
         'sluice_admission_pace{backend="local"} 1.25',
     ):
         assert line in text, line
-    metrics.read_admission(lambda: [replace(FIGURES, pace=None)])
+    _, metrics, _ = hub([0.0])
+    metrics.registry.register(GateCollector(lambda: [replace(FIGURES, pace=None)]))
     assert 'sluice_admission_pace{backend="local"}' not in metrics.render().decode()
 
 

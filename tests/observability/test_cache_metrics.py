@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from observability.collectors import LegCollector, ResponseCacheCollector
 from observability.metrics import Metrics
 from observability.subscribers import EventDispatcher
 from resilience.leg_limits import LegFigures, LegSkipped
@@ -27,8 +28,9 @@ def test_every_event_of_the_cache_and_the_legs_is_counted() -> None:
     hub.emit(LegSkipped("bedrock", "spend"))
     hub.emit(StoreBroke("ConnectionError"))
     hub.emit(StoreIsBack())
-    metrics.answers.read(lambda: CacheFigures(2, 4096))
-    metrics.answers.read_legs(lambda: {"bedrock": LegFigures(1, 500_000_000, 250_000_000)})
+    metrics.registry.register(ResponseCacheCollector(lambda: CacheFigures(2, 4096)))
+    legs = {"bedrock": LegFigures(1, 500_000_000, 250_000_000)}
+    metrics.registry.register(LegCollector(lambda: legs))
     text = metrics.render().decode()
     for line in (
         'sluice_response_cache_lookups_total{kind="exact"} 1.0',

@@ -3,6 +3,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from accounting.events import RowsWritten
+from observability.engine_metrics import EngineCollector
 from observability.events import EngineFigures, RequestRecord
 from observability.metrics import Metrics
 from resilience.events import AttemptFailed, Retried
@@ -44,13 +46,10 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics, record: Make) -> None:
-    metrics.read_engine(lambda: EngineFigures("demo"))
+    metrics.registry.register(EngineCollector(lambda: EngineFigures("demo")))
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
-    metrics.admission.decision("admitted")
-    metrics.ledger_rows("written", 3)
-    metrics.resilience.attempt_failed(
-        AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError")
-    )
+    metrics.record(RowsWritten(3, 0, 0.1, 0.0))
+    metrics.record(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
     families = {
         line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")
     }
@@ -132,7 +131,7 @@ def test_callers_cannot_grow_the_series_with_invented_routes(metrics: Metrics, r
 
 def test_figures_of_others_are_read_when_scraped(metrics: Metrics) -> None:
     depth = [3]
-    metrics.read_outbox_rows(lambda: depth[0])
+    metrics.read_ledger(lambda: depth[0], lambda: 0.0, lambda: 0, lambda: True)
     metrics.read_routing_revision(lambda: 12)
     metrics.read_in_flight(lambda: 7)
     depth[0] = 5
@@ -146,7 +145,7 @@ def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> N
         "demo", running=3, waiting=2, kv_usage=0.5, block_size=16, total_blocks=512,
         prefix_queries=1000, prefix_hits=640, preemptions=1,
     )  # fmt: skip
-    metrics.read_engine(lambda: figures)
+    metrics.registry.register(EngineCollector(lambda: figures))
     labels = {"model_name": "demo", "engine": "0"}
     assert value(metrics, "vllm:num_requests_running", **labels) == 3
     assert value(metrics, "vllm:num_requests_waiting", **labels) == 2
@@ -158,10 +157,10 @@ def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> N
 
 
 def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None:
-    metrics.read_engine(lambda: None)
+    metrics.registry.register(EngineCollector(lambda: None))
     assert b"vllm:" not in metrics.render()
 
 
 def test_two_gateways_in_one_process_do_not_share_figures(metrics: Metrics) -> None:
-    metrics.resilience.retried(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
+    metrics.record(Retried("local", FailureKind.TIMEOUT, 1, 1.0))
     assert value(Metrics(version="1"), "sluice_retries_total") == 0

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from observability.events import RequestRecord
+from observability.histogram import LabelCounter
 from observability.labels import MAX_VALUES, OTHER, Bounded
 from observability.metrics import Metrics
 from observability.slo_metrics import SloTargets
-from observability.tally import LabelCounter
 
 Make = Callable[..., RequestRecord]
 
@@ -87,7 +87,7 @@ def test_rare_events_have_their_series_before_the_first_one() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 2), st.integers(0, 1000))))
-def test_a_tally_loses_nothing(events: list[tuple[str, int, int]]) -> None:
+def test_a_label_counter_loses_nothing(events: list[tuple[str, int, int]]) -> None:
     registry = CollectorRegistry()
     tally = LabelCounter("x", "x", "who", "kind", ("a", "b", "c"), Bounded(cap=4), registry)
     for who, kind, count in events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from observability.collectors import RetryBudgetCollector
 from observability.metrics import Metrics
 from observability.subscribers import EventDispatcher
 from resilience.degenerate import Sign
@@ -48,7 +49,7 @@ def test_what_is_left_of_the_retry_budget_is_read_when_scraped(
     hub: EventDispatcher, metrics: Metrics
 ) -> None:
     left = {"local": 7.5}
-    metrics.resilience.read_budget(lambda: left)
+    metrics.registry.register(RetryBudgetCollector(lambda: left))
     hub.emit(RetryRefused("local", FailureKind.TIMEOUT, 1))
     assert count(metrics, "sluice_retry_budget", backend="local") == 7.5
     left["local"] = 0.25

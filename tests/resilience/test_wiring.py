@@ -10,6 +10,7 @@ from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.config.resilience import ResilienceSection
 from gateway.wiring.resilience import Resilience, make_resilience
+from observability.collectors import RetryBudgetCollector
 from observability.metrics import Metrics
 from resilience.degenerate_action import Action
 from resilience.events import ResilienceEvent
@@ -41,7 +42,7 @@ class House:
             emit=self.told.append,
             clock=lambda: self.now,
         )
-        self.metrics.resilience.read_budget(self.made.retries_left)
+        self.metrics.registry.register(RetryBudgetCollector(self.made.retries_left))
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:

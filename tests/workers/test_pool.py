@@ -26,7 +26,7 @@ from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
 from gateway.routing.rank import rank
 from gateway.routing.revision import Route
-from observability.workers import WorkerCollector
+from observability.collectors import WorkerCollector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.integration.live import gateway

@@ -25,7 +25,7 @@ from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.backends.workers.worker import Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.features import Feature
-from observability.workers import WorkerStatus
+from observability.collectors import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind
 
 # Longest error answer that is read, bytes.

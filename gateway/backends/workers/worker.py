@@ -17,7 +17,7 @@ from gateway.backends.workers.load import WorkerLoad
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
 from gateway.backends.workers.scrape import read_figures
 from gateway.backends.workers.worker_choice import WorkerView
-from observability.workers import WorkerStatus
+from observability.collectors import WorkerStatus
 
 # Connections of the probe and the scrape; they must not have to wait for requests to end.
 WATCH_CONNECTIONS = 2

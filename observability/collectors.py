@@ -1,0 +1,375 @@
+"""The small collectors: figures of other parts of the gateway, read when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import Metric
+
+from observability.scrape import ScrapeCollector, counter, gauge
+from observability.trace_sampling import TraceFigures
+from resilience.leg_limits import LegFigures
+from resilience.response_cache_values import CacheFigures
+from resilience.supervisor import SupervisorState
+
+NANOUSD = 1e9
+HEDGE_RESULTS = ("won", "lost", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFigures:
+    """The LoRA adapters at one moment.
+
+    Args:
+        states: registered versions by state.
+        resident: adapters loaded in the engine in process.
+        places: the most that it can hold.
+    """
+
+    states: Mapping[str, int]
+    resident: int
+    places: int
+
+
+class AdapterCollector(ScrapeCollector[AdapterFigures]):
+    """Registered and loaded adapters."""
+
+    def _families(self, figures: AdapterFigures) -> Iterator[Metric]:
+        yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
+        yield gauge(
+            "sluice_adapters_resident", "Adapters that the engine in process holds.", figures.resident
+        )
+        yield gauge(
+            "sluice_adapter_places", "Most adapters that the engine in process holds.", figures.places
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFigures:
+    """The last canary at one moment.
+
+    Args:
+        percent: its target share of the route.
+        requests: judged requests on the canary since its start.
+        evidence: by check, the logarithm of the current step's e-value.
+        bound: the logarithm at which the canary is rolled back.
+    """
+
+    route: str
+    backend: str
+    phase: str
+    percent: float
+    requests: int
+    evidence: Mapping[str, float]
+    bound: float
+
+
+class CanaryCollector(ScrapeCollector[CanaryFigures | None]):
+    """The last canary; no family before the first one."""
+
+    def _families(self, figures: CanaryFigures | None) -> Iterator[Metric]:
+        if figures is None:
+            return
+        yield gauge(
+            "sluice_canary_percent",
+            "The last canary's share of its route.",
+            {(figures.route, figures.backend, figures.phase): figures.percent},
+            "route", "backend", "phase",
+        )  # fmt: skip
+        yield gauge(
+            "sluice_canary_requests", "Requests on the last canary that were judged.", figures.requests
+        )
+        yield gauge(
+            "sluice_canary_evidence_ratio",
+            "Evidence of a check against the canary in this step, over the rollback bound; 1: rolled back.",
+            {check: log / figures.bound for check, log in figures.evidence.items()},
+            "check",
+        )
+
+
+class ChaosCollector(ScrapeCollector[Mapping[tuple[str, str], int]]):
+    """Injected faults, by backend and kind."""
+
+    def _families(self, figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+        yield counter(
+            "sluice_chaos_faults", "Faults injected on purpose.", dict(sorted(figures.items())),
+            "backend", "kind",
+        )  # fmt: skip
+
+
+class EngineStateCollector(ScrapeCollector[SupervisorState]):
+    """The supervised state of the engine in process."""
+
+    def _families(self, figures: SupervisorState) -> Iterator[Metric]:
+        yield gauge(
+            "sluice_engine_state",
+            "1 for the current state of the engine in process.",
+            {state.value: state is figures for state in SupervisorState},
+            "state",
+        )
+
+
+class HealthCollector(ScrapeCollector[tuple[bool, Mapping[str, bool]]]):
+    """Readiness as ``/ready`` reports it: a dead engine shows here even while other backends answer.
+
+    Args:
+        read: whether the gateway is ready, and each check by name.
+        after_s: seconds from the process' start until it was first ready; ``None`` before that.
+    """
+
+    def __init__(
+        self, read: Callable[[], tuple[bool, Mapping[str, bool]]], after_s: Callable[[], float | None]
+    ) -> None:
+        super().__init__(read)
+        self._after_s = after_s
+
+    def _families(self, figures: tuple[bool, Mapping[str, bool]]) -> Iterator[Metric]:
+        ready, checks = figures
+        yield gauge("sluice_ready", "1 while /ready answers 200.", float(ready))
+        yield gauge("sluice_ready_check", "1 while a check of /ready passes.", checks, "check")
+        yield gauge(
+            "sluice_ready_after_seconds",
+            "From the process' start until it was first ready.",
+            self._after_s(),
+        )
+
+
+class HedgeCollector(ScrapeCollector[Mapping[str, tuple[int, int, int]]]):
+    """Hedged requests: by backend, how often the second worker answered first, did not, or was not asked
+    because the share of extra requests was used up (:data:`HEDGE_RESULTS`)."""
+
+    def _families(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
+        yield counter(
+            "sluice_hedged_requests",
+            "Requests whose first token was late, by the result of asking a second worker.",
+            {
+                (backend, result): count
+                for backend, counts in figures.items()
+                for result, count in zip(HEDGE_RESULTS, counts, strict=True)
+            },
+            "backend", "result",
+        )  # fmt: skip
+
+
+class LegCollector(ScrapeCollector[Mapping[str, LegFigures]]):
+    """Fallback targets with limits."""
+
+    def _families(self, figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
+        yield gauge(
+            "sluice_fallback_leg_in_use",
+            "Requests on a limited fallback target.",
+            {name: leg.in_use for name, leg in figures.items()},
+            "leg",
+        )
+        yield gauge(
+            "sluice_fallback_leg_spend_usd",
+            "Spent on a limited fallback target within the last minute, and reserved.",
+            {name: (leg.spent_nanousd + leg.reserved_nanousd) / NANOUSD for name, leg in figures.items()},
+            "leg",
+        )
+
+
+class LogCollector(ScrapeCollector[int]):
+    """Log lines lost so far."""
+
+    def _families(self, figures: int) -> Iterator[Metric]:
+        yield counter(
+            "sluice_log_lines_dropped",
+            "Log lines lost because they came faster than they could be written.",
+            figures,
+        )
+
+
+class QuotaStoreCollector(ScrapeCollector[tuple[bool, int]]):
+    """The shared store of keys' limits: whether it is unreachable, and the settlements waiting for it."""
+
+    def _families(self, figures: tuple[bool, int]) -> Iterator[Metric]:
+        away, waiting = figures
+        yield gauge("sluice_quota_store_up", "1 while the shared limits answer.", float(not away))
+        yield gauge(
+            "sluice_quota_settlements_waiting",
+            "Ended requests not yet reported to the shared limits.",
+            waiting,
+        )
+
+
+class ResponseCacheCollector(ScrapeCollector[CacheFigures | None]):
+    """The response cache of this process; no family without one."""
+
+    def _families(self, figures: CacheFigures | None) -> Iterator[Metric]:
+        if figures is not None:
+            yield gauge("sluice_response_cache_entries", "Answers stored in this process.", figures.entries)
+            yield gauge("sluice_response_cache_bytes", "Bytes that they take, estimated.", figures.bytes)
+
+
+class RetryBudgetCollector(ScrapeCollector[Mapping[str, float]]):
+    """Retries left, by backend."""
+
+    def _families(self, figures: Mapping[str, float]) -> Iterator[Metric]:
+        yield gauge("sluice_retry_budget", "Retries that a backend may be given now.", figures, "backend")
+
+
+class RoutingCollector(ScrapeCollector[tuple[int, bool]]):
+    """The store's last known routing revision, and whether this process cannot use it.
+
+    ``sluice_routing_revision`` is the one in force.
+    """
+
+    def _families(self, figures: tuple[int, bool]) -> Iterator[Metric]:
+        last, behind = figures
+        yield gauge("sluice_routing_last_revision", "The state store's last revision.", last)
+        yield gauge(
+            "sluice_routing_behind",
+            "1 while this process cannot use the last revision and serves the one before.",
+            float(behind),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowShown:
+    """The shadow at one moment.
+
+    Args:
+        results: sampled requests by result, since the start; a closed set.
+        waiting: queued copies.
+        waiting_bytes: their size.
+        active: copies in progress.
+        written: stored pairs.
+        lost: pairs that the ledger's database did not take in time.
+        spent_nanousd: within the last minute, and reserved.
+    """
+
+    results: Mapping[str, int]
+    waiting: int
+    waiting_bytes: int
+    active: int
+    written: int
+    lost: int
+    spent_nanousd: int
+
+
+class ShadowCollector(ScrapeCollector[ShadowShown]):
+    """Mirrored requests."""
+
+    def _families(self, figures: ShadowShown) -> Iterator[Metric]:
+        yield counter(
+            "sluice_shadow_requests", "Requests in the shadow's sample, by result.", figures.results, "result"
+        )
+        yield gauge("sluice_shadow_waiting", "Copies in the shadow's queue.", figures.waiting)
+        yield gauge("sluice_shadow_waiting_bytes", "Bytes of the queued copies.", figures.waiting_bytes)
+        yield gauge("sluice_shadow_active", "Copies in progress.", figures.active)
+        pairs = {"written": figures.written, "lost": figures.lost}
+        yield counter("sluice_shadow_pairs", "Compared pairs: written, lost.", pairs, "result")
+        yield gauge(
+            "sluice_shadow_spend_usd",
+            "Spent on shadows within the last minute, and reserved.",
+            figures.spent_nanousd / NANOUSD,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """A stream that this process follows.
+
+    Args:
+        number: the last record in force.
+        standing: ``following``, ``away``, ``lost`` or ``refused``.
+    """
+
+    number: int
+    standing: str
+
+
+class StateCollector(ScrapeCollector[tuple[bool, Mapping[str, StreamStatus]]]):
+    """Whether the state store is reached, and how far this process follows each of its few streams."""
+
+    def _families(self, figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
+        up, streams = figures
+        yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
+        yield gauge(
+            "sluice_state_stream_number",
+            "Last record in force in this process.",
+            {name: stream.number for name, stream in streams.items()},
+            "stream",
+        )
+        yield gauge(
+            "sluice_state_stream_in_step",
+            "0 when the store lost records that are in force here, holds one that cannot be applied, or was "
+            "never reached.",
+            {name: float(stream.standing == "following") for name, stream in streams.items()},
+            "stream",
+        )
+
+
+class TraceCollector(ScrapeCollector[TraceFigures]):
+    """Traces by result."""
+
+    def _families(self, figures: TraceFigures) -> Iterator[Metric]:
+        yield counter(
+            "sluice_traces",
+            "Traces by result.",
+            {result: getattr(figures, result) for result in ("sent", "dropped", "failed", "left_out")},
+            "result",
+        )
+        yield gauge("sluice_traces_waiting", "Traces waiting for the collector.", figures.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A remote worker at one moment.
+
+    Args:
+        url: its base URL.
+        state: ``new``, ``in_service`` or ``ejected``.
+        weight: its share of the load relative to a worker in full service, 0 to 1; 0 when out of service.
+        in_flight: requests sent from this process that have not ended.
+        connections: open connections, idle ones included.
+        ejections: how often it was taken out of service since the start.
+        retry_in_s: seconds until an ejected worker is tried again.
+        running: sequences in its batch: its last report plus what was sent since; ``None``: it reports none.
+        waiting: the same of its queue.
+        kv_usage: share of its KV blocks in use, 0 to 1.
+    """
+
+    url: str
+    state: str
+    weight: float
+    in_flight: int
+    connections: int
+    ejections: int
+    retry_in_s: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerStatus], float | None]], ...] = (
+    (
+        "sluice_worker_in_service",
+        "1 while it is given requests.",
+        lambda worker: float(worker.state == "in_service"),
+    ),
+    ("sluice_worker_weight", "Its share relative to a worker in full service.", lambda worker: worker.weight),
+    ("sluice_worker_in_flight", "Requests sent to it from this process.", lambda worker: worker.in_flight),
+    ("sluice_worker_connections", "Connections to it.", lambda worker: worker.connections),
+    ("sluice_worker_running", "Sequences in its batch, estimated.", lambda worker: worker.running),
+    ("sluice_worker_waiting", "Sequences in its queue, estimated.", lambda worker: worker.waiting),
+    ("sluice_worker_kv_usage", "Share of its KV blocks in use, estimated.", lambda worker: worker.kv_usage),
+)
+
+
+class WorkerCollector(ScrapeCollector[Mapping[str, Sequence[WorkerStatus]]]):
+    """The remote workers of every pool, by backend: one series a worker."""
+
+    def _families(self, figures: Mapping[str, Sequence[WorkerStatus]]) -> Iterator[Metric]:
+        workers = {(name, one.url): one for name, pool in figures.items() for one in pool}
+        for name, text, value in WORKER_GAUGES:
+            values = {key: value(worker) for key, worker in workers.items()}
+            yield gauge(name, text, values, "backend", "worker")
+        yield counter(
+            "sluice_worker_ejections",
+            "Times it was taken out of service.",
+            {key: worker.ejections for key, worker in workers.items()},
+            "backend", "worker",
+        )  # fmt: skip

@@ -1,0 +1,359 @@
+"""Metrics that count events: one table of families, and how each event changes them.
+
+Events that occur with every request are counted by hand where their cost was measured
+(:mod:`observability.metrics`, :mod:`observability.admission_metrics`); these here are rarer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from accounting.events import (
+    JournalFailed,
+    JournalRefusal,
+    JournalRefused,
+    JournalSynced,
+    RowsLost,
+    RowsReplayed,
+    RowsWritten,
+    WriteFailed,
+)
+from accounting.quota_events import (
+    LimitStoreAnswered,
+    LimitStoreMissed,
+    QuotaDecided,
+    QuotaSettled,
+    SettlementsLost,
+)
+from adapters.events import (
+    AdapterAsked,
+    AdapterLoaded,
+    AdapterLoadFailed,
+    AdapterReplacedByBase,
+    AdapterUnloaded,
+)
+from observability.histogram import Histogram
+from observability.labels import Bounded, Series
+from resilience.events import (
+    AttemptFailed,
+    Degenerated,
+    LoadScaled,
+    Recovered,
+    Resumed,
+    Retried,
+    RetryRefused,
+)
+from resilience.failures import FailureKind
+from resilience.leg_limits import LegSkipped
+from resilience.response_cache_values import AnswersLost, LookedUp
+from resilience.supervisor import Loss
+from resilience.supervisor_events import EngineRestarted, EngineRestarting
+
+E = TypeVar("E")
+Update = Callable[[Any], None]
+
+# Seconds. The demo adapters load in some ten milliseconds; a large one on a slow disk takes seconds.
+LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# A sync takes 0.2 ms on a fast disk, 10 ms on a network's; an answer waits for 1 s at most.
+SYNC_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+# A store on the same network answers within the first two; after the last one the gateway decides alone.
+ANSWER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
+# From the loss to the next answer: the embedded engine's seconds, vLLM's half minute, a large model's
+# minutes.
+RESTART_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0)
+
+OOM_LAYERS = ("containment", "recovery")
+QUOTA_OUTCOMES = (
+    ("request", "allowed"), ("request", "requests_per_minute"),
+    ("tokens", "allowed"), ("tokens", "tokens_per_minute"), ("tokens", "tokens_per_day"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class On:
+    """How one type of event changes a family: by ``amount``, in the series of ``labels``, if ``when``."""
+
+    event: type
+    labels: Callable[[Any], tuple[str | None, ...]]
+    amount: Callable[[Any], float]
+    when: Callable[[Any], bool] | None
+
+
+def on(
+    event: type[E],
+    labels: Callable[[E], tuple[str | None, ...]] = lambda event: (),
+    amount: Callable[[E], float] = lambda event: 1,
+    when: Callable[[E], bool] | None = None,
+) -> On:
+    """An :class:`On` whose callables are checked against the type of the event."""
+    return On(event, labels, amount, when)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One counter, gauge (``set`` by the event) or histogram (with ``buckets``).
+
+    Args:
+        name: the metric's.
+        text: its help.
+        on: the events that change it.
+        labels: their names.
+        start: series that are shown at 0 from the start, so that ``increase()`` sees their first event.
+        buckets: upper bounds of a histogram's buckets.
+        gauge: whether it is a gauge.
+    """
+
+    name: str
+    text: str
+    on: Sequence[On]
+    labels: tuple[str, ...] = ()
+    start: Iterable[tuple[str, ...]] = ()
+    buckets: tuple[float, ...] = ()
+    gauge: bool = False
+
+
+FAMILIES: tuple[Family, ...] = (
+    # Attempts on backends.
+    Family(
+        "sluice_backend_failures_total", "Failed attempts, by kind of failure.",
+        [on(AttemptFailed, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
+    ),
+    Family("sluice_retries_total", "Attempts repeated on the same backend.", [on(Retried)]),
+    Family(
+        "sluice_retries_refused_total", "Retries that the retry budget did not allow.",
+        [on(RetryRefused, lambda event: (event.backend,))], ("backend",),
+    ),
+    Family(
+        "sluice_recovered_total", "Attempts that succeeded after a failed one.",
+        [on(Recovered, lambda event: (event.backend, event.kind.value))], ("backend", "kind"),
+    ),
+    Family(
+        "sluice_oom_contained_total",
+        "Out of memory: answered by a retry (containment), load lowered (recovery).",
+        [
+            on(Recovered, lambda event: (event.backend, "containment"),
+               when=lambda event: event.kind is FailureKind.CUDA_OOM),
+            on(LoadScaled, lambda event: (event.backend, "recovery"), when=lambda event: event.shrunk),
+        ],
+        ("backend", "layer"),
+    ),
+    Family(
+        "sluice_admitted_load_factor",
+        "Share of its usual load that a backend is given; below 1 after it ran out of memory.",
+        [on(LoadScaled, lambda event: (event.backend,), lambda event: event.factor)], ("backend",),
+        gauge=True,
+    ),
+    Family(
+        "sluice_degenerate_answers_total",
+        "Answers that became endless repetition or replacement characters, and the reaction.",
+        [on(Degenerated, lambda event: (event.backend, event.sign.value, event.action))],
+        ("backend", "sign", "action"),
+    ),
+    Family(
+        "sluice_resumed_streams_total", "Calls that resumed a partial answer, and their result.",
+        [on(Resumed, lambda event: (event.source, event.target, event.mode, event.result))],
+        ("from", "to", "mode", "result"),
+    ),
+    # The engine in process.
+    Family(
+        "sluice_engine_restarts_total", "Restarts of the engine in process, by why it was lost.",
+        [on(EngineRestarting, lambda event: (event.reason.value,))], ("reason",),
+    ),
+    Family(
+        "sluice_engine_restart_seconds", "From the engine's loss until it took work again.",
+        [on(EngineRestarted, amount=lambda event: event.away_s)], buckets=RESTART_BUCKETS,
+    ),
+    # The response cache and the limits on fallback targets.
+    Family(
+        "sluice_response_cache_lookups_total", "Lookups in the response cache: exact, similar, miss, error.",
+        [on(LookedUp, lambda event: (event.kind.value,))], ("kind",),
+    ),
+    Family(
+        "sluice_response_cache_lost_total", "Answers that were not stored.",
+        [on(AnswersLost, lambda event: (event.reason,), lambda event: event.count)], ("reason",),
+    ),
+    Family(
+        "sluice_fallback_leg_skipped_total",
+        "Fallback targets skipped because they were at their limit: concurrency, spend.",
+        [on(LegSkipped, lambda event: (event.leg, event.reason))], ("leg", "reason"),
+    ),
+    # Adapters of the engine in process.
+    Family(
+        "sluice_adapter_requests_total",
+        "Requests for an adapter of the engine in process, by whether it was loaded already.",
+        [on(AdapterAsked, lambda event: (event.adapter_id, "yes" if event.resident else "no"))],
+        ("adapter", "resident"),
+    ),
+    Family(
+        "sluice_adapter_loads_total",
+        "Loads of adapters: on a request, ahead of one, or failed, by the reason.",
+        [
+            on(AdapterLoaded, lambda event: ("ahead" if event.ahead else "on_request",)),
+            on(AdapterLoadFailed, lambda event: (event.code,)),
+        ],
+        ("result",),
+    ),
+    Family(
+        "sluice_adapter_load_seconds", "Time to load an adapter into the engine.",
+        [on(AdapterLoaded, amount=lambda event: event.load_s)], buckets=LOAD_BUCKETS,
+    ),
+    Family(
+        "sluice_adapter_unloads_total", "Adapters unloaded: for room, or retired.",
+        [on(AdapterUnloaded, lambda event: (event.reason,))], ("reason",),
+    ),
+    Family(
+        "sluice_adapter_replaced_by_base_total",
+        "Answers of the base model in place of an adapter that could not be used.",
+        [on(AdapterReplacedByBase, lambda event: (event.adapter_id,))], ("adapter",),
+    ),
+    # The ledger.
+    Family(
+        "sluice_ledger_rows_total", "Usage rows by result.",
+        [
+            on(RowsWritten, lambda event: ("written",), lambda event: event.count),
+            on(RowsLost, lambda event: ("lost",), lambda event: event.count),
+        ],
+        ("result",), start=(("written",), ("lost",)),
+    ),
+    Family(
+        "sluice_ledger_write_failures_total", "Batches of usage rows that must be tried again.",
+        [on(WriteFailed)],
+    ),
+    Family(
+        "sluice_ledger_journal_sync_seconds", "Writing and syncing one group of usage rows.",
+        [on(JournalSynced, amount=lambda event: event.took_s)], buckets=SYNC_BUCKETS,
+    ),
+    Family(
+        "sluice_ledger_journal_rows_total", "Usage rows that were journaled.",
+        [on(JournalSynced, amount=lambda event: event.rows)],
+    ),
+    Family(
+        "sluice_ledger_journal_failures_total", "Groups of usage rows that the disk failed.",
+        [on(JournalFailed)],
+    ),
+    Family(
+        "sluice_ledger_journal_refused_total", "Usage rows that were not journaled: in memory alone.",
+        [on(JournalRefused, lambda event: (event.reason.value,))], ("reason",),
+        start=[(reason.value,) for reason in JournalRefusal],
+    ),
+    Family(
+        "sluice_ledger_rows_lost_total", "Usage rows that will never be written.",
+        [on(RowsLost, amount=lambda event: event.count)],
+    ),
+    Family(
+        "sluice_ledger_rows_replayed_total",
+        "Usage rows read back from journals, those that were written before included.",
+        [on(RowsReplayed, lambda event: ("adopted" if event.adopted else "own",), lambda event: event.count)],
+        ("whose",), start=(("adopted",), ("own",)),
+    ),
+    Family(
+        "sluice_ledger_journal_damaged_bytes_total",
+        "Bytes of journals that could not be read; the files are set aside.",
+        [on(RowsReplayed, amount=lambda event: event.damaged_bytes)],
+    ),
+    # Keys' limits, by outcome and kind, never by key.
+    Family(
+        "sluice_quota_decisions_total",
+        "Questions of limited keys, by what was asked for and which limit refused; counts=own: decided by "
+        "this process alone.",
+        [on(QuotaDecided, lambda event: (event.kind, event.refused_by or "allowed",
+                                         "shared" if event.shared else "own"))],
+        ("kind", "outcome", "counts"),
+        start=[(*outcome, counts) for outcome in QUOTA_OUTCOMES for counts in ("shared", "own")],
+    ),
+    Family(
+        "sluice_quota_tokens_total",
+        "Tokens of limited keys' requests that have ended: held for them, and used by them.",
+        [
+            on(QuotaSettled, lambda event: ("held",), lambda event: event.held),
+            on(QuotaSettled, lambda event: ("used",), lambda event: event.used),
+        ],
+        ("kind",), start=(("held",), ("used",)),
+    ),
+    Family(
+        "sluice_quota_store_misses_total",
+        "Times that the shared limits did not answer; this process' own counts decide then.",
+        [on(LimitStoreMissed, lambda event: (event.reason,))], ("reason",),
+        start=(("timeout",), ("unavailable",)),
+    ),
+    Family(
+        "sluice_quota_settlements_lost_total", "Requests whose use will never reach the shared limits.",
+        [on(SettlementsLost, amount=lambda event: event.count)],
+    ),
+    Family(
+        "sluice_quota_store_seconds", "Time of the shared limits' answers.",
+        [on(LimitStoreAnswered, amount=lambda event: event.took_s)], buckets=ANSWER_BUCKETS,
+    ),
+)  # fmt: skip
+# Labels whose values are names of backends and share one bound; values of the others are the code's own or
+# few.
+BACKEND_LABELS = frozenset({"backend", "leg", "from", "to"})
+
+
+class EventMetrics:
+    """The table's families in a registry.
+
+    Args:
+        registry: where the metrics are shown.
+        backends: bound of the labels that name a backend.
+        known: backends that are shown from the start.
+    """
+
+    def __init__(self, registry: CollectorRegistry, backends: Bounded, known: Iterable[str] = ()) -> None:
+        self._registry, self._backends = registry, backends
+        self._series: dict[str, Series[Any]] = {}
+        self.updates: dict[type, list[Update]] = {}
+        for family in FAMILIES:
+            self._add(family)
+        for backend in known:
+            self._series["sluice_admitted_load_factor"](backend).set(1.0)
+            for layer in OOM_LAYERS:
+                self._series["sluice_oom_contained_total"](backend, layer)
+
+    def show_restarts(self) -> None:
+        """Show restarts at 0: there is an engine in process."""
+        for reason in Loss:
+            self._series["sluice_engine_restarts_total"](reason.value)
+
+    def _add(self, family: Family) -> None:
+        """Register one family and what its events do."""
+        if family.buckets:
+            histogram = Histogram(family.name, family.text, family.buckets, self._registry)
+            for rule in family.on:
+                self._on(rule, _observing(histogram, rule))
+            return
+        kind = Gauge if family.gauge else Counter
+        metric: Any = kind(family.name, family.text, family.labels, registry=self._registry)
+        bounds = (self._backends if label in BACKEND_LABELS else Bounded() for label in family.labels)
+        series = self._series[family.name] = Series(metric, *bounds)
+        for values in family.start:
+            series(*values)
+        for rule in family.on:
+            self._on(rule, _setting(series, rule) if family.gauge else _counting(series, rule))
+
+    def _on(self, rule: On, update: Update) -> None:
+        self.updates.setdefault(rule.event, []).append(update)
+
+
+def _observing(histogram: Histogram, rule: On) -> Update:
+    amount = rule.amount
+    return lambda event: histogram.observe(amount(event))
+
+
+def _setting(series: Series[Gauge], rule: On) -> Update:
+    labels, amount = rule.labels, rule.amount
+    return lambda event: series(*labels(event)).set(amount(event))
+
+
+def _counting(series: Series[Counter], rule: On) -> Update:
+    labels, amount, when = rule.labels, rule.amount, rule.when
+
+    def count(event: Any) -> None:
+        if when is None or when(event):
+            series(*labels(event)).inc(amount(event))
+
+    return count
