@@ -67,29 +67,6 @@ class AnswerStream:
         steps: what was done for the answer, for the trace.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_clock",
-        "_fresh",
-        "_ids",
-        "_logprobs",
-        "_on_first",
-        "_parts",
-        "_sent_logprobs",
-        "_sink",
-        "_streamed",
-        "admission_wait_s",
-        "cached_tokens",
-        "committed",
-        "first_at",
-        "origin",
-        "queue_wait_s",
-        "resumes",
-        "started_at",
-        "steps",
-        "tokens",
-    )
-
     def __init__(
         self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True, span: RootSpan | None = None
     ) -> None:

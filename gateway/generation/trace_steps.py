@@ -1,7 +1,7 @@
-"""The steps of one request towards its answer, for its trace: attempts, legs, waits, calls to workers.
+"""The steps of one request towards its answer, for its trace: attempts, waits, stored answers, worker calls.
 
-Written where the steps are made and read at the end, by the trace alone: no stage decides by it. A step is
-a ``with`` block, so that it is ended whatever breaks it off.
+Steps are added where they happen, and only the trace reads them. A step is a ``with`` block, so it is ended
+by whatever leaves the block.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 from admission.errors import Refused
 from observability.trace_facts import CallFact, StepFact
@@ -16,16 +17,14 @@ from observability.tracing import RootSpan
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
-# Steps that are kept of one request, and calls of one step. A course has some ten of the one and a pool at
-# most 16 of the other; what comes beyond is not told.
+# Bounds of what is recorded: steps of one request (a fallback chain has about ten), calls of one step (a pool
+# makes at most 16).
 MAX_STEPS = 64
 MAX_CALLS = 32
 
 
 class _Timed:
-    """Something with a beginning, an end and perhaps a failure."""
-
-    __slots__ = ("began_at", "ended_at", "failure", "number", "steps")
+    """Something with a start, an end and perhaps a failure."""
 
     def __init__(self, steps: TraceSteps) -> None:
         self.steps = steps
@@ -33,6 +32,9 @@ class _Timed:
         self.began_at = steps.clock()
         self.ended_at: float | None = None
         self.failure: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,33 +49,26 @@ class _Timed:
 
 
 class CallSpan(_Timed):
-    """One call to a server."""
-
-    __slots__ = ("hedge", "target")
+    """One call to a worker."""
 
     def __init__(self, steps: TraceSteps, target: str, hedge: bool) -> None:
         super().__init__(steps)
         self.target = target
         self.hedge = hedge
 
-    def __enter__(self) -> CallSpan:
-        return self
-
     @property
     def headers(self) -> bytes:
-        """The trace context for the server, as header lines; its parent is this call."""
+        """The trace context for the worker, as header lines; its parent is this call."""
         root = self.steps.root
         return b"" if root is None else root.headers(self.number)
 
     def fact(self, arrived_at: float, now: float) -> CallFact:
-        """As the trace has it."""
+        """The call as the trace has it."""
         return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
 
 
 class TraceStep(_Timed):
     """One step; ``call`` opens a call within it."""
-
-    __slots__ = ("attempt", "backend", "calls", "mode", "name")
 
     def __init__(self, steps: TraceSteps, name: str, backend: str | None, attempt: int | None) -> None:
         super().__init__(steps)
@@ -83,24 +78,19 @@ class TraceStep(_Timed):
         self.mode: str | None = None
         self.calls: list[CallSpan] = []
 
-    def __enter__(self) -> TraceStep:
-        return self
-
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
-        """A call to ``target``, beginning now."""
+        """A call to ``target`` that starts now."""
         call = CallSpan(self.steps, target, hedge)
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)
         return call
 
     def fact(self, arrived_at: float, now: float, waited_ms: float | None) -> StepFact:
-        """As the trace has it."""
-        began_ms, took_ms = self._times(arrived_at, now)
+        """The step as the trace has it."""
         return StepFact(
             self.name,
             self.number,
-            began_ms,
-            took_ms,
+            *self._times(arrived_at, now),
             self.backend,
             self.failure,
             self.attempt,
@@ -114,11 +104,9 @@ class TraceSteps:
     """All steps of one request.
 
     Attributes:
-        root: the request's place in its trace; ``None`` until it is known.
+        root: the request's root span; ``None`` without a trace.
         shortened: whether admission lowered ``max_tokens``.
     """
-
-    __slots__ = ("_number", "_steps", "clock", "root", "shortened")
 
     def __init__(self, clock: Callable[[], float], root: RootSpan | None = None) -> None:
         self.clock = clock
@@ -128,19 +116,19 @@ class TraceSteps:
         self._steps: list[TraceStep] = []
 
     def next_number(self) -> int:
-        """A number that nothing else of these steps has."""
+        """A number that no other step or call of the request has."""
         self._number += 1
         return self._number
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
-        """A step, beginning now."""
+        """A step that starts now."""
         step = TraceStep(self, name, backend, attempt)
         if len(self._steps) < MAX_STEPS:
             self._steps.append(step)
         return step
 
     def refused(self, backend: str, reason: str) -> None:
-        """Admission, or a bound of the leg, kept the request from ``backend``."""
+        """Admission, or a limit of a fallback target, kept the request from ``backend``."""
         step = self.step("refused", backend)
         step.failure, step.ended_at = reason, step.began_at
 
@@ -148,14 +136,14 @@ class TraceSteps:
         """The steps so far, as the trace has them."""
         now = self.clock()
         facts = []
-        ended_at: dict[str, float] = {}
+        attempt_ended_at: dict[str, float] = {}
         for step in self._steps:
             waited_ms = None
             if step.name == "attempt" and step.backend is not None:
-                before = ended_at.get(step.backend)
+                before = attempt_ended_at.get(step.backend)
                 if before is not None:
                     waited_ms = max(0.0, (step.began_at - before) * 1000)
-                ended_at[step.backend] = now if step.ended_at is None else step.ended_at
+                attempt_ended_at[step.backend] = now if step.ended_at is None else step.ended_at
             facts.append(step.fact(arrived_at, now, waited_ms))
         return tuple(facts)
 
@@ -168,6 +156,4 @@ def failure_name(error: BaseException) -> str:
         return error.reason.value
     if isinstance(error, DeadlinePassed):
         return "deadline_exceeded"
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled"
-    return type(error).__name__
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__

@@ -1,8 +1,9 @@
-"""What the HTTP edge tells of requests that had no journey: refused before one, or in need of none."""
+"""The record of a request that had no journey: refused before one, or served without one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
@@ -10,10 +11,8 @@ from observability.events import RequestRecord
 from observability.trace_facts import EdgeRecord
 from observability.tracing import Tracing
 
-# The finish reason of a stored answer that is given again.
-REPLAY = "replay"
 
-
+@dataclass(frozen=True, slots=True)
 class EdgeReporter:
     """Makes a root span and a record of each such request.
 
@@ -23,25 +22,19 @@ class EdgeReporter:
         clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        tracing: Tracing,
-        emit: Callable[[RequestRecord | EdgeRecord], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._tracing = tracing
-        self._emit = emit
-        self._clock = clock
+    tracing: Tracing
+    emit: Callable[[RequestRecord | EdgeRecord], None]
+    clock: Callable[[], float]
 
     def tell(self, outcome: EdgeOutcome) -> None:
-        """Tell of a request once it is over."""
-        took_s = max(0.0, self._clock() - outcome.arrived_at)
-        root = self._tracing.begin(
+        """Report a request that has ended."""
+        took_s = max(0.0, self.clock() - outcome.arrived_at)
+        root = self.tracing.begin(
             outcome.trace_parent, trace_id=outcome.trace_id, trace_state=outcome.trace_state, ago_s=took_s
         )
         record = _record(outcome, root.trace_id, took_s * 1000)
-        self._tracing.finish(root, record)
-        self._emit(record)
+        self.tracing.finish(root, record)
+        self.emit(record)
 
 
 def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
@@ -61,5 +54,5 @@ def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestReco
         status=status,
         total_ms=total_ms,
         error_code=error_code,
-        finish_reason=REPLAY if outcome.replayed else "cancelled" if gone else "error",
+        finish_reason="replay" if outcome.replayed else "cancelled" if gone else "error",
     )

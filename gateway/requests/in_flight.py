@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from contextlib import contextmanager
 
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Draining, DuplicateRequest
@@ -22,7 +21,8 @@ class InFlightRequests:
     """
 
     def __init__(self) -> None:
-        self._running: dict[_Key, _Running] = {}
+        self._tasks: dict[_Key, asyncio.Task[object] | None] = {}
+        self._cut: set[_Key] = set()
         self._reporting = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -32,7 +32,7 @@ class InFlightRequests:
     @property
     def in_flight(self) -> int:
         """Requests between arrival and the last byte."""
-        return len(self._running) + self._reporting
+        return len(self._tasks) + self._reporting
 
     def announce(self) -> None:
         """The gateway is stopping; requests are still taken."""
@@ -43,21 +43,45 @@ class InFlightRequests:
         self.draining = self._closed = True
 
     def cut(self) -> None:
-        """End every request in flight now with the error ``draining``."""
-        for running in tuple(self._running.values()):
-            running.cut()
+        """End every request in flight now with the error ``draining``; cancels each once."""
+        for key, task in self._tasks.items():
+            if task is not None and key not in self._cut:
+                self._cut.add(key)
+                task.cancel()
 
-    def receive(self, request: GenerateRequest) -> AbstractContextManager[None]:
+    @contextmanager
+    def receive(self, request: GenerateRequest) -> Iterator[None]:
         """``with receive(request)``: the request is in flight while the block runs.
 
-        Entry raises:
-            Draining: the gateway is stopping.
-            DuplicateRequest: the tenant has a request with this label in flight.
-
-        The block raises Draining when :meth:`cut` ended it.
+        Raises:
+            Draining: on entry, the gateway is stopping; from the block, :meth:`cut` ended it.
+            DuplicateRequest: on entry, the tenant has a request with this label in flight.
         """
         label = request.request_id if request.labelled else request.generation_id
-        return _Running(self, (request.caller.tenant, request.labelled, label))
+        key = (request.caller.tenant, request.labelled, label)
+        if self._closed:
+            raise _draining()
+        if key in self._tasks:
+            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
+        task = asyncio.current_task()
+        cancels_before = 0 if task is None else task.cancelling()
+        self._tasks[key] = task
+        self._empty.clear()
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            cancelled = error
+            raise
+        finally:
+            del self._tasks[key]
+            self._set_when_empty()
+            # As asyncio.timeout does it: a cancellation of its own becomes an error, any other stays.
+            if key in self._cut and task is not None:
+                self._cut.discard(key)
+                others = task.uncancel() > cancels_before
+                if cancelled is not None and not others:
+                    raise _draining() from None
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -75,52 +99,9 @@ class InFlightRequests:
         while self.in_flight:
             await self._empty.wait()
 
-    def _enter(self, key: _Key, running: _Running) -> None:
-        if self._closed:
-            raise _draining()
-        if key in self._running:
-            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
-        self._running[key] = running
-        self._empty.clear()
-
-    def _leave(self, key: _Key) -> None:
-        del self._running[key]
-        self._set_when_empty()
-
     def _set_when_empty(self) -> None:
         if not self.in_flight:
             self._empty.set()
-
-
-class _Running(AbstractContextManager[None]):
-    """One request's block; :meth:`cut` cancels it the way ``asyncio.timeout`` does."""
-
-    __slots__ = ("_cancels_before", "_cut", "_key", "_requests", "_task")
-
-    def __init__(self, requests: InFlightRequests, key: _Key) -> None:
-        self._requests = requests
-        self._key = key
-        self._cut = False
-
-    def cut(self) -> None:
-        """End the block, once."""
-        if not self._cut and self._task is not None:
-            self._cut = True
-            self._task.cancel()
-
-    def __enter__(self) -> None:
-        self._requests._enter(self._key, self)
-        self._task = asyncio.current_task()
-        self._cancels_before = 0 if self._task is None else self._task.cancelling()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests._leave(self._key)
-        if self._cut and self._task is not None:
-            others = self._task.uncancel() > self._cancels_before
-            if kind is asyncio.CancelledError and not others:
-                raise _draining() from None
 
 
 def _draining() -> Draining:

@@ -20,7 +20,7 @@ from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.canonical import Canonical
 from gateway.prompts.prefixes import Prefix
-from gateway.requests.answer_checks import AnswerCheck, in_shape
+from gateway.requests.answer import in_shape
 from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
@@ -43,14 +43,12 @@ class Reporter:
         emit: takes each finished record.
         log_defect: takes a request id and an error that is a defect of the gateway.
         clock: seconds, monotonic.
-        check: checks whole answers.
     """
 
     tracing: Tracing
     emit: Callable[[RequestRecord], None]
     log_defect: Callable[[str, BaseException], None]
     clock: Callable[[], float]
-    check: AnswerCheck = in_shape
 
     def trace(self, request: GenerateRequest) -> RootSpan:
         """The request's root span; it began when the request arrived."""
@@ -183,7 +181,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             stream=request.stream,
             priority=request.priority,
             drawn=self._drawn,
-            passed=self._reporter.check(request, answer) if answer else None,
+            passed=in_shape(request, answer) if answer else None,
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
             cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
         )
