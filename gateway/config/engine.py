@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from adapters.demand import HALF_LIFE_S
 from gateway.config.section import Section
@@ -36,6 +36,9 @@ class AdaptersConfig(Section):
     fetch_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
 
 
+DEMO_MODEL = "models/demo"
+# Data that is installed with the package: the demo model, the prompt versions. In a clone these are links.
+BUNDLED = Path(__file__).parents[1] / "bundled"
 # The environment variables that operators of vLLM set in their containers, mapped to our keys.
 ENGINE_ENV: Mapping[str, str] = MappingProxyType(
     {
@@ -82,7 +85,7 @@ class EngineSection(Section):
     """
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"
-    model: str = "models/demo"
+    model: Annotated[str, Field(validate_default=True)] = DEMO_MODEL
     tokenizer: str | None = None
     served_model_name: str | None = None
     max_model_len: Annotated[int, Field(ge=64, le=1_048_576)] = 4096
@@ -111,6 +114,12 @@ class EngineSection(Section):
     stopped_seconds: Annotated[float, Field(ge=0.25, le=3600)] = 0.5
     start_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 600.0
     extra_args: dict[str, Any] = Field(default={})
+
+    @field_validator("model")
+    @classmethod
+    def _demo_model_is_installed(cls, model: str) -> str:
+        """The demo model is found from any folder."""
+        return model if model != DEMO_MODEL or Path(model).is_dir() else str(BUNDLED / "demo")
 
     @model_validator(mode="after")
     def _kind_honours_every_key(self) -> Self:

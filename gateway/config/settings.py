@@ -88,15 +88,21 @@ class AuthConfig(Section):
 
 
 class RoutingSection(Section):
-    """The file that seeds the first revision."""
+    """The file that seeds the first revision.
 
-    file: str = "routing.yaml"
+    ``file`` unset: ``routing.yaml`` when it exists, else one route over all backends.
+    """
+
+    file: str | None = None
 
 
 class PromptsConfig(Section):
-    """The folder of registered prompt versions, and what to do with volatile content in system messages."""
+    """The folder of registered prompt versions, and what to do with volatile content in system messages.
 
-    folder: str = "prompts"
+    ``folder`` unset: ``prompts`` when it exists, else no versions are registered.
+    """
+
+    folder: str | None = None
     volatile: VolatilePolicy = VolatilePolicy.MOVE
     openai_volatile: VolatilePolicy = VolatilePolicy.REPORT
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import structlog
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,6 +18,7 @@ from budgeting.values import SectionBudgets, SummaryKind
 from gateway.config.volatile import VolatilePolicy
 from gateway.errors import UnknownPromptVersion
 
+DEFAULT_FOLDER = "prompts"
 # Bounds of what a folder may hold; a prompt version is a page of text.
 MAX_FILE_BYTES = 262_144
 MAX_VERSIONS = 1_000
@@ -148,6 +150,20 @@ class PromptVersions:
             found[version.id] = file
             versions.append(version)
         return cls(versions, MappingProxyType(found))
+
+    @classmethod
+    def configured(cls, folder: str | None) -> PromptVersions:
+        """The versions of ``prompts.folder``; unset: those of ``prompts``, or none without that folder.
+
+        Raises:
+            PromptFileError: as :meth:`from_folder`.
+        """
+        if folder is None and not Path(DEFAULT_FOLDER).exists():
+            structlog.get_logger("prompts").info(
+                "there is no folder prompts and prompts.folder is not set: no prompt versions are registered"
+            )
+            return cls()
+        return cls.from_folder(folder or DEFAULT_FOLDER)
 
     @property
     def ids(self) -> tuple[str, ...]:

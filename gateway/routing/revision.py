@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -87,6 +87,13 @@ def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
 
 
 DEFAULT_ROUTE = "self_hosted_generation"
+
+
+def default_routing(backends: Collection[str]) -> dict[str, Any]:
+    """One route over all backends: the first answers, the others are its fallback in their order."""
+    first, *others = backends
+    route = {"backends": [{"name": first, "weight": 100}], "fallback": [*others, DEGRADED]}
+    return {"routes": {DEFAULT_ROUTE: route}}
 
 
 def load_routing(path: Path, known: KnownNames) -> Revision:

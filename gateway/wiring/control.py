@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.routing.canary_loop import CanaryDriver
@@ -14,12 +16,21 @@ from gateway.routing.canary_records import STREAM as CANARY_STREAM
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.check import KnownNames
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
-from gateway.routing.revision import Revision, RoutingFileError, make_revision, read_routing
+from gateway.routing.revision import (
+    DEFAULT_ROUTE,
+    Revision,
+    RoutingFileError,
+    default_routing,
+    make_revision,
+    read_routing,
+)
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.backends import BackendParts
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from observability.collectors import CanaryFigures
+
+DEFAULT_FILE = "routing.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +123,28 @@ def make_control(
 
 def make_routing(base: Foundation, known: KnownNames) -> RoutingParts:
     """Build the routing around the file that names its first revision."""
-    seed, state = read_seed(Path(base.settings.routing.file), known), base.state
+    seed, state = read_seed(base.settings.routing.file, known), base.state
     projection = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
     projection.follow(state.follow(STREAM, projection.take))
     return RoutingParts(projection, seed)
 
 
-def read_seed(file: Path, known: KnownNames) -> Seed:
-    """The routing file, validated whole."""
+def read_seed(file: str | None, known: KnownNames) -> Seed:
+    """The routing file, validated whole; a default route when no file is configured and none is there."""
+    path = Path(file or DEFAULT_FILE)
+    if file is None and not path.exists():
+        structlog.get_logger("routing").info(
+            "there is no routing.yaml and routing.file is not set: one route over all backends",
+            route=DEFAULT_ROUTE,
+            backends=list(known.backends),
+        )
+        return Seed("the default route", default_routing(known.backends))
     try:
-        config = read_routing(file)
-        make_revision(1, config, known, source=str(file))
+        config = read_routing(path)
+        make_revision(1, config, known, source=str(path))
     except RoutingFileError as error:
-        return Seed(file.name, None, error)
-    return Seed(file.name, config)
+        return Seed(path.name, None, error)
+    return Seed(path.name, config)
 
 
 def make_canary(base: Foundation, routing: RoutingProjection) -> CanaryParts:

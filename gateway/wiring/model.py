@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from budgeting.counting import ChatTokenizer
 from gateway.prompts.canonical import Canonicalizer
@@ -42,7 +41,7 @@ def make_model(base: Foundation) -> ModelParts:
     settings = base.settings
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
-    versions = PromptVersions.from_folder(Path(settings.prompts.folder))
+    versions = PromptVersions.configured(settings.prompts.folder)
     return ModelParts(
         tokenizer,
         canonicalizer,

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
+from gateway.config.engine import BUNDLED
 from ops.chaos.errors import RigError
 from ops.chaos.processes import Process, engine_pids, free_port, module
 from ops.chaos.scenario import BedrockFault, ScenarioStart
@@ -28,6 +30,7 @@ KEY = "chaos-admin-key"
 ROUTE = "self_hosted_generation"
 BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 BEDROCK_MODULE = "benchmarks.bedrock"
+DEMO_MODEL, PROMPTS = str(BUNDLED / "demo"), str(BUNDLED / "prompts")
 # What the stand-in takes for credentials; nothing of the machine's own reaches it.
 CREDENTIALS: Mapping[str, str] = MappingProxyType(
     {
@@ -41,17 +44,16 @@ CREDENTIALS: Mapping[str, str] = MappingProxyType(
 # The stand-in's text takes about a second, so that it can be broken off.
 BEDROCK_DELAY_S = 0.05
 EMBEDDED: Mapping[str, Any] = MappingProxyType(
-    {"kind": "embedded", "model": "models/demo", "num_threads": 1, "kv_cache_bytes": 64 << 20}
+    {"kind": "embedded", "model": DEMO_MODEL, "num_threads": 1, "kv_cache_bytes": 64 << 20}
 )
 VLLM: Mapping[str, Any] = MappingProxyType(
     {
-        "kind": "vllm", "model": "models/demo", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 64,
+        "kind": "vllm", "model": DEMO_MODEL, "block_size": 32, "max_model_len": 1024, "max_num_seqs": 64,
         "enforce_eager": True,
     }
 )  # fmt: skip
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
 POLL_S = 0.1
-MODEL = Path("models/demo")
 
 
 @dataclass(slots=True)
@@ -124,8 +126,6 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
     Raises:
         RigError: something does not start; holds the end of its log.
     """
-    if not await asyncio.to_thread(MODEL.is_dir):
-        raise RigError("--start: there is no models/demo here; run it in a clone of the repository")
     async with AsyncExitStack() as running:
         rig = Rig("", KEY, ledger=folder / "ledger.db")
         backends: dict[str, Any] = {}
@@ -145,7 +145,7 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
         if not backends:
             raise RigError("start: engine none, no workers and no bedrock: nothing could answer")
         engine = {"embedded": EMBEDDED, "vllm": VLLM}.get(
-            start.engine, {"kind": "none", "tokenizer": "models/demo", "served_model_name": "demo"}
+            start.engine, {"kind": "none", "tokenizer": DEMO_MODEL, "served_model_name": "demo"}
         )
         first, *legs = backends
         route = {"backends": [{"name": first, "weight": 100}], "fallback": [*legs, "degraded"]}
@@ -160,6 +160,10 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
 
 
 async def _bedrock(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path) -> dict[str, Any]:
+    if find_spec("benchmarks") is None:
+        raise RigError(
+            "start.bedrock: the stand-in for Bedrock is not installed; run it in a clone of the repository"
+        )
     port, control = free_port(), free_port()
     words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
     process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
@@ -196,6 +200,7 @@ def _config(
         "state": {"url": f"sqlite:///{folder}/{name}-state.db"},
         "ledger": {"url": f"sqlite+aiosqlite:///{folder}/{ledger}"},
         "routing": {"file": str(routing)},
+        "prompts": {"folder": PROMPTS},
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(merged(merged(settings, base), more)))

@@ -174,12 +174,18 @@ class Scenario(Section):
 RandomFaults.model_rebuild()
 
 
+BUNDLED = Path(__file__).parent / "scenarios"
+
+
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario's file.
+    """Read a scenario's file, or the bundled scenario of that name.
 
     Raises:
         ScenarioError: it cannot be read, or is no scenario; names the key and what was given.
     """
+    bundled = BUNDLED / f"{path}.yaml"
+    if not path.exists() and len(path.parts) == 1 and bundled.is_file():
+        path = bundled
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -21,8 +21,9 @@ EXIT_INTERRUPTED = 130
 HELP = """
 Break things while callers are served; tell what became of each request.
 
-SCENARIO is a YAML file: what is asked, what breaks and when. Several
-ship in benchmarks/chaos/scenarios. First each question is asked
+SCENARIO is a YAML file: what is asked, what breaks and when; or the name
+of one that ships with Sluice (engine-kill, engine-stop, worker-kill, nan,
+oom, soak and others; docs/chaos.md). First each question is asked
 undisturbed; then N streams and not-streamed requests run while the
 faults happen; every answer is held against the undisturbed one.
 
@@ -33,7 +34,7 @@ faults; its processes can be killed when --pid names it on this machine.
 
 \b
 Examples
-  sluice chaos benchmarks/chaos/scenarios/engine-kill.yaml --start
+  sluice chaos engine-kill --start
   sluice chaos nan.yaml --url http://127.0.0.1:8000 --key KEY
 
 \b
@@ -50,7 +51,9 @@ not be made; 130 after Ctrl-C or SIGTERM.
 
 
 def chaos(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="The YAML file.")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="The YAML file, or a bundled scenario's name.")
+    ],
     start: Annotated[
         bool, typer.Option("--start", help="Start what the scenario names, and break that.")
     ] = False,

@@ -97,7 +97,7 @@ async def examine(
         "model folder, prompts, adapters, routing",
         lambda: build(settings, admin_key=key),
         found,
-        f"{settings.engine.model}, {settings.prompts.folder}, {settings.routing.file}",
+        ", ".join(filter(None, (settings.engine.model, settings.prompts.folder, settings.routing.file))),
     )
     if gateway is None:
         return found
@@ -193,8 +193,8 @@ async def _opened(
 
 def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
-    parts, file = gateway.core.control.routing, gateway.settings.routing.file
-    book, seed = parts.projection, parts.seed
+    parts = gateway.core.control.routing
+    book, seed, file = parts.projection, parts.seed, parts.seed.source
     if book.behind is not None:
         hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
         return DoctorCheck("routing", False, book.behind.reason, hint)
