@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import uvloop
 
 from engine.client import EngineClient, receive_any
@@ -47,6 +48,17 @@ async def running(folder: Path, **options: object) -> AsyncIterator[EngineClient
         yield client
     finally:
         await client.stop()
+
+
+# Tests that only send requests share one process: to start one takes longer than most of them.
+shared = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tiny_model: Path) -> AsyncIterator[EngineClient]:
+    """A running engine; nothing may be left on it after a test."""
+    async with running(tiny_model) as client:
+        yield client
 
 
 async def collect(client: EngineClient, request: GenerationRequest) -> Answer:
@@ -99,8 +111,9 @@ async def test_start_tells_what_was_loaded_and_stop_ends_the_process(tiny_model:
         client.submit(GenerationRequest("late", PROMPT, greedy(1)))
 
 
+@shared
 async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_responsive(
-    tiny_model: Path, make_engine: Callable[..., Engine]
+    client: EngineClient, make_engine: Callable[..., Engine]
 ) -> None:
     prompts = random_prompts(32, 512, longest=100)
     sampling = greedy(150, ignore_eos=True)
@@ -116,7 +129,7 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
             lags.append(time.perf_counter() - before - 0.002)
             held.append(time.thread_time() - worked)
 
-    async with running(tiny_model) as client, asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(measure())
         answers = await gather(
             collect(client, GenerationRequest(str(n), prompt, sampling)) for n, prompt in enumerate(prompts)
@@ -127,57 +140,61 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
     assert sorted(lags)[len(lags) // 2] < 0.5, "some milliseconds on a machine that does nothing else"
 
 
-async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        other = client.submit(GenerationRequest("other", PROMPT, greedy(900, ignore_eos=True)))
-        with client.submit(GenerationRequest("left", PROMPT * 40, greedy(900, ignore_eos=True))) as ticket:
-            await ticket.receive()
-            assert client.signals is not None
-            assert client.signals.running == 2
-            used = client.signals.total_blocks - client.signals.free_blocks
-            assert used > 13
-        await until(lambda: client.signals is not None and client.signals.running == 1)
-        assert client.signals.total_blocks - client.signals.free_blocks < used
-        other.abort()
-        await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+@shared
+async def test_leaving_a_ticket_frees_its_blocks_while_others_go_on(client: EngineClient) -> None:
+    other = client.submit(GenerationRequest("other", PROMPT, greedy(900, ignore_eos=True)))
+    with client.submit(GenerationRequest("left", PROMPT * 40, greedy(900, ignore_eos=True))) as ticket:
+        await ticket.receive()
+        assert client.signals is not None
+        assert client.signals.running == 2
+        used = client.signals.total_blocks - client.signals.free_blocks
+        assert used > 13
+    await until(lambda: client.signals is not None and client.signals.running == 1)
+    assert client.signals.total_blocks - client.signals.free_blocks < used
+    other.abort()
+    await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
 
 
-async def test_a_cancelled_receiver_aborts_its_request(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await collect(client, GenerationRequest("a", PROMPT, greedy(1000, ignore_eos=True)))
-        await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
+@shared
+async def test_a_cancelled_receiver_aborts_its_request(client: EngineClient) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await collect(client, GenerationRequest("a", PROMPT, greedy(1000, ignore_eos=True)))
+    await until(lambda: client.signals is not None and client.signals.free_blocks == 512)
 
 
+@shared
 async def test_an_id_can_be_used_again_right_after_an_abort_and_gets_only_its_own_output(
-    tiny_model: Path,
+    client: EngineClient,
 ) -> None:
-    async with running(tiny_model) as client:
-        expected = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
-        for _ in range(10):
-            with client.submit(GenerationRequest("a", (60, 70), greedy(500, ignore_eos=True))) as ticket:
-                await ticket.receive()
-            again = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
-            assert again.token_ids == expected.token_ids
-            assert again.last is not None
-            assert again.last.request_id == "a"
+    expected = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
+    for _ in range(10):
+        with client.submit(GenerationRequest("a", (60, 70), greedy(500, ignore_eos=True))) as ticket:
+            await ticket.receive()
+        again = await collect(client, GenerationRequest("a", PROMPT, greedy(30, ignore_eos=True)))
+        assert again.token_ids == expected.token_ids
+        assert again.last is not None
+        assert again.last.request_id == "a"
 
 
-async def test_a_slow_receiver_gets_everything_in_one_output(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        quick = await collect(client, GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True)))
-        with client.submit(GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True))) as ticket:
-            await until(
-                lambda: (
-                    client.signals is not None and client.signals.steps > 80 and not client.signals.running
-                )
+@shared
+async def test_a_slow_receiver_gets_everything_in_one_output(client: EngineClient) -> None:
+    quick = await collect(client, GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True)))
+    assert client.signals is not None
+    before = client.signals.steps
+    with client.submit(GenerationRequest("a", PROMPT, greedy(40, ignore_eos=True))) as ticket:
+        await until(
+            lambda: (
+                client.signals is not None
+                and client.signals.steps >= before + 40
+                and not client.signals.running
             )
-            output = await ticket.receive()
-        assert list(output.token_ids) == quick.token_ids
-        assert output.text == quick.text
-        assert output.finish_reason is SequenceEnd.LENGTH
-        assert output.queue_wait_s is not None
+        )
+        output = await ticket.receive()
+    assert list(output.token_ids) == quick.token_ids
+    assert output.text == quick.text
+    assert output.finish_reason is SequenceEnd.LENGTH
+    assert output.queue_wait_s is not None
 
 
 async def test_requests_that_cannot_run_are_refused_when_submitted(tiny_model: Path) -> None:
@@ -256,11 +273,11 @@ async def test_a_cancelled_start_leaves_no_process(tiny_model: Path) -> None:
     assert client.state == "stopped"
 
 
-async def test_ctrl_c_is_left_to_the_parent(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGINT)
-        assert (await collect(client, GenerationRequest("a", PROMPT, greedy(1)))).finish_reason is not None
+@shared
+async def test_ctrl_c_is_left_to_the_parent(client: EngineClient) -> None:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGINT)
+    assert (await collect(client, GenerationRequest("a", PROMPT, greedy(1)))).finish_reason is not None
 
 
 PARENT = """
@@ -325,22 +342,20 @@ async def test_an_engine_that_fails_says_why_before_it_dies(tiny_model: Path) ->
     await client.stop()
 
 
-async def test_several_tickets_are_received_together_and_each_gets_its_own(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        prompts = random_prompts(3, 512, longest=30)
-        requests = [
-            GenerationRequest(str(n), p, greedy(10 + n, ignore_eos=True)) for n, p in enumerate(prompts)
-        ]
-        expected = [await collect(client, one) for one in requests]
-        tickets = [client.submit(one) for one in requests]
-        open_tickets, answers = dict(zip(tickets, range(3), strict=True)), [Answer() for _ in tickets]
-        while open_tickets:
-            for ticket, output in await receive_any(open_tickets):
-                assert output.request_id == ticket.request_id
-                answers[open_tickets[ticket]].take(output)
-                if output.finish_reason is not None:
-                    del open_tickets[ticket]
-        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+@shared
+async def test_several_tickets_are_received_together_and_each_gets_its_own(client: EngineClient) -> None:
+    prompts = random_prompts(3, 512, longest=30)
+    requests = [GenerationRequest(str(n), p, greedy(10 + n, ignore_eos=True)) for n, p in enumerate(prompts)]
+    expected = [await collect(client, one) for one in requests]
+    tickets = [client.submit(one) for one in requests]
+    open_tickets, answers = dict(zip(tickets, range(3), strict=True)), [Answer() for _ in tickets]
+    while open_tickets:
+        for ticket, output in await receive_any(open_tickets):
+            assert output.request_id == ticket.request_id
+            answers[open_tickets[ticket]].take(output)
+            if output.finish_reason is not None:
+                del open_tickets[ticket]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
 
 
 async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tiny_model: Path) -> None:
@@ -354,10 +369,10 @@ async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tin
                 await receive_any(tickets)
 
 
-async def test_a_bad_shape_is_told_with_its_problem(tiny_model: Path) -> None:
-    async with running(tiny_model) as client:
-        shape = StructuredOutput(GrammarKind.REGEX, "[a-")
-        answer = await collect(client, GenerationRequest("a", PROMPT, SamplingParams(5, structured=shape)))
-        assert answer.last is not None and answer.last.detail is not None
-        assert (answer.last.error, answer.last.request_id) == ("invalid_grammar", "a")
-        assert "unclosed character class" in answer.last.detail
+@shared
+async def test_a_bad_shape_is_told_with_its_problem(client: EngineClient) -> None:
+    shape = StructuredOutput(GrammarKind.REGEX, "[a-")
+    answer = await collect(client, GenerationRequest("a", PROMPT, SamplingParams(5, structured=shape)))
+    assert answer.last is not None and answer.last.detail is not None
+    assert (answer.last.error, answer.last.request_id) == ("invalid_grammar", "a")
+    assert "unclosed character class" in answer.last.detail
