@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role, SectionBudgets
 
+# Examples are much the same in every run, so that a third of them finds what a change breaks.
+SEARCHES = "SLUICE_TEST_RANDOM" in os.environ
+
 
 def examples(number: int) -> settings:
-    """So many examples, however slow the machine is."""
-    return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    """So many examples when new ones are looked for, else a third; however slow the machine is."""
+    return settings(
+        max_examples=number if SEARCHES else number // 3,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 WORDS = (

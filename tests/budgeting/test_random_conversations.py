@@ -1,4 +1,4 @@
-"""Thousands of random conversations, in many scripts, with random tokenizers: what holds of every plan."""
+"""Hundreds of random conversations, in many scripts, with random tokenizers: what holds of every plan."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from budgeting.values import (
     SectionBudgets,
 )
 from tests.budgeting.folders import CHATML, COUNTING, HEADERS, UNMARKED, write_folder
+from tests.budgeting.strategies import SEARCHES
 
-CONVERSATIONS = 400
+CONVERSATIONS = 400 if SEARCHES else 100
 SENTENCES = (
     "The box set is in stock.", "Which volume comes next?", "It costs 12.50 EUR!", "I liked vol. 3 most.",
     "在庫はあります。", "何かお勧めはありますか？", "全二十七巻です！", "한국어로 된 만화가 있나요?", "네, 있습니다.",
