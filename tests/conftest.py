@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.conformance.harness import Specimen
+    from tests.conformance.vllm_in_process import RunningVllm
 
 # Neither a single example has a deadline nor the making of them: on a shared machine a pause of half a second
 # says nothing about the code. Tests of speed measure it themselves, and every test has its own limit (`timeout`
@@ -64,13 +65,19 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Specimen]:
-    """One vLLM in process for all tests that only ask it; to start one takes half a minute."""
+async def running_vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningVllm]:
+    """One vLLM in process for the whole session; to start one takes half a minute."""
     from tests.conformance.harness import in_one_task
     from tests.conformance.vllm_in_process import vllm_in_process
 
     async with in_one_task(vllm_in_process(tmp_path_factory.mktemp("vllm-adapters"))) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def vllm(running_vllm: RunningVllm) -> Specimen:
+    """It, for tests that only send requests."""
+    return running_vllm.specimen
 
 
 @pytest.fixture(scope="session")

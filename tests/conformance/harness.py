@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from adapters.values import Adapter
 from budgeting.counting import ChatTokenizer
@@ -27,6 +27,7 @@ MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 32  # vLLM's CPU attention takes no smaller one
 IDLE_TIMEOUT_S, IDLE_POLL_S = 20.0, 0.02
 
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -158,9 +159,9 @@ def make_adapters(folder: Path) -> Mapping[str, Adapter]:
 
 
 @asynccontextmanager
-async def in_one_task(specimen: AbstractAsyncContextManager[Specimen]) -> AsyncIterator[Specimen]:
-    """The specimen, entered and left in one task: a test framework's set-up and tear-down are two."""
-    ready: asyncio.Future[Specimen] = asyncio.get_running_loop().create_future()
+async def in_one_task(specimen: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """What is running, entered and left in one task: a test framework's set-up and tear-down are two."""
+    ready: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
     async def stage() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import EngineDead
 from gateway.backends.port import Delta
 from gateway.backends.vllm.host import VllmHost
 from gateway.config.engine import EngineSection
@@ -22,9 +24,19 @@ from tests.conformance.harness import (
 )
 
 
+@dataclass(frozen=True)
+class RunningVllm:
+    """A host with one backend on it, and every death that it has reported."""
+
+    host: VllmHost
+    specimen: Specimen
+    deaths: list[EngineDead]
+
+
 @asynccontextmanager
-async def vllm_in_process(folder: Path) -> AsyncIterator[Specimen]:
-    """A host with one backend on it."""
+async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
+    """Start one; stop it at the end."""
+    deaths: list[EngineDead] = []
     tokenizer = demo_tokenizer()
     section = EngineSection(
         kind="vllm",
@@ -45,7 +57,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[Specimen]:
         defaults=sampling_defaults(DEMO_MODEL),
         token_bytes=tokenizer.token_bytes,
         on_step=lambda preemptions: None,
-        on_death=lambda error: None,
+        on_death=deaths.append,
         new_seed=lambda: 0,
     )
     await host.start()
@@ -61,7 +73,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[Specimen]:
 
     specimen = Specimen(backend, idle, make_adapters(folder), tokenizer)
     try:
-        yield specimen
+        yield RunningVllm(host, specimen, deaths)
     finally:
         await host.stop(10.0)
 

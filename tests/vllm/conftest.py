@@ -18,10 +18,15 @@ needs_vllm = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that use the shared engine go first: a host that stops ends every process of vLLM below this one."""
+    """First those that use the shared engine, then the one that kills it, then those that start their own.
 
-    def last(item: pytest.Item) -> bool:
+    A host that stops ends every process of vLLM below this one.
+    """
+
+    def place(item: pytest.Item) -> int:
         used = item.fixturenames if isinstance(item, pytest.Function) else ()
-        return item.path.parent == Path(__file__).parent and "vllm" not in used and "vllm_server" not in used
+        if item.path.parent != Path(__file__).parent or "vllm" in used or "vllm_server" in used:
+            return 0
+        return 1 if "running_vllm" in used else 2
 
-    items.sort(key=last)
+    items.sort(key=place)

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDead, EngineStartError, InvalidConfig, ModelNotFound
+from engine.errors import EngineStartError, InvalidConfig, ModelNotFound
 from gateway.backends.port import BackendState, Delta, Work
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
+from gateway.backends.vllm.start_errors import explain
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
+from tests.conformance.vllm_in_process import RunningVllm
 from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
 
 
-def make_host(deaths: list[EngineDead] | None = None, **keys: Any) -> VllmHost:
+def make_host(**keys: Any) -> VllmHost:
     section = EngineSection.model_validate(
         {
             "kind": "vllm",
@@ -47,7 +49,7 @@ def make_host(deaths: list[EngineDead] | None = None, **keys: Any) -> VllmHost:
         defaults=Sampling(),
         token_bytes=demo_tokenizer().token_bytes,
         on_step=lambda preemptions: None,
-        on_death=(deaths if deaths is not None else []).append,
+        on_death=lambda error: None,
         new_seed=lambda: 0,
     )
 
@@ -129,36 +131,33 @@ async def outcome(call: Any) -> FailureKind | None:
     return None
 
 
-@pytest.mark.parametrize("victim", ["EngineCore", "Worker"])
-async def test_a_killed_process_fails_what_is_under_way_and_is_told_once(victim: str) -> None:
-    deaths: list[EngineDead] = []
-    async with started(make_host(deaths)) as host:
-        backend = host.backend("local")
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(outcome(backend.generate(work(), ignore)))
-            await until(lambda: (load := backend.load) is not None and load.running)
-            # The newest: an engine that another test has stopped may still be on its way out.
-            processes = [process for process in below() if victim in process.name()]
-            process = max(processes, key=lambda process: process.create_time())
-            os.kill(process.pid, signal.SIGKILL)
-        assert call.result() is FailureKind.ENGINE_DEAD
-        await until(lambda: deaths, 60)
-        assert backend.state is BackendState.DEAD
-        assert len(deaths) == 1
-        assert await outcome(backend.generate(work(), ignore)) is FailureKind.ENGINE_DEAD
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_killed_worker_fails_what_is_under_way_and_is_told_once(running_vllm: RunningVllm) -> None:
+    """It ends the engine that the tests before it have shared. A killed core: test_restart.py."""
+    host, deaths = running_vllm.host, running_vllm.deaths
+    backend = running_vllm.specimen.backend
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(outcome(backend.generate(work(), ignore)))
+        await until(lambda: (load := backend.load) is not None and load.running)
+        [worker] = [
+            one for one in below() if "Worker" in one.name() and one.parents()[1].pid == os.getpid()
+        ]  # not that of a `vllm serve`
+        os.kill(worker.pid, signal.SIGKILL)
+    assert call.result() is FailureKind.ENGINE_DEAD
+    await until(lambda: deaths, 60)
+    assert backend.state is BackendState.DEAD
+    assert len(deaths) == 1
+    assert await outcome(backend.generate(work(), ignore)) is FailureKind.ENGINE_DEAD
+    await host.stop(10.0)
     assert host.state is BackendState.DEAD
 
 
-@pytest.mark.parametrize("stage", ["importing", "loading"])
-async def test_a_start_given_up_midway_leaves_nothing(stage: str) -> None:
+async def test_a_start_given_up_midway_leaves_nothing() -> None:
+    """While the core is being imported; while the model is loaded: test_restart.py."""
     host = make_host()
-    before = {process.pid for process in below()}
     async with asyncio.TaskGroup() as group:
         starting = group.create_task(host.start())
-        if stage == "loading":
-            await until(lambda: [one for one in below() if one.pid not in before and "Worker" in one.name()])
-        else:
-            await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)
         starting.cancel()
         await host.stop(5.0)
     assert starting.cancelled()
@@ -212,8 +211,19 @@ async def test_a_pool_too_small_for_one_sequence_is_told_with_what_would_fit() -
     assert "engine.max_model_len" in str(error) and "engine.kv_cache_bytes" in str(error)
 
 
-async def test_more_memory_than_there_is_is_told_with_what_there_is() -> None:
-    assert "engine.kv_cache_bytes" in str(await refusal(kv_cache_bytes=1 << 44))
+def test_more_memory_than_there_is_is_told_with_what_there_is() -> None:
+    """The worker's own check, without the half minute that a worker needs to come to it."""
+    from vllm.config import CacheConfig, CompilationConfig
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    worker = object.__new__(CPUWorker)
+    worker.cache_config = CacheConfig(kv_cache_memory_bytes=1 << 44)
+    worker.compilation_config = CompilationConfig(mode=0)
+    with pytest.raises(ValueError) as caught:
+        worker.determine_available_memory()
+    error = explain(caught.value, (), EngineSection(kind="vllm", model=str(DEMO_MODEL)))
+    assert isinstance(error, InvalidConfig)
+    assert "engine.kv_cache_bytes: 16384.0 GiB" in str(error)
 
 
 async def test_weights_cut_short_are_told(tmp_path: Path) -> None:

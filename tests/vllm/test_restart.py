@@ -119,6 +119,7 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         os.kill(core.pid, signal.SIGKILL)
         await until(lambda: lost_for() == [Loss.STOPPED, Loss.EXITED], 60)
         assert backend.state is BackendState.STARTING, "a death is noticed with nothing under way"
-        keeper.cancel()
+        await until(lambda: [one for one in below() if one.pid not in before and "Worker" in one.name()])
+        keeper.cancel()  # a start given up while the model is loaded
     await host.stop(10.0)
     await until(lambda: {process.pid for process in below()} <= before, 60)
