@@ -30,8 +30,7 @@ from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.wiring.engine import engine_maker
 from resilience.failures import BackendFailure
-from resilience.supervisor import Supervisor
-from resilience.supervisor_events import EngineLost, EngineRestarted, EngineRestarting, SupervisorEvent
+from resilience.supervisor import EngineLost, EngineRestarted, EngineRestarting, Supervisor, SupervisorEvent
 
 READY_TIMEOUT_S = 300.0
 # Only the number of restarts; what is measured must not be given up.

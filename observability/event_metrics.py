@@ -50,8 +50,7 @@ from resilience.events import (
 from resilience.failures import FailureKind
 from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import AnswersLost, LookedUp
-from resilience.supervisor import Loss
-from resilience.supervisor_events import EngineRestarted, EngineRestarting
+from resilience.supervisor import EngineRestarted, EngineRestarting, Loss
 
 E = TypeVar("E")
 Update = Callable[[Any], None]

@@ -24,7 +24,7 @@ from resilience.events import AttemptFailed, Degenerated, LoadScaled, Resumed
 from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import AnswersLost, StoreBroke, StoreIsBack
-from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
+from resilience.supervisor import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
 
 
 class Log(Protocol):

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from resilience.classify_aws import aws_failure, kind_of_status
+from resilience.classify_aws import aws_failure, kind_of_status, names_of
 from resilience.failures import BackendFailure, FailureKind
-from resilience.names import names_of
 
 # Classes that cannot be imported here, by package and name. The first of an exception's ancestors that is
 # here decides, so a base may stand beside what derives from it.

@@ -11,7 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 from resilience.failures import FailureKind
-from resilience.names import names_of
+
+
+def names_of(error: BaseException) -> tuple[str, ...]:
+    """``<package>.<class>`` of the error's class and of each of its ancestors, the class first.
+
+    The package is the first part of the module: where in a library a class lives changes, its name does not.
+    """
+    return tuple(f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__)
+
 
 # Bedrock's and the signature check's codes. In streams they begin with a small letter.
 _CODES: Mapping[str, FailureKind] = MappingProxyType(

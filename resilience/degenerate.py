@@ -13,6 +13,20 @@ from enum import StrEnum
 from itertools import chain
 from typing import Generic, TypeVar
 
+
+class Action(StrEnum):
+    """What becomes of an answer that has become nonsense.
+
+    ``retry``: once more with another seed while nothing was given out and the request samples, else ``end``.
+    ``end``: the answer ends here, with what there is and finish reason ``error``. ``abort``: it fails.
+    """
+
+    RETRY = "retry"
+    END = "end"
+    ABORT = "abort"
+    OFF = "off"
+
+
 REPLACEMENT = "\ufffd"
 # Tokens of a stretch that is looked at as a whole; repetition is found at most two stretches late.
 LOOK_EVERY = 32

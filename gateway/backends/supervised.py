@@ -18,13 +18,18 @@ from gateway.backends.supervised_figures import Totals
 from gateway.backends.supervised_processes import any_gone, any_stopped, kill
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
-from resilience.supervisor import GiveUp, Loss, Restart, Sighting, Supervisor, SupervisorState
-from resilience.supervisor_events import (
+from resilience.supervisor import (
     EngineGivenUp,
     EngineLost,
     EngineRestarted,
     EngineRestarting,
+    GiveUp,
+    Loss,
+    Restart,
+    Sighting,
+    Supervisor,
     SupervisorEvent,
+    SupervisorState,
 )
 
 # How often the engine's processes are looked at; what has ended is told by the kernel at once.

@@ -7,8 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from gateway.config.section import Section
-from resilience.degenerate import DegenerateLimits
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action, DegenerateLimits
 from resilience.retry_budget import MOST, PER_SECOND, SHARE
 
 _LIMITS = DegenerateLimits()

@@ -10,8 +10,7 @@ from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Completion, Delta, DeltaSink, Work
 from gateway.contracts.values import FinishReason, Usage
 from resilience.blame import Blame
-from resilience.degenerate import DegenerateLimits, Detector, Sign
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 

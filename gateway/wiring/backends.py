@@ -36,7 +36,7 @@ from gateway.wiring.model import ModelParts
 from gateway.wiring.summaries import make_engine_summarizer
 from gateway.wiring.workers import already_there, make_workers
 from observability.collectors import ChaosCollector, HedgeCollector, WorkerCollector, WorkerStatus
-from resilience.supervisor_events import EngineRestarted, SupervisorEvent
+from resilience.supervisor import EngineRestarted, SupervisorEvent
 
 
 class ResidentBackend(Backend, Resident, Protocol):

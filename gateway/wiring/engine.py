@@ -17,8 +17,7 @@ from gateway.backends.vllm.host import VllmHost
 from gateway.config.engine import EngineSection
 from gateway.config.settings import Settings
 from gateway.prompts.model_text import sampling_defaults
-from resilience.supervisor import Supervisor
-from resilience.supervisor_events import SupervisorEvent
+from resilience.supervisor import Supervisor, SupervisorEvent
 
 
 def make_engine(

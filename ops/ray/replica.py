@@ -26,8 +26,7 @@ from ops.ray.flow import Flow
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals, decode_work, encode
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind, HealthEffect
-from resilience.supervisor import Supervisor
-from resilience.supervisor_events import SupervisorEvent
+from resilience.supervisor import Supervisor, SupervisorEvent
 
 # The name of the one backend on the engine; the gateways know it by their own.
 NAME = "engine"

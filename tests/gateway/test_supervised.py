@@ -25,13 +25,15 @@ from gateway.backends.supervised import SupervisedHost
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
-from resilience.supervisor import Loss, Supervisor, SupervisorState
-from resilience.supervisor_events import (
+from resilience.supervisor import (
     EngineGivenUp,
     EngineLost,
     EngineRestarted,
     EngineRestarting,
+    Loss,
+    Supervisor,
     SupervisorEvent,
+    SupervisorState,
 )
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
 from tests.engine.adapters import write_adapter

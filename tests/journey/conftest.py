@@ -41,8 +41,7 @@ from gateway.routing.revision import make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
 from resilience.blame import Blame
-from resilience.degenerate import DegenerateLimits
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action, DegenerateLimits
 from resilience.events import ResilienceEvent
 from resilience.guard import Guard
 from resilience.leg_limits import LegLimit, LegLimits, LegSkipped

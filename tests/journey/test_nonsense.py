@@ -8,7 +8,7 @@ import pytest
 
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action
 from resilience.events import Degenerated
 from resilience.failures import FailureKind
 from tests.journey.house import House

@@ -7,8 +7,14 @@ from typing import Any
 from observability.collectors import EngineStateCollector
 from observability.metrics import Metrics
 from observability.subscribers import EventDispatcher
-from resilience.supervisor import Loss, SupervisorState
-from resilience.supervisor_events import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
+from resilience.supervisor import (
+    EngineGivenUp,
+    EngineLost,
+    EngineRestarted,
+    EngineRestarting,
+    Loss,
+    SupervisorState,
+)
 
 
 class Lines:

@@ -10,8 +10,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Sampling
 from gateway.generation.output_guard import OutputGuard
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
-from resilience.degenerate import DegenerateLimits
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action, DegenerateLimits
 from resilience.failures import BackendFailure, FailureKind
 
 

@@ -11,8 +11,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from gateway.generation.output_guard import READ_EVERY, OutputGuard
 from resilience.blame import Blame
-from resilience.degenerate import LOOK_EVERY, DegenerateLimits, Sign
-from resilience.degenerate_action import Action
+from resilience.degenerate import LOOK_EVERY, Action, DegenerateLimits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 

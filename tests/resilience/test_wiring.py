@@ -12,7 +12,7 @@ from gateway.config.resilience import ResilienceSection
 from gateway.wiring.resilience import Resilience, make_resilience
 from observability.collectors import RetryBudgetCollector
 from observability.metrics import Metrics
-from resilience.degenerate_action import Action
+from resilience.degenerate import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
 from resilience.guard import Attempt

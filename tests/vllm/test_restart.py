@@ -19,8 +19,7 @@ from gateway.backends.vllm.processes import below
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
-from resilience.supervisor import Loss, Supervisor
-from resilience.supervisor_events import EngineLost, EngineRestarted, SupervisorEvent
+from resilience.supervisor import EngineLost, EngineRestarted, Loss, Supervisor, SupervisorEvent
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
 from tests.vllm.test_lifecycle import ignore, until, work
