@@ -1,8 +1,8 @@
-"""Where a broken answer is taken up again: which tokens the caller has, and how the rest is joined to them.
+"""Resuming a broken answer: in which mode, from which token, and how the rest is joined to the first part.
 
-An engine holds text back: bytes that are no whole character yet, words that may be the start of a stop
-string. So the ids that it told may be ahead of the text that it gave, and a continuation from all of them
-would leave a hole, one from too few would say something twice. Sans I/O.
+An engine holds text back: bytes that are not a whole character yet, words that may start a stop string. So
+the reported ids may be ahead of the text, and a resumption from all of them would leave a hole, one from too
+few would repeat text. Sans I/O.
 """
 
 from __future__ import annotations
@@ -10,42 +10,92 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRules:
+    """A route's rules for broken answers.
+
+    Args:
+        enabled: whether answers are resumed, and requests wait for a restart.
+        wait_s: a restart that is expected within this is waited for before the next leg is asked.
+        max_wait_s: longest wait for restarts, all together.
+        commit_chunks: pieces of a stream held back while its answer could not be resumed exactly; 0: none.
+        commit_s: longest that they are held.
+    """
+
+    enabled: bool
+    wait_s: float
+    max_wait_s: float
+    commit_chunks: int
+    commit_s: float
+
+
+class ResumeMode(StrEnum):
+    """What a backend is given of the answer. The best mode comes first."""
+
+    EXACT = "exact"  # the prompt's ids and the answer's own
+    SPELLED = "spelled"  # ids that spell the answer's text
+    TEXT = "text"  # an assistant message that the backend completes
+
+
+def resume_modes(*, takes_ids: bool, ids_known: bool, takes_text: bool) -> tuple[ResumeMode, ...]:
+    """The modes that are possible, best first.
+
+    Args:
+        takes_ids: whether the backend resumes from token ids.
+        ids_known: whether every id of the answer is known, chosen by the same model.
+        takes_text: whether the backend completes a message, and the prompt has messages.
+    """
+    possible = (takes_ids and ids_known, takes_ids, takes_text)
+    return tuple([mode for mode, is_possible in zip(ResumeMode, possible, strict=True) if is_possible])
+
+
+class Spelling(Protocol):
+    """What tokens are to the models that take token ids."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; none for a control token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where an answer goes on.
+    """Where an answer is resumed.
 
     Args:
-        token_ids: the ids that stay; the next token is generated behind them.
-        held: text of the last of them that the caller has not got; it is given first.
-        again: the end of the caller's text that these ids do not cover; what is generated starts with it, and
-            it is not given again. One of ``held`` and ``again`` is empty.
+        token_ids: the ids that stay; the next token is generated after them.
+        held: text of the last of them that the caller does not have; it is sent first.
+        again: the end of the caller's text that these ids do not cover; the new output starts with it, and it
+            is not sent again. One of ``held`` and ``again`` is empty.
     """
 
     token_ids: tuple[int, ...]
     held: str = ""
     again: str = ""
 
-    def behind(self, text: str) -> str:
+    def covered(self, text: str) -> str:
         """What the ids decode to, where ``text`` is what the caller has."""
         return text[: len(text) - len(self.again)] + self.held
 
 
 def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> ResumePoint | None:
-    """The seam behind ``text``: the shortest run of the ids that covers it.
+    """The point after ``text``: the shortest run of the ids that covers it.
 
-    When the last of them stands for more than its part of the text, the rest is ``held``. When that would end
-    inside a character, ids are dropped back to where a character ends, and the text behind is generated
-    ``again``.
+    When the last of them covers more than the text, the rest is ``held``. When that would end inside a
+    character, ids are dropped back to where a character ends, and the text after that is generated ``again``.
 
     Args:
-        token_ids: those told with the text, perhaps more.
+        token_ids: those reported with the text, perhaps more.
         text: what the caller has.
-        token_bytes: what an id stands for; nothing for a control token.
+        token_bytes: the bytes of a token; none for a control token.
 
     Returns:
-        ``None`` when ids and text tell of different answers.
+        ``None`` when ids and text belong to different answers.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     got, kept, rest = 0, 0, ""
@@ -60,20 +110,20 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
             ends, covered = kept, got
     if ends == kept and covered >= len(text):
         return ResumePoint(tuple(token_ids[:kept]), held=rest)
-    # Inside a character, or short of the text because a seam before this one was not given again to its end.
+    # Inside a character, or short of the text: an earlier resumption did not repeat its part to the end.
     return ResumePoint(tuple(token_ids[:ends]), again=text[covered:])
 
 
 class Mismatch(Exception):
-    """What was generated again is not what the caller has."""
+    """The text that was generated again differs from what the caller has."""
 
 
 class Splice:
-    """Joins what a continuation gives to what the caller has.
+    """Joins the output of a resumed call to what the caller has.
 
     Args:
-        seam: where it goes on.
-        stop: the request's stop strings; they never stand in an answer, whichever call wrote their start.
+        point: where the answer is resumed.
+        stop: the request's stop strings; no answer contains one, whichever call wrote its start.
         token_bytes: as for :func:`align`.
     """
 
@@ -81,26 +131,26 @@ class Splice:
 
     def __init__(
         self,
-        seam: ResumePoint,
+        point: ResumePoint,
         stop: Sequence[str] = (),
         token_bytes: Callable[[int], bytes] = lambda _: b"",
     ) -> None:
-        self._held = seam.held
-        self._again = seam.again
+        self._held = point.held
+        self._again = point.again
         self._stop = tuple(stop)
         self._token_bytes = token_bytes
-        self._new = bytearray()  # of a piece that was only held back
+        self._new = bytearray()  # of pieces that the engine held back
 
     @property
     def joined(self) -> bool:
-        """Whether what comes now is given as it is."""
+        """Whether further output is passed on unchanged."""
         return not self._held and not self._again
 
     def take(self, text: str, token_ids: Sequence[int] = ()) -> str:
-        """The part of a piece that the caller has not got yet, with what was held before it.
+        """The part of a piece that the caller does not have, after what was held.
 
         Raises:
-            Mismatch: it does not start with what should come again.
+            Mismatch: it does not start with the text that should be repeated.
         """
         if self._again:
             length = min(len(text), len(self._again))
@@ -115,12 +165,12 @@ class Splice:
         return text
 
     def end(self) -> str:
-        """What is still held when the continuation has ended without further text.
+        """What is still held when the call has ended without further text.
 
-        Where a stop string began in it, the rest of which came without being given, it ends before that.
+        Where a stop string starts in it whose rest was generated but held back, the text ends before that.
 
         Raises:
-            Mismatch: the continuation ended before what should come again.
+            Mismatch: the call ended before it repeated that text.
         """
         if self._again:
             raise Mismatch
@@ -128,3 +178,51 @@ class Splice:
         whole = held + self._new.decode(errors="replace")
         ends = [at for stop in self._stop if 0 <= (at := whole.find(stop)) < len(held)]
         return held[: min(ends)] if ends else held
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """One way to resume an answer.
+
+    Args:
+        mode: the way.
+        text: the part of the answer that the backend is given.
+        token_ids: ids that decode to ``text``; ``None`` where the backend is given the text alone.
+        splice: joins the new output to what the caller has.
+    """
+
+    mode: ResumeMode
+    text: str
+    token_ids: tuple[int, ...] | None
+    splice: Splice
+
+
+def plan_resumption(
+    modes: Sequence[ResumeMode],
+    text: str,
+    token_ids: Sequence[int],
+    stop: Sequence[str],
+    spelling: Spelling,
+) -> Resumption | None:
+    """The first of ``modes`` that fits the answer; ``None`` when none does.
+
+    Args:
+        modes: the possible ones, best first.
+        text: what the caller has, or would have been given.
+        token_ids: those that were reported with it.
+        stop: the request's stop strings.
+        spelling: what token ids are text of.
+    """
+    for mode in modes:
+        if mode is ResumeMode.EXACT:
+            point = align(token_ids, text, spelling.token_bytes)
+            if point is not None:
+                splice = Splice(point, stop, spelling.token_bytes)
+                return Resumption(mode, point.covered(text), point.token_ids, splice)
+        elif mode is ResumeMode.SPELLED:
+            ids = spelling.encode(text, add_special_tokens=False)
+            if b"".join(map(spelling.token_bytes, ids)) == text.encode():
+                return Resumption(mode, text, ids, Splice(ResumePoint(ids)))
+        elif text:
+            return Resumption(mode, text, None, Splice(ResumePoint(())))
+    return None

@@ -1,23 +1,64 @@
-"""How much load retries may add: a bucket of retries for each backend, sans I/O.
+"""Bounds on calls that are made again, sans I/O.
 
-When a backend is in trouble every request fails, and a fixed number of retries each would give it several
-times the load just then. So retries are paid for: first attempts bring a share of one each, and time brings a
-few, so that a quiet gateway may retry too.
+:class:`RetryBudget` bounds what the retries of all requests add to the load of one backend: when a backend is
+in trouble every request fails, and a fixed number of retries each would multiply its load just then.
+:class:`CallBudget` bounds what one request may cause: its loops are nested (the fallback chain asks a
+backend, the retry loop asks it again, a pool asks another worker), and would multiply without a common bound.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 # Retries that each first attempt pays for: at most a tenth of the load comes on top.
 SHARE = 0.1
-# Retries a second that need no first attempts. The failure with the most retries has three in 0.7 s: this
-# pays for one such request every six seconds.
+# Retries a second that need no first attempts. The failure table permits at most three retries in 0.7 s: one
+# request that needs them every six seconds.
 PER_SECOND = 0.5
-# Most retries saved up: three such requests at once. It is what a start begins with.
+# Most retries saved up: three such requests at once. A start begins with this many.
 MOST = 10.0
+
+# The failure table permits at most three retries of a backend, and an answer is resumed at most four times.
+MAX_EXTRA_CALLS = 4
+
+
+@dataclass(slots=True)
+class CallBudget:
+    """The calls to servers that one request may still make. Every caller of a server asks it first.
+
+    The first call to each backend of the request is free. Each further call to any server takes one of
+    ``extra``: a retry, a resumption, another worker of a pool, a hedged request. So a request makes at most
+    ``extra`` calls more than it asks backends.
+
+    Args:
+        extra: further calls that are left.
+        called: the backends that have been called.
+    """
+
+    extra: int = MAX_EXTRA_CALLS
+    called: set[str] = field(default_factory=set)
+
+    def allows(self, backend: str) -> bool:
+        """Whether ``backend`` may be called now."""
+        return backend not in self.called or self.extra > 0
+
+    def take(self, backend: str) -> bool:
+        """Take a call to ``backend``; false when none is left."""
+        if backend in self.called:
+            return self.take_extra()
+        self.called.add(backend)
+        return True
+
+    def take_extra(self) -> bool:
+        """Take a further call, as to another worker of the backend; false when none is left."""
+        if self.extra <= 0:
+            return False
+        self.extra -= 1
+        return True
 
 
 class RetryBudget:
-    """The retries that each backend may still be given.
+    """The retries that each backend may still be given: a bucket for each.
 
     Over any time, retries of one backend are at most ``most + share * first attempts + per_second *
     seconds``. Backends are configured, so their number is bounded.
@@ -49,7 +90,7 @@ class RetryBudget:
             bucket.retries = min(self._most, bucket.retries + self._share)
 
     def take(self, backend: str, now: float) -> bool:
-        """Whether one retry may be made; it is paid for when it may."""
+        """Take one retry; false when none is left."""
         if self.left(backend, now) < 1.0:
             return False
         self._buckets[backend].retries -= 1.0
@@ -57,12 +98,10 @@ class RetryBudget:
 
     def left(self, backend: str, now: float) -> float:
         """Retries that may be made now."""
-        bucket = self._buckets.get(backend)
-        if bucket is None:
-            bucket = self._buckets[backend] = _Bucket(self._most, now)
-        earned = max(0.0, now - bucket.told_at) * self._per_second
+        bucket = self._buckets.setdefault(backend, _Bucket(self._most, now))
+        earned = max(0.0, now - bucket.updated_at) * self._per_second
         bucket.retries = min(self._most, bucket.retries + earned)
-        bucket.told_at = max(bucket.told_at, now)
+        bucket.updated_at = max(bucket.updated_at, now)
         return bucket.retries
 
     @property
@@ -71,9 +110,7 @@ class RetryBudget:
         return tuple(self._buckets)
 
 
+@dataclass(slots=True)
 class _Bucket:
-    __slots__ = ("retries", "told_at")
-
-    def __init__(self, retries: float, told_at: float) -> None:
-        self.retries = retries
-        self.told_at = told_at
+    retries: float
+    updated_at: float

@@ -14,6 +14,7 @@ from admission.values import BackendLoad
 from budgeting.values import Message
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
+from resilience.retry_budget import CallBudget
 
 
 class BackendState(StrEnum):
@@ -73,7 +74,8 @@ class Work:
     piece follows right after ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
     strings, penalties and shapes look at the whole answer as far as the backend can.
 
-    ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind.
+    ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind. The caller
+    has taken one call from ``call_budget``; a backend takes another for each further server that it asks.
     """
 
     generation_id: str
@@ -88,6 +90,7 @@ class Work:
     stream: bool = True
     begun: PartialAnswer | None = None
     calls: Calls | None = field(default=None, compare=False, repr=False)
+    call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an attempt on a backend is asked: all or the rest of an answer, and after some failures otherwise."""
+"""The work of each attempt on a backend: all or the rest of an answer, changed after some failures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.job import Job
-from gateway.generation.resume import Continuation, Mode, Spelling, continuation, goes_on_exactly
+from gateway.generation.resume import resumes_exactly, resumption_on
 from gateway.generation.trace_steps import TraceStep
 from resilience.failures import POLICIES, BackendFailure, FailureKind, Remedy
-from resilience.guard import Attempt
+from resilience.resume import ResumeMode, Resumption, Spelling
+from resilience.retry import Attempt
 
 # Sampling hints that the native contract may lose, by the feature they ask for.
 _HINTS: Mapping[Feature, str] = MappingProxyType(
@@ -42,8 +43,8 @@ class Attempts:
 
     Args:
         backend: where they are made.
-        job: what is asked.
-        stream: what there is of the answer.
+        job: the request.
+        stream: the answer so far.
         slot: the permission.
         spelling: what token ids are text of.
 
@@ -70,52 +71,53 @@ class Attempts:
         return tuple(dict.fromkeys(self._notes))
 
     def note(self, warning: str) -> None:
-        """The caller is to know this."""
+        """Add a warning for the caller."""
         self._notes.append(warning)
 
-    async def next(self, this: Attempt) -> tuple[Work, Continuation | None]:
-        """The work of one attempt, and how it is joined to what there is; the stream is ready for it.
+    async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
+        """The work of one attempt, and how it resumes a partial answer; the stream is ready for it.
 
         Raises:
             BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
-                go on with it.
+                resume it.
         """
         stream, change = self._stream, Remedy.NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
         if stream.chars and (stream.committed or change is Remedy.NOTHING):
-            # A long answer may have to be spelled in tokens again; nobody else touches it meanwhile.
-            going_on = (
-                await asyncio.to_thread(continuation, self._backend, self._job, stream, self._spelling)
+            # A long answer may have to be encoded again; nothing else uses the stream meanwhile.
+            resumption = (
+                await asyncio.to_thread(resumption_on, self._backend, self._job, stream, self._spelling)
                 if stream.chars > INLINE_CHARS
-                else continuation(self._backend, self._job, stream, self._spelling)
+                else resumption_on(self._backend, self._job, stream, self._spelling)
             )
-            # Of what nobody has seen, a new answer is better than one in two hands.
-            if going_on is not None and (stream.committed or going_on.mode is not Mode.TEXT):
-                return self._behind(going_on, change), going_on
+            # Of a part that the caller does not have, a new answer is better than one by two models.
+            if resumption is not None and (stream.committed or resumption.mode is not ResumeMode.TEXT):
+                return self._rest(resumption, change), resumption
         if stream.committed:
-            message = f"{self._backend.name} cannot go on with the answer"
+            message = f"{self._backend.name} cannot resume the answer"
             raise BackendFailure(FailureKind.STREAM_BROKEN, message)
         if stream.has_output:
             stream.rewind()
-        return await self._anew(this, change), None
+        return await self._whole(this, change), None
 
-    def _behind(self, going_on: Continuation, change: Remedy) -> Work:
+    def _rest(self, resumption: Resumption, change: Remedy) -> Work:
         origin, backend, stream = self._stream.origin, self._backend, self._stream
         if origin is None:
-            raise RuntimeError("there is an answer to go on with, but nobody has begun one")
-        stream.resume(going_on.token_ids, backend.name, going_on.mode.value)
+            raise RuntimeError("an answer is resumed that was never begun")
+        known = resumption.token_ids if resumption.mode is ResumeMode.EXACT else None
+        stream.resume(known, backend.name, resumption.mode.value)
         stream.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
-        begun = going_on.begun if going_on.begun.text else None
+        partial = PartialAnswer(resumption.text, resumption.token_ids) if resumption.text else None
         # Ids that spell the text may be more than those that the first backend generated.
-        spent = max(stream.tokens, len(going_on.begun.token_ids or ()))
-        return self._work(origin.plan, origin.max_tokens - spent, begun, seed)
+        spent = max(stream.tokens, len(resumption.token_ids or ()))
+        return self._work(origin.plan, origin.max_tokens - spent, partial, seed)
 
-    async def _anew(self, this: Attempt, change: Remedy) -> Work:
+    async def _whole(self, this: Attempt, change: Remedy) -> Work:
         plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
         if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
-            # Once: what half of the prompt does not help is better asked elsewhere, with all of it.
+            # Once: if half of the prompt does not help, another backend is asked with all of it.
             self._shortened = await self._job.shorten(plan)
             if self._shortened is not None:
                 plan = self._shortened
@@ -135,9 +137,9 @@ class Attempts:
         return self._work(plan, max_tokens, None, seed)
 
     def _hold(self) -> None:
-        """Begin to hold back, unless an answer that breaks off could be gone on with exactly."""
+        """Hold the first pieces back, unless an answer that breaks off could be resumed exactly."""
         rules = self._job.target.route.resume
-        exactly = rules.enabled and goes_on_exactly(self._backend, self._job)
+        exactly = rules.enabled and resumes_exactly(self._backend, self._job)
         if self._job.request.stream and rules.commit_chunks and not exactly:
             self.buffer = self._stream.hold(rules.commit_chunks, rules.commit_s)
 
@@ -147,7 +149,7 @@ class Attempts:
         start = zlib.crc32(self._job.request.generation_id.encode()) if seed is None else seed
         return (start + number) & _SEED_BITS
 
-    def _work(self, plan: Plan, max_tokens: int, begun: PartialAnswer | None, seed: int | None) -> Work:
+    def _work(self, plan: Plan, max_tokens: int, partial: PartialAnswer | None, seed: int | None) -> Work:
         request, sampling = self._job.request, self._job.request.sampling
         if seed is not None and Feature.SEED in self._backend.features:
             sampling = replace(sampling, seed=seed)
@@ -166,8 +168,9 @@ class Attempts:
             cache_salt=request.caller.tenant,
             prefix_tokens=plan.prefix_tokens,
             stream=request.stream,
-            begun=begun,
+            begun=partial,
             calls=self.step,
+            call_budget=self._job.call_budget,
         )
 
 

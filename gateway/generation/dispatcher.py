@@ -1,4 +1,4 @@
-"""Handing admitted work to a backend, guarded."""
+"""Hands admitted work to a backend, with retries and an inspection of the output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.job import Job
 from gateway.generation.output_guard import OutputGuard
-from gateway.generation.resume import Spelling, SplicedStream
+from gateway.generation.resume import SplicedStream
+from gateway.generation.retry_loop import AttemptBounds, RetryLoop
 from resilience.errors import DeadlinePassed
 from resilience.events import ResilienceEvent, Resumed
 from resilience.failures import BackendFailure, FailureKind
-from resilience.guard import Attempt, Guard
+from resilience.resume import Resumption, Spelling
+from resilience.retry import Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutcome:
-    """How the answer came to be: from which backend and prompt, how it ended, what was left out."""
+    """How an answer was made: by which backend, from which prompt, how it ended, what was left out."""
 
     completion: Completion
     backend: str
@@ -41,59 +43,66 @@ class GenerationOutcome:
 
 
 class Dispatcher:
-    """Generates on a backend what admission has let through, from the start or behind what there is.
+    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one.
 
     Args:
-        guard: makes the attempts.
-        watch: looks at what comes of them.
+        retries: makes the attempts.
+        output_guard: inspects their output.
         spelling: what token ids are text of.
         emit: takes each event; must not block.
     """
 
     def __init__(
-        self, guard: Guard, watch: OutputGuard, spelling: Spelling, emit: Callable[[ResilienceEvent], None]
+        self,
+        retries: RetryLoop,
+        output_guard: OutputGuard,
+        spelling: Spelling,
+        emit: Callable[[ResilienceEvent], None],
     ) -> None:
-        self._guard = guard
-        self._watch = watch
+        self._retries = retries
+        self._output_guard = output_guard
         self._spelling = spelling
         self._emit = emit
 
     def affords(self, backend: Backend, kind: FailureKind) -> bool:
         """Whether ``backend`` may be asked for an answer again after ``kind``; it is paid for when it may."""
-        return self._guard.affords(backend.name, kind)
+        return self._retries.affords(backend.name, kind)
 
     async def generate(
         self, slot: Slot, backend: Backend, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         """Generate on ``backend``; the slot is the permission to do so.
 
-        What the stream has of an answer is gone on with where the backend can; else, unless the caller has a
-        part of it, the answer is made anew. A deadline that passes after the first token ends the answer
-        with what there is.
+        A partial answer in ``stream`` is resumed where the backend can; else, unless the caller has a part of
+        it, a new answer is made. A deadline that passes after the first token ends the answer with what there
+        is.
 
         Raises:
             BackendFailure: the backend failed and retrying on it did not help.
             DeadlinePassed: before the first token; a little before, where the degraded text may be given.
         """
         if backend.state is not BackendState.READY:
-            slot.ignored()  # its state tells already; the circuit counts answers
+            slot.ignored()  # the state says enough; the circuit counts answers
             raise _not_ready(backend)
         stream.admitted(slot)
         attempts = Attempts(backend, job, stream, slot, self._spelling)
-        given = stream.chars
+        chars = stream.chars
+        bounds = AttemptBounds(
+            backend.name,
+            job.call_budget,
+            delivered=lambda: stream.committed and stream.chars > chars,
+            deadline=job.request.deadline,
+            begun=lambda: stream.has_output,
+            first_token_deadline=job.first_token_deadline,
+        )
         try:
-            completion = await self._guard.run(
-                lambda this: self._attempt(this, attempts, backend, stream),
-                backend=backend.name,
-                delivered=lambda: stream.committed and stream.chars > given,
-                deadline=job.request.deadline,
-                begun=lambda: stream.has_output,
-                first_token_deadline=job.first_token_deadline,
+            completion = await self._retries.run(
+                lambda this: self._attempt(this, attempts, backend, stream), bounds
             )
             slot.succeeded()
         except BackendFailure as failure:
             if not failure.counts:
-                slot.ignored()  # it says nothing about the backend, or its state tells already
+                slot.ignored()  # it says nothing about the backend, or its state says enough
             raise
         except DeadlinePassed:
             slot.ignored()
@@ -108,43 +117,48 @@ class Dispatcher:
     ) -> Completion:
         with stream.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
-            return await self._make(this, attempts, backend, stream)
-
-    async def _make(
-        self, this: Attempt, attempts: Attempts, backend: Backend, stream: AnswerStream
-    ) -> Completion:
-        work, going_on = await attempts.next(this)
-        if going_on is None:
-            again = this.number == 1
+            work, resumption = await attempts.next(this)
+            if resumption is not None:
+                return await self._resume(work, resumption, attempts, backend, stream)
+            may_repeat = this.number == 1
             return await self._generate(
-                backend, work, stream.take, attempts, lambda: again and not stream.committed
+                backend, work, stream.take, attempts, lambda: may_repeat and not stream.committed
             )
-        rejoined, resumed = SplicedStream(stream, going_on.joint), stream.resumes[-1]
+
+    async def _resume(
+        self,
+        work: Work,
+        resumption: Resumption,
+        attempts: Attempts,
+        backend: Backend,
+        stream: AnswerStream,
+    ) -> Completion:
+        spliced, resume = SplicedStream(stream, resumption.splice), stream.resumes[-1]
         if attempts.step is not None:
-            attempts.step.mode = resumed.mode
+            attempts.step.mode = resume.mode
         result = "cut"
         try:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:
-                completion = await self._generate(backend, work, rejoined.take, attempts, lambda: False)
-            else:  # it broke off behind its last token
+                completion = await self._generate(backend, work, spliced.take, attempts, lambda: False)
+            else:  # the answer broke off after its last token
                 completion = Completion(
                     FinishReason.LENGTH, Usage(len(work.token_ids), 0, stream.cached_tokens)
                 )
-            await rejoined.end()
+            await spliced.end()
             result = "whole"
         except Exception:
             result = "broken"
             raise
         finally:
-            self._emit(Resumed(resumed.source, resumed.target, resumed.mode, result, resumed.tokens))
-        # What there was before this call, and what this call counted.
-        output_tokens = resumed.tokens + completion.usage.output_tokens
+            self._emit(Resumed(resume.source, resume.target, resume.mode, result, resume.tokens))
+        # The tokens before this call, and those that this call counted.
+        output_tokens = resume.tokens + completion.usage.output_tokens
         return replace(completion, usage=replace(completion.usage, output_tokens=output_tokens))
 
     async def _generate(
         self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, again: Callable[[], bool]
     ) -> Completion:
-        generating = self._watch.generate(backend, work, out, again=again, note=attempts.note)
+        generating = self._output_guard.generate(backend, work, out, again=again, note=attempts.note)
         buffer = attempts.buffer
         if buffer is None or not buffer.holding:
             return await generating
@@ -169,7 +183,7 @@ def outcome_of(
 async def cut_short(
     backend: Backend, job: Job, stream: AnswerStream, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
-    """The outcome when the deadline has passed in the middle of an answer: what there is."""
+    """The outcome when the deadline has passed in the middle of an answer: the part that there is."""
     await stream.commit()
     plan = stream.origin.plan if stream.origin is not None else job.plan
     usage = Usage(len(plan.token_ids), stream.tokens, stream.cached_tokens)

@@ -1,4 +1,4 @@
-"""After a failure: go on with the answer, or give a gentler one by the route's fallback chain."""
+"""After a failure: resume the answer, or serve another one by the route's fallback chain."""
 
 from __future__ import annotations
 
@@ -11,28 +11,35 @@ from admission.errors import Refused
 from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
-from gateway.generation.answer_cache import AnswerCache, Found
+from gateway.generation.answer_cache import AnswerCache, StoredAnswer
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
-from gateway.generation.fallback_policy import FallbackPolicy, Situation, TryBackend, WaitForRestart
 from gateway.generation.job import Job
-from gateway.generation.resume import Mode, mode_on
+from gateway.generation.resume import modes_on
 from gateway.generation.without_adapter import warning_of, without_adapter
-from gateway.routing.revision import DEGRADED, RESPONSE_CACHE
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
+from resilience.fallback_policy import (
+    DEGRADED,
+    RESPONSE_CACHE,
+    FallbackPolicy,
+    Situation,
+    TryBackend,
+    WaitForRestart,
+)
 from resilience.leg_limits import LegLimits, LegUsage, Permit
+from resilience.resume import ResumeMode
 
-# Requests that wait for an engine to come back. Each holds its prompt and a connection; the next one is told
-# what the chain has for it.
+# Requests that wait for an engine to restart. Each holds its prompt and a connection; any further request
+# takes the next step at once.
 MAX_WAITING = 1_024
 
 
 # What keeps a request from its answer.
 Cause = Refused | BackendFailure | DeadlinePassed
 
-# What a backend refused or never got costs nothing.
+# The backend refused the request or never received it: nothing is billed.
 _UNBILLED = frozenset(
     {
         FailureKind.THROTTLED,
@@ -45,17 +52,17 @@ _UNBILLED = frozenset(
 
 
 class FallbackChain:
-    """Walks the steps of :class:`gateway.generation.fallback_policy.FallbackPolicy` until one answers.
+    """Takes the steps of :class:`resilience.fallback_policy.FallbackPolicy` until one answers.
 
     Args:
-        answers: those that were given before.
+        answers: stored ones.
         limits: bounds of the backends that are legs.
         admission: each step that generates passes it.
         dispatcher: generates.
         backends: those that legs name.
         clock: seconds, monotonic.
         on_engine: the backends that share the engine in process.
-        emit: told when the base model answered in an adapter's place; must not block.
+        emit: takes an event when the base model answered in an adapter's place; must not block.
     """
 
     def __init__(
@@ -81,92 +88,80 @@ class FallbackChain:
         self._waiting = 0
 
     async def answer(self, cause: Cause, job: Job, stream: AnswerStream) -> GenerationOutcome:
-        """Answer in spite of ``cause``; re-raise it when that cannot be done or may not.
+        """Answer in spite of ``cause``; re-raise it when that is not possible or not allowed.
 
-        Whatever takes all the time there is leaves some for what is kept: an answer given before, or the
-        degraded text. A part that the caller has is gone on with or stays a part. A caller who wants errors
-        gets no other backend's answer, but the same backend may go on with its own. When the fault lies in
-        the request itself nothing is tried: bad input is never answered by a fallback.
+        A step that takes all the time leaves some for stored text: an earlier answer, or the degraded text. A
+        part that the caller has is resumed or stays a part. A caller who wants errors gets no other backend's
+        answer, but the same backend may resume its own. A fault of the request itself has no fallback.
 
         Raises:
             Refused, BackendFailure: ``cause``.
-            DeadlinePassed: before the first token, and nothing can be given in its place.
+            DeadlinePassed: before the first token, and no stored text may be served.
         """
         try:
             if isinstance(cause, DeadlinePassed):
                 raise cause
-            return await self._go_on(cause, job, stream)
-        except DeadlinePassed as passed:
-            return await self._late(cause, passed, job, stream)
+            return await self._fall_back(cause, job, stream)
+        except DeadlinePassed:
+            # Serve stored text in the time that was reserved for it.
+            if stream.committed or not job.fallback_reserve_s:
+                raise
+            for leg in (RESPONSE_CACHE, DEGRADED):
+                if leg in job.target.route.fallback:
+                    limit_s = self._time_left_s(job) / 2
+                    if outcome := await self._serve_stored(leg, limit_s, cause, job, stream):
+                        return outcome
+            raise
 
-    async def _go_on(
+    def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
+        """Store an answer to the whole prompt, to be served when no backend can answer."""
+        as_asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
+        if as_asked and RESPONSE_CACHE in job.target.route.fallback:
+            self._answers.remember(job, answer)
+
+    async def _fall_back(
         self, cause: Refused | BackendFailure, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         if isinstance(cause, Refused):
             stream.refused(job.primary.name, cause)
         elif not cause.policy.other_backend:
             raise cause
-        if (plain := without_adapter(cause, job, stream)) is not None:
-            return await self._on_base(cause, plain, job, stream)
-        if not _may_go_on(cause):
+        plain = without_adapter(cause, job, stream)
+        if plain is not None and job.call_budget.allows(job.primary.name):
+            return await self._on_base_model(cause, plain, job, stream)
+        if not _resumable_after(cause):
             if stream.committed:
                 raise cause
             stream.rewind()
         primary, request = job.primary, job.request
-        course = FallbackPolicy(
+        policy = FallbackPolicy(
             primary.name,
             job.target.route.fallback if request.allow_fallback else (),
             job.target.route.resume,
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
         )
-        moved = _goes_on(primary, job, stream)
-        self._note(course, primary, cause, moved=moved, unseen=_unseen(stream))
-        while (step := course.next(self._view(job, stream))) is not None:
+        moved = _would_resume(primary, job, stream)
+        self._record(policy, primary, cause, moved=moved, repeatable=_repeatable(primary, job, stream))
+        while (step := policy.next(self._situation(job, stream))) is not None:
             if isinstance(step, WaitForRestart):
-                await self._wait(course, step, job, stream)
+                await self._wait(policy, step, job, stream)
             elif isinstance(step, TryBackend):
-                outcome = await self._attempt(course, self._backends[step.backend], job, stream)
+                outcome = await self._try(policy, self._backends[step.backend], job, stream)
                 if outcome is not None:
-                    return self._named(outcome, cause, job)
-            elif step.leg == RESPONSE_CACHE:
-                with stream.steps.step(RESPONSE_CACHE) as looking:
-                    found = await self._answers.find(job, self._left_s(job) - job.fallback_reserve_s)
-                    looking.mode = "miss" if found is None else "hit"
-                if found is not None:
-                    return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, stream)
-                course.gave_nothing(step.leg)
+                    return self._with_fallback(outcome, cause, job)
             else:
-                with stream.steps.step(DEGRADED):
-                    return await _give(_degraded(job), step.leg, "degraded_response", cause, job, stream)
-        if stream.committed and self._left_s(job) <= 0:
+                limit_s = self._time_left_s(job) - job.fallback_reserve_s
+                if outcome := await self._serve_stored(step.leg, limit_s, cause, job, stream):
+                    return outcome
+                policy.refused(step.leg)
+        if stream.committed and self._time_left_s(job) <= 0:
             return await cut_short(primary, job, stream)
         if not stream.committed:
-            stream.rewind()  # nobody has seen it, nobody pays for it
+            stream.rewind()  # the caller has nothing of it, and is not billed for it
         raise cause
 
-    async def _late(
-        self, cause: Cause, passed: DeadlinePassed, job: Job, stream: AnswerStream
-    ) -> GenerationOutcome:
-        """Give what is kept in the time that was left for it."""
-        if stream.committed or not job.fallback_reserve_s:
-            raise passed
-        if RESPONSE_CACHE in job.target.route.fallback:
-            with stream.steps.step(RESPONSE_CACHE) as looking:
-                found = await self._answers.find(job, self._left_s(job) / 2)
-                looking.mode = "miss" if found is None else "hit"
-            if found is not None:
-                return await _give(found, RESPONSE_CACHE, RESPONSE_CACHE, cause, job, stream)
-        with stream.steps.step(DEGRADED):
-            return await _give(_degraded(job), DEGRADED, "degraded_response", cause, job, stream)
-
-    def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Keep an answer to the whole prompt for the day when nothing better can be had."""
-        asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
-        if asked and RESPONSE_CACHE in job.target.route.fallback:
-            self._answers.remember(job, answer)
-
-    async def _on_base(
+    async def _on_base_model(
         self, cause: Refused | BackendFailure, plain: Job, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
         """Answer without the adapter, on the same backend first."""
@@ -175,44 +170,48 @@ class FallbackChain:
             async with self._admission.admit(demand_of(plain, plain.primary, stream)) as slot:
                 outcome = await self._dispatcher.generate(slot, plain.primary, plain, stream)
         except (Refused, BackendFailure) as failure:
-            outcome = await self._go_on(failure, plain, stream)
+            outcome = await self._fall_back(failure, plain, stream)
         if not outcome.completion.usage.input_tokens:
             return outcome  # no model has answered
         adapter = job.lease.adapter
         self._emit(AdapterReplacedByBase("" if adapter is None else adapter.adapter_id))
         return replace(outcome, warnings=(*outcome.warnings, warning_of(job, cause)))
 
-    def _view(self, job: Job, stream: AnswerStream) -> Situation:
+    def _situation(self, job: Job, stream: AnswerStream) -> Situation:
         primary = job.primary
-        restarts = isinstance(primary, Restarting) and self._waiting < MAX_WAITING and self._left_s(job) > 0
-        # Nobody is kept waiting for a backend that could not go on with what he has of the answer.
-        restarts = restarts and (not stream.committed or _goes_on(primary, job, stream))
+        left_s = self._time_left_s(job)
         back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
             able=lambda name: self._able(self._backends[name], job, stream),
             back_in_s=back_in_s,
-            restarts=restarts,
+            restarts=(
+                isinstance(primary, Restarting)
+                and self._waiting < MAX_WAITING
+                and left_s > 0
+                and job.call_budget.allows(primary.name)
+                and (not stream.committed or _would_resume(primary, job, stream))
+            ),
             committed=stream.committed,
             in_time=job.request.deadline is not None
             and back_in_s is not None
-            and back_in_s < self._left_s(job) - job.fallback_reserve_s,
+            and back_in_s < left_s - job.fallback_reserve_s,
         )
 
     def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
         if backend.state is not BackendState.READY or job.must_honour - backend.features:
             return False
-        return not stream.committed or _goes_on(backend, job, stream)
+        may_call = job.call_budget.allows(backend.name)
+        return may_call and (not stream.committed or _would_resume(backend, job, stream))
 
     async def _wait(
-        self, course: FallbackPolicy, step: WaitForRestart, job: Job, stream: AnswerStream
+        self, policy: FallbackPolicy, step: WaitForRestart, job: Job, stream: AnswerStream
     ) -> None:
         """Wait for the primary's engine, never past the deadline."""
         began_at = self._clock()
-        timeout_s = min(
-            step.timeout_s, self._left_s(job) - (0.0 if stream.committed else job.fallback_reserve_s)
-        )
+        reserve_s = 0.0 if stream.committed else job.fallback_reserve_s
+        timeout_s = min(step.timeout_s, self._time_left_s(job) - reserve_s)
         back = False
         if timeout_s > 0 and isinstance(job.primary, Restarting):
             self._waiting += 1
@@ -222,137 +221,146 @@ class FallbackChain:
                     waiting.mode = "back" if back else "away"
             finally:
                 self._waiting -= 1
-        course.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
+        policy.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
 
-    async def _attempt(
-        self, course: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream
+    async def _try(
+        self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream
     ) -> GenerationOutcome | None:
-        """Ask a backend to answer, or to go on with the answer; the chain goes on when it cannot."""
+        """Ask a backend to answer, or to resume the answer; ``None`` when it failed."""
         demand = demand_of(job, backend, stream)
-        goes_on = _goes_on(backend, job, stream)
-        if goes_on or (backend.name == job.primary.name and stream.started_at is not None):
-            demand = readmission_demand(demand, job, stream.tokens if goes_on else 0, stream, self._clock())
-        permit = self._permit(backend, job, demand)
+        resumes = _would_resume(backend, job, stream)
+        is_primary = backend.name == job.primary.name
+        if resumes or (is_primary and stream.started_at is not None):
+            demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self._clock())
+        # The leg's limits do not hold for the primary, whenever it is asked.
+        estimate = LegUsage(demand.input_tokens, demand.max_output_tokens)
+        permit = self._limits.free() if is_primary else self._limits.enter(backend.name, estimate)
         if permit is None:
             stream.steps.refused(backend.name, "leg_limit")
-            course.refused(backend.name, memory=False)
+            policy.refused(backend.name)
             return None
-        if stream.has_output and not goes_on:
+        if stream.has_output and not resumes:
             stream.rewind()
-        given, before = stream.chars, stream.tokens
+        chars_before = stream.chars
         try:
-            with permit:
-                try:
-                    async with self._admission.admit(demand) as slot:
-                        outcome = await self._dispatcher.generate(slot, backend, job, stream)
-                except (Refused, BackendFailure) as failure:
-                    if isinstance(failure, Refused) or failure.kind in _UNBILLED:
-                        permit.settle(LegUsage())
-                    raise
-                usage = outcome.completion.usage
-                permit.settle(
-                    LegUsage(demand.input_tokens, max(0, usage.output_tokens - before), usage.cached_tokens)
-                )
-                return outcome
+            return await self._generate(permit, demand, backend, job, stream)
         except (Refused, BackendFailure) as failure:
+            # The retry loop and admission have reported what failed here.
             if isinstance(failure, Refused):
                 stream.refused(backend.name, failure)
-            # The guard and admission have told what failed here.
-            # A backend that refuses to go on is no fault of the request; what is nonsense stays so.
-            refused = isinstance(failure, BackendFailure) and not failure.policy.other_backend
-            if not _may_go_on(failure) and not refused:
+            # A backend that refuses to resume is no fault of the request; degenerate output is not resumed.
+            cannot_resume = isinstance(failure, BackendFailure) and not failure.policy.other_backend
+            if not _resumable_after(failure) and not cannot_resume:
                 if stream.committed:
                     raise
                 stream.rewind()
-            gave = stream.chars > given
-            moved = gave and _goes_on(backend, job, stream)
-            self._note(course, backend, failure, moved=moved, unseen=gave and _unseen(stream))
+            gave = stream.chars > chars_before
+            moved = gave and _would_resume(backend, job, stream)
+            repeatable = gave and _repeatable(backend, job, stream)
+            self._record(policy, backend, failure, moved=moved, repeatable=repeatable)
             return None
         except DeadlinePassed:
             if not stream.committed:
                 raise
             return await cut_short(backend, job, stream)
 
-    def _permit(self, backend: Backend, job: Job, demand: Demand) -> Permit | None:
-        """A place in a leg; the primary is nobody's leg, whenever it is asked."""
-        if backend.name == job.primary.name:
-            return self._limits.free()
-        return self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
+    async def _generate(
+        self, permit: Permit, demand: Demand, backend: Backend, job: Job, stream: AnswerStream
+    ) -> GenerationOutcome:
+        before = stream.tokens
+        with permit:
+            try:
+                async with self._admission.admit(demand) as slot:
+                    outcome = await self._dispatcher.generate(slot, backend, job, stream)
+            except (Refused, BackendFailure) as failure:
+                if isinstance(failure, Refused) or failure.kind in _UNBILLED:
+                    permit.settle(LegUsage())
+                raise
+            usage = outcome.completion.usage
+            permit.settle(
+                LegUsage(demand.input_tokens, max(0, usage.output_tokens - before), usage.cached_tokens)
+            )
+            return outcome
 
-    def _note(
+    def _record(
         self,
-        course: FallbackPolicy,
+        policy: FallbackPolicy,
         backend: Backend,
         cause: Refused | BackendFailure,
         *,
         moved: bool,
-        unseen: bool,
+        repeatable: bool,
     ) -> None:
         if isinstance(cause, Refused):
-            course.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
+            policy.refused(backend.name, memory=cause.reason is Reason.MEMORY_PRESSURE)
             return
-        course.failed(
+        policy.failed(
             backend.name,
             cause.kind,
             moved=moved and not cause.final,
-            again=lambda: unseen and not cause.final and self._dispatcher.affords(backend, cause.kind),
+            again=lambda: repeatable and not cause.final and self._dispatcher.affords(backend, cause.kind),
             away=backend.state is not BackendState.READY,
         )
 
-    def _named(
+    async def _serve_stored(
+        self, leg: str, limit_s: float, cause: Cause, job: Job, stream: AnswerStream
+    ) -> GenerationOutcome | None:
+        """Serve what is stored under ``leg``; ``None`` when nothing is."""
+        with stream.steps.step(leg) as step:
+            if leg == RESPONSE_CACHE:
+                found, kind = await self._answers.find(job, limit_s), RESPONSE_CACHE
+                step.mode = "miss" if found is None else "hit"
+                if found is None:
+                    return None
+            else:
+                text = job.target.route.degraded_text
+                found, kind = StoredAnswer(text, FinishReason.DEGRADED), "degraded_response"
+            stream.rewind()
+            await stream.take(Delta(found.text, 0))
+            await stream.commit()
+        return GenerationOutcome(
+            completion=Completion(found.finish_reason, Usage()),
+            backend=leg,
+            backend_name=leg,
+            model=job.primary.model,
+            plan=job.plan,
+            fallback=_fallback(kind, cause),
+            warnings=found.warnings,
+        )
+
+    def _with_fallback(
         self, outcome: GenerationOutcome, cause: Refused | BackendFailure, job: Job
     ) -> GenerationOutcome:
         if outcome.backend_name == job.primary.name:
             return outcome
         return replace(outcome, fallback=_fallback(outcome.backend_name, cause))
 
-    def _left_s(self, job: Job) -> float:
+    def _time_left_s(self, job: Job) -> float:
         deadline = job.request.deadline
         return float("inf") if deadline is None else deadline - self._clock()
 
 
-def _goes_on(backend: Backend, job: Job, stream: AnswerStream) -> bool:
-    """Whether a backend would go on with what there is; of what nobody has seen it rather makes a new one
-    than finish it from its text.
+def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:
+    """Whether a backend would resume the answer. Of a part that the caller does not have, a new answer is
+    better than one that is resumed from its text.
     """
-    mode = mode_on(backend, job, stream) if stream.chars else None
-    return mode is not None and (stream.committed or mode is not Mode.TEXT)
+    modes = modes_on(backend, job, stream) if stream.chars else ()
+    return bool(modes) and (stream.committed or modes[0] is not ResumeMode.TEXT)
 
 
-def _unseen(stream: AnswerStream) -> bool:
-    """Whether there is a part of an answer that the caller has nothing of."""
-    return stream.chars > 0 and not stream.committed
+def _repeatable(backend: Backend, job: Job, stream: AnswerStream) -> bool:
+    """Whether a whole answer may be requested again: one was begun, and the caller has nothing of it."""
+    return stream.chars > 0 and not stream.committed and job.call_budget.allows(backend.name)
 
 
-def _may_go_on(cause: Refused | BackendFailure) -> bool:
+def _resumable_after(cause: Refused | BackendFailure) -> bool:
     return isinstance(cause, Refused) or cause.policy.resumes
 
 
 def _fallback(kind: str, cause: Cause) -> Fallback:
     if isinstance(cause, DeadlinePassed):
-        # Whose fault it is nobody can tell: a deadline may be too short for anything.
+        # No backend is to blame: a deadline may be too short for any.
         return Fallback(kind, Reason.WAIT_EXCEEDED.value, None)
     reason = cause.reason.value if isinstance(cause, Refused) else cause.kind.value
     retry_after_ms = None if cause.retry_after_s is None else max(1, round(cause.retry_after_s * 1000))
     return Fallback(kind, reason, retry_after_ms)
-
-
-def _degraded(job: Job) -> Found:
-    return Found(job.target.route.degraded_text, FinishReason.DEGRADED)
-
-
-async def _give(
-    found: Found, leg: str, kind: str, cause: Cause, job: Job, stream: AnswerStream
-) -> GenerationOutcome:
-    stream.rewind()
-    await stream.take(Delta(found.text, 0))
-    await stream.commit()
-    return GenerationOutcome(
-        completion=Completion(found.finish_reason, Usage()),
-        backend=leg,
-        backend_name=leg,
-        model=job.primary.model,
-        plan=job.plan,
-        fallback=_fallback(kind, cause),
-        warnings=found.warnings,
-    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adapters.registry import Lease
 from budgeting.values import Plan
 from gateway.backends.port import Backend, features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, GenerateRequest
-from gateway.routing.revision import DEGRADED
 from gateway.routing.target import Target
+from resilience.fallback_policy import DEGRADED
+from resilience.retry_budget import CallBudget
 
 # Kept of a deadline, at most, for what the chain can give when nothing else has come by then.
 FALLBACK_RESERVE_S = 0.05
@@ -26,6 +27,7 @@ class Job:
     """One request, planned, leased and ranked.
 
     ``shorten`` makes a plan of half the length out of a plan, or ``None`` where nothing more can be cut.
+    ``call_budget`` bounds the calls to servers that the request causes.
     """
 
     request: GenerateRequest
@@ -34,6 +36,7 @@ class Job:
     lease: Lease
     primary: Backend
     shorten: Shorten
+    call_budget: CallBudget = field(default_factory=CallBudget)
 
     @property
     def must_honour(self) -> frozenset[Feature]:

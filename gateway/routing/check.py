@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from admission.values import AdmissionLimits
-from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
+from gateway.routing.file import RouteConfig, RoutingConfig
+from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 
 RULE_FIELDS = frozenset({"locale", "intent", "tenant"})
 

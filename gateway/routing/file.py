@@ -8,10 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gateway.routing.route_limits import RouteAdmission
 from gateway.routing.route_resume import RouteResume
-
-# Legs of a fallback chain that are not backends.
-RESPONSE_CACHE = "response_cache"
-DEGRADED = "degraded"
+from resilience.fallback_policy import DEGRADED
 
 
 class _Part(BaseModel):

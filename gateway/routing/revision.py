@@ -16,13 +16,14 @@ from admission.values import AdmissionLimits
 from budgeting.values import PromptSection
 from gateway.routing.check import KnownNames, check_names
 from gateway.routing.faults import faults_of
-from gateway.routing.file import DEGRADED, RESPONSE_CACHE, RouteConfig, RoutingConfig
+from gateway.routing.file import RouteConfig, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import route_limits
-from gateway.routing.route_resume import RESUME, ResumeRules, resume_rules
+from gateway.routing.route_resume import RESUME, resume_rules
+from resilience.resume import ResumeRules
 
 __all__ = [
-    "DEFAULT_ROUTE", "DEGRADED", "RESPONSE_CACHE", "KnownNames", "Revision", "Route", "RoutingFileError",
+    "DEFAULT_ROUTE", "KnownNames", "Revision", "Route", "RoutingFileError",
     "load_routing", "make_revision", "read_routing",
 ]  # fmt: skip
 

@@ -1,11 +1,12 @@
-"""What a route says of broken answers: whether they are gone on with, and how long that may wait."""
+"""The ``resume`` section of a route: whether broken answers are resumed, and how long that may wait."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from resilience.resume import ResumeRules
 
 _Ms = Annotated[float, Field(ge=0, le=3_600_000)]
 
@@ -14,9 +15,9 @@ class RouteResume(BaseModel):
     """The route's ``resume`` section.
 
     Args:
-        enabled: go on with an answer whose backend broke.
-        wait_ms: a backend whose engine restarts is waited for rather than left for the next leg, when it is
-            expected back so soon. A request waits at most two seconds in a queue, so also for a restart.
+        enabled: resume an answer whose backend broke.
+        wait_ms: a backend whose engine restarts is waited for before the next leg is asked, when it is
+            expected back within this. A request may wait two seconds in a queue; so it may for a restart.
         max_wait_ms: longest wait for a restart when no leg can answer; vLLM on a CPU loads in under a minute.
         commit_chunks: pieces of a stream held back while its answer could not be gone on with exactly.
         commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
@@ -31,19 +32,8 @@ class RouteResume(BaseModel):
     commit_ms: Annotated[float, Field(ge=0, le=1_000)] = 50
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRules:
-    """The same as the journey uses it; ``commit_chunks`` is 0 when nothing is held back."""
-
-    enabled: bool
-    wait_s: float
-    max_wait_s: float
-    commit_chunks: int
-    commit_s: float
-
-
 def resume_rules(route: RouteResume) -> ResumeRules:
-    """Seconds instead of milliseconds."""
+    """The same with times in seconds; ``commit_chunks`` is 0 when nothing is held back."""
     return ResumeRules(
         enabled=route.enabled,
         wait_s=route.wait_ms / 1000,

@@ -30,14 +30,14 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
-from gateway.generation.resume import Spelling
 from gateway.routing.target import Target
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
-from resilience.guard import Attempt
 from resilience.leg_limits import LegLimits, LegUsage
+from resilience.resume import Spelling
+from resilience.retry import Attempt
 
 # Features that the native contract may drop (docs/api.md); a shadow request may too.
 HINTS = frozenset(

@@ -57,7 +57,7 @@ def make_generation(
         emit=emit,
         clock=base.clock,
     )
-    dispatcher = Dispatcher(resilience.guard, resilience.watch, model.tokenizer, emit)
+    dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.tokenizer, emit)
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
     limits = make_leg_limits(settings, clock=base.clock, emit=emit, price=accounts.target_price)
     fallback = FallbackChain(

@@ -1,4 +1,4 @@
-"""Builds the guard around every backend, with the retry budget and the remedies for failures."""
+"""Builds the retry loop, the output guard and the remedies for failures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from admission.controller import AdmissionController
 from gateway.config.resilience import ResilienceSection
 from gateway.generation.output_guard import OutputGuard
 from gateway.generation.remedies import Remediation
+from gateway.generation.retry_loop import RetryLoop
 from resilience.blame import Blame
 from resilience.events import ResilienceEvent
-from resilience.guard import Guard
+from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
 
 
@@ -21,8 +22,8 @@ from resilience.retry_budget import RetryBudget
 class Resilience:
     """What the dispatcher needs; ``retries_left`` is of the retry budget, by backend."""
 
-    guard: Guard
-    watch: OutputGuard
+    retries: RetryLoop
+    output_guard: OutputGuard
     retries_left: Callable[[], Mapping[str, float]]
 
 
@@ -56,6 +57,9 @@ def make_resilience(
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most
     )
-    guard = Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(), emit=recovery.saw, budget=budget)
-    watch = OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock))
-    return Resilience(guard, watch, lambda: {name: budget.left(name, clock()) for name in budget.backends})
+    policy = RetryPolicy(budget, random.Random(), recovery.saw)
+    return Resilience(
+        RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=recovery.saw),
+        OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock)),
+        lambda: {name: budget.left(name, clock()) for name in budget.backends},
+    )

@@ -28,7 +28,7 @@ from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.output_guard import OutputGuard
-from gateway.generation.resume import Spelling
+from gateway.generation.retry_loop import RetryLoop
 from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
@@ -43,10 +43,12 @@ from observability.tracing import Tracing
 from resilience.blame import Blame
 from resilience.degenerate import Action, DegenerateLimits
 from resilience.events import ResilienceEvent
-from resilience.guard import Guard
 from resilience.leg_limits import LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
+from resilience.resume import Spelling
+from resilience.retry import RetryPolicy
+from resilience.retry_budget import RetryBudget
 from resilience.word_embedding.model import WordEmbedding
 from tests.journey.house import CALLER, House, Outbox
 
@@ -94,7 +96,12 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         )
         events: list[ResilienceEvent] = []
         dispatcher = Dispatcher(
-            Guard(clock=clock, sleep=asyncio.sleep, random=random.Random(1), emit=events.append),
+            RetryLoop(
+                RetryPolicy(RetryBudget(), random.Random(1), events.append),
+                clock=clock,
+                sleep=asyncio.sleep,
+                emit=events.append,
+            ),
             OutputGuard(nonsense, DegenerateLimits(), events.append, Blame(clock)),
             spelling or tokenizer,
             events.append,

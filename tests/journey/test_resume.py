@@ -27,10 +27,10 @@ from gateway.contracts.values import (
     ResponseFormat,
     Sampling,
 )
-from gateway.generation.fallback_policy import MAX_SEAMS
 from gateway.testing import CALLER_KEY, fake_services, serving
 from resilience.events import Resumed
 from resilience.failures import BackendFailure, FailureKind
+from resilience.fallback_policy import MAX_RESUMES
 from tests.journey.house import House, RecordingSink, RestartingBackend, Spelled
 from tests.journey.test_cancellation import cancel_at_every_turn
 
@@ -243,8 +243,8 @@ async def test_seams_are_bounded(build_house: Build, ask: Ask) -> None:
     letters = Script(tuple("abcdefghij"), token_ids=tuple(range(10)))
     house = build_house(backends=[backend(breaking(1, script=letters))], spelling=Spelled("abcdefghij"))
     sink = await house.run(ask(stream=True))
-    assert sink.error is not None and sink.text == "abcdefghij"[: MAX_SEAMS + 1]
-    assert len(house.records[0].seams or ()) == MAX_SEAMS
+    assert sink.error is not None and sink.text == "abcdefghij"[: MAX_RESUMES + 1]
+    assert len(house.records[0].seams or ()) == MAX_RESUMES
 
 
 async def test_a_caller_who_wants_errors_still_gets_the_rest_from_the_same_backend(

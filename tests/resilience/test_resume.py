@@ -62,7 +62,7 @@ def test_a_control_token_behind_the_text_does_not_stay() -> None:
 def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     seam = align([1, 7], "ax", bytes_of)
     assert seam == ResumePoint((1,), again="x")
-    assert seam.behind("ax") == "a"
+    assert seam.covered("ax") == "a"
 
 
 def test_ids_are_dropped_back_to_where_a_character_ends() -> None:
@@ -112,10 +112,10 @@ def test_what_is_kept_and_what_follows_are_the_whole_answer(
     seam = align(ids[:told], given_text, bytes_of)
     assert seam is not None
     assert list(seam.token_ids) == ids[: len(seam.token_ids)]
-    assert decoded(seam.token_ids).decode() == seam.behind(given_text)
+    assert decoded(seam.token_ids).decode() == seam.covered(given_text)
     assert not (seam.held and seam.again)
     # Whoever goes on gives the rest of the text in pieces of any size.
-    joint, rest, out = Splice(seam), text[len(seam.behind(given_text)) :], given_text
+    joint, rest, out = Splice(seam), text[len(seam.covered(given_text)) :], given_text
     while rest:
         size = data.draw(st.integers(1, len(rest)), label="piece")
         out, rest = out + joint.take(rest[:size]), rest[size:]
@@ -148,4 +148,4 @@ def test_a_second_break_before_the_first_seam_is_closed_loses_nothing(
     second = align(told, now, bytes_of)
     assert second is not None
     assert text.startswith(now)
-    assert decoded(second.token_ids).decode() == second.behind(now)
+    assert decoded(second.token_ids).decode() == second.covered(now)

@@ -9,13 +9,15 @@ import pytest
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.config.resilience import ResilienceSection
+from gateway.generation.retry_loop import AttemptBounds
 from gateway.wiring.resilience import Resilience, make_resilience
 from observability.collectors import RetryBudgetCollector
 from observability.metrics import Metrics
 from resilience.degenerate import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
-from resilience.guard import Attempt
+from resilience.retry import Attempt
+from resilience.retry_budget import CallBudget
 
 
 class House:
@@ -49,7 +51,9 @@ class House:
             raise BackendFailure(kind, "scripted", final=True)
 
         with pytest.raises(BackendFailure):
-            await self.made.guard.run(attempt, backend=backend, delivered=lambda: False, deadline=None)
+            await self.made.retries.run(
+                attempt, AttemptBounds(backend, CallBudget(), delivered=lambda: False)
+            )
 
 
 async def test_memory_that_ran_out_on_one_backend_lowers_the_gate_of_its_engine() -> None:

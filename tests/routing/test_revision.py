@@ -12,7 +12,7 @@ from admission.ladder import Rung
 from admission.values import AdmissionLimits
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import RoutingFileError, load_routing, make_revision
-from gateway.routing.route_resume import ResumeRules
+from resilience.resume import ResumeRules
 
 KNOWN = KnownNames(
     backends={"local", "pool"},

@@ -1,4 +1,4 @@
-"""The guard: retries by the table, invisible, in time, and never two attempts at once."""
+"""The retry loop: retries by the table, invisible, in time, and never two attempts at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.generation.retry_loop import AttemptBounds, RetryLoop
 from resilience.errors import DeadlinePassed
 from resilience.events import AttemptFailed, Recovered, ResilienceEvent, Retried, RetryRefused
 from resilience.failures import POLICIES, BackendFailure, FailureKind
-from resilience.guard import Attempt, Guard
-from resilience.retry_budget import MOST, RetryBudget
+from resilience.retry import Attempt, RetryPolicy
+from resilience.retry_budget import MOST, CallBudget, RetryBudget
 
 RETRIED = [kind for kind, policy in POLICIES.items() if policy.retries_same]
 NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_same]
@@ -23,24 +24,24 @@ NOT_RETRIED = [kind for kind, policy in POLICIES.items() if not policy.retries_s
 
 @dataclass
 class Bench:
-    """A guard whose time passes only when it sleeps, and what happened around it."""
+    """A retry loop whose time passes only when it sleeps, and what happened around it."""
 
     seed: int = 1
     now: float = 100.0
     slept: list[float] = field(default_factory=list)
-    told: list[ResilienceEvent] = field(default_factory=list)
+    events: list[ResilienceEvent] = field(default_factory=list)
     attempts: int = 0
     running: int = 0
     delivered: bool = False
     budget: RetryBudget | None = None
+    calls: CallBudget = field(default_factory=CallBudget)
 
     def __post_init__(self) -> None:
-        self.guard = Guard(
+        self.loop = RetryLoop(
+            RetryPolicy(self.budget or RetryBudget(), random.Random(self.seed), self.events.append),
             clock=lambda: self.now,
             sleep=self._sleep,
-            random=random.Random(self.seed),
-            emit=self.told.append,
-            budget=self.budget,
+            emit=self.events.append,
         )
 
     async def _sleep(self, seconds: float) -> None:
@@ -67,9 +68,15 @@ class Bench:
             finally:
                 self.running -= 1
 
-        return await self.guard.run(
-            attempt, backend="local", delivered=lambda: self.delivered, deadline=deadline
+        return await self.loop.run(
+            attempt, AttemptBounds("local", self.calls, lambda: self.delivered, deadline)
         )
+
+
+def bounds(
+    deadline: float | None = None, begun: Callable[[], bool] = lambda: True, first: float | None = None
+) -> AttemptBounds:
+    return AttemptBounds("local", CallBudget(), lambda: False, deadline, begun, first)
 
 
 def failure(kind: FailureKind, *, retry_after_s: float | None = None) -> BackendFailure:
@@ -79,7 +86,7 @@ def failure(kind: FailureKind, *, retry_after_s: float | None = None) -> Backend
 async def test_a_first_success_is_returned_without_a_word() -> None:
     bench = Bench()
     assert await bench.run("ok") == "ok"
-    assert (bench.attempts, bench.slept, bench.told) == (1, [], [])
+    assert (bench.attempts, bench.slept, bench.events) == (1, [], [])
 
 
 @pytest.mark.parametrize("kind", RETRIED)
@@ -134,7 +141,7 @@ async def test_after_the_first_delivered_token_nothing_is_retried() -> None:
     with pytest.raises(BackendFailure):
         await bench.run(failure(FailureKind.CUDA_OOM), "ok")
     assert bench.attempts == 1
-    assert bench.told == [AttemptFailed("local", FailureKind.CUDA_OOM, 1, True, "BackendFailure")]
+    assert bench.events == [AttemptFailed("local", FailureKind.CUDA_OOM, 1, True, "BackendFailure")]
 
 
 async def test_a_failure_permits_no_more_retries_than_have_been_made_for_others() -> None:
@@ -157,7 +164,7 @@ async def test_other_exceptions_are_classified_and_then_retried_like_any_failure
 async def test_what_happened_is_told_in_order() -> None:
     bench = Bench()
     await bench.run(failure(FailureKind.NAN_OUTPUT), "ok")
-    assert bench.told == [
+    assert bench.events == [
         AttemptFailed("local", FailureKind.NAN_OUTPUT, 1, False, "BackendFailure"),
         Retried("local", FailureKind.NAN_OUTPUT, 1, 0.1),
         Recovered("local", FailureKind.NAN_OUTPUT, 2),
@@ -173,7 +180,7 @@ async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
             raise failure(FailureKind.CUDA_OOM)
         return "ok"
 
-    await bench.guard.run(attempt, backend="local", delivered=lambda: False, deadline=None)
+    await bench.loop.run(attempt, bounds())
     oom = FailureKind.CUDA_OOM
     assert tries == [Attempt(1), Attempt(2, oom), Attempt(3, oom)]
 
@@ -190,7 +197,7 @@ async def test_an_empty_retry_budget_ends_the_retries_and_says_so() -> None:
     with pytest.raises(BackendFailure):
         await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
     assert bench.attempts == 2
-    assert bench.told[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
+    assert bench.events[-1] == RetryRefused("local", FailureKind.CUDA_OOM, 2)
 
 
 async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() -> None:
@@ -200,12 +207,23 @@ async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() ->
         with pytest.raises(BackendFailure):
             await bench.run(wrong)
     assert budget.left("local", bench.now) == 1.0
-    assert not [event for event in bench.told if isinstance(event, RetryRefused)]
+    assert not [event for event in bench.events if isinstance(event, RetryRefused)]
+
+
+async def test_a_retry_takes_one_of_the_requests_calls() -> None:
+    bench = Bench(calls=CallBudget(extra=1))
+    with pytest.raises(BackendFailure) as caught:
+        await bench.run(*[failure(FailureKind.CUDA_OOM)] * 3, "ok")
+    assert (bench.attempts, caught.value.kind) == (2, FailureKind.CUDA_OOM)
+    with pytest.raises(BackendFailure, match="all its calls"):
+        await bench.run("ok")
+    assert bench.attempts == 2
 
 
 async def test_under_an_outage_all_requests_together_add_a_tenth_of_the_load() -> None:
     bench = Bench(budget=RetryBudget(share=0.1, per_second=0.0, most=3.0))
     for _ in range(500):
+        bench.calls = CallBudget()
         with pytest.raises(BackendFailure):
             await bench.run(*[failure(FailureKind.CUDA_OOM)] * 4)
     assert 500 + 50 <= bench.attempts <= 500 + 50 + 3
@@ -246,10 +264,10 @@ async def test_a_deadline_in_the_middle_of_an_attempt_cancels_and_awaits_it() ->
 
     bench = Bench()
     with pytest.raises(DeadlinePassed) as caught:
-        await bench.guard.run(attempt, backend="local", delivered=lambda: False, deadline=100.02)
+        await bench.loop.run(attempt, bounds(100.02))
     assert cleaned_up
     assert caught.value.attempts == 1
-    assert bench.told == []
+    assert bench.events == []
 
 
 async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_the_deadline() -> None:
@@ -261,14 +279,14 @@ async def test_an_attempt_that_answers_its_cancellation_with_an_error_still_met_
         return "late"
 
     with pytest.raises(DeadlinePassed):
-        await Bench().guard.run(attempt, backend="local", delivered=lambda: False, deadline=100.01)
+        await Bench().loop.run(attempt, bounds(100.01))
 
 
 async def test_an_attempts_own_timeout_is_a_failure_and_not_the_deadline() -> None:
     bench = Bench()
     assert await bench.run(TimeoutError(), "ok", deadline=1000.0) == "ok"
-    assert isinstance(bench.told[0], AttemptFailed)
-    assert bench.told[0].kind is FailureKind.TIMEOUT
+    assert isinstance(bench.events[0], AttemptFailed)
+    assert bench.events[0].kind is FailureKind.TIMEOUT
 
 
 async def _forever(_: Attempt) -> str:
@@ -287,12 +305,13 @@ async def _sleep_forever(_: float) -> None:
 @pytest.mark.parametrize("attempt", [_forever, _out_of_memory], ids=["in an attempt", "between attempts"])
 async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attempt], Awaitable[str]]) -> None:
     told: list[ResilienceEvent] = []
-    guard = Guard(clock=lambda: 0.0, sleep=_sleep_forever, random=random.Random(1), emit=told.append)
+    policy = RetryPolicy(RetryBudget(), random.Random(1), told.append)
+    retries = RetryLoop(policy, clock=lambda: 0.0, sleep=_sleep_forever, emit=told.append)
     ended: list[BaseException] = []
 
     async def work() -> None:
         try:
-            await guard.run(attempt, backend="local", delivered=lambda: False, deadline=5000.0)
+            await retries.run(attempt, bounds(5000.0))
         except BaseException as error:
             ended.append(error)
             raise
@@ -346,14 +365,7 @@ async def test_an_attempt_ends_early_when_nothing_has_begun_and_goes_on_when_som
         await asyncio.sleep(60 if silent else 0.05)
         return "whole"
 
-    run = bench.guard.run(
-        attempt,
-        backend="local",
-        delivered=lambda: False,
-        deadline=bench.now + 60,
-        begun=begun.is_set,
-        first_token_deadline=bench.now + 0.01,
-    )
+    run = bench.loop.run(attempt, bounds(bench.now + 60, begun.is_set, first=bench.now + 0.01))
     if not silent:
         assert await run == "whole"
         return
@@ -372,20 +384,13 @@ async def test_a_retry_that_could_not_begin_in_time_is_not_waited_for() -> None:
         raise failure(FailureKind.WORKER_RESTARTED)  # five seconds
 
     with pytest.raises(BackendFailure):
-        await bench.guard.run(
-            attempt,
-            backend="local",
-            delivered=lambda: False,
-            deadline=bench.now + 60,
-            begun=lambda: False,
-            first_token_deadline=bench.now + 4,
-        )
+        await bench.loop.run(attempt, bounds(bench.now + 60, lambda: False, first=bench.now + 4))
     assert calls == 1 and bench.slept == []
 
 
 def test_another_attempt_is_paid_for_by_the_budget() -> None:
     bench = Bench()
-    afforded = sum(bench.guard.affords("local", FailureKind.STREAM_BROKEN) for _ in range(30))
+    afforded = sum(bench.loop.affords("local", FailureKind.STREAM_BROKEN) for _ in range(30))
     assert afforded == MOST
-    told = [type(event) for event in bench.told]
+    told = [type(event) for event in bench.events]
     assert (told.count(Retried), told.count(RetryRefused)) == (MOST, 30 - MOST)

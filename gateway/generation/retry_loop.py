@@ -1,0 +1,158 @@
+"""The attempts on one backend: repeated while the caller cannot notice, never past the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from resilience.classify import classify
+from resilience.errors import DeadlinePassed
+from resilience.events import AttemptFailed, Recovered, ResilienceEvent
+from resilience.failures import BackendFailure, FailureKind
+from resilience.retry import Attempt, RetryPolicy
+from resilience.retry_budget import CallBudget
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBounds:
+    """What bounds the attempts of one request on one backend.
+
+    Args:
+        backend: its name.
+        calls: the request's calls; each attempt takes one.
+        delivered: whether the caller has got a part of the answer from these attempts.
+        deadline: the request's.
+        begun: whether there is any output.
+        first_token_deadline: the deadline until there is; it leaves time for a fallback.
+    """
+
+    backend: str
+    calls: CallBudget
+    delivered: Callable[[], bool]
+    deadline: float | None = None
+    begun: Callable[[], bool] = lambda: True
+    first_token_deadline: float | None = None
+
+    @property
+    def end(self) -> float | None:
+        """When the attempts must have ended, as of now."""
+        if self.first_token_deadline is None or self.begun():
+            return self.deadline
+        return self.first_token_deadline
+
+
+class RetryLoop:
+    """Runs attempts on one backend as :class:`resilience.retry.RetryPolicy` decides.
+
+    Args:
+        policy: decides on retries.
+        clock: seconds, monotonic; deadlines are on it.
+        sleep: waits that many seconds.
+        emit: takes each event; must not block.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        emit: Callable[[ResilienceEvent], None],
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+        self._emit = emit
+
+    def affords(self, backend: str, kind: FailureKind) -> bool:
+        """Whether the retry budget has another call to ``backend`` after ``kind``; it is paid for then."""
+        return self._policy.affords(backend, kind, 1, self._clock())
+
+    async def run(self, attempt: Callable[[Attempt], Awaitable[T]], bounds: AttemptBounds) -> T:
+        """The result of the first attempt that succeeds.
+
+        Nothing is repeated once a part of the answer was delivered. Attempts never overlap: each has ended,
+        cleaned up, before the next.
+
+        Raises:
+            BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
+            DeadlinePassed: the deadline passed before the first attempt or during one, which was
+                cancelled and awaited.
+        """
+        backend, calls = bounds.backend, bounds.calls
+        self._policy.began(backend, self._clock())
+        this = Attempt(1)
+        while True:
+            if (end := bounds.end) is not None and self._clock() >= end:
+                raise DeadlinePassed(backend=backend, attempts=this.number - 1)
+            if not calls.take(backend):
+                raise BackendFailure(
+                    FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
+                )
+            try:
+                result = await self._once(attempt, this, bounds)
+            except BackendFailure as failure:
+                wait_s = None
+                if not bounds.delivered():
+                    wait_s = self._policy.wait_s(
+                        failure, this, backend=backend, calls=calls, now=self._clock(), end=bounds.end
+                    )
+                if wait_s is None:
+                    raise
+                after = failure.kind
+            else:
+                if this.after is not None:
+                    self._emit(Recovered(backend, this.after, this.number))
+                return result
+            await self._sleep(wait_s)
+            this = Attempt(this.number + 1, after)
+
+    async def _once(
+        self, attempt: Callable[[Attempt], Awaitable[T]], this: Attempt, bounds: AttemptBounds
+    ) -> T:
+        limit = None if bounds.deadline is None else asyncio.timeout(bounds.deadline - self._clock())
+        try:
+            if limit is None:
+                return await attempt(this)
+            async with limit:
+                with self._ending_early(limit, bounds):
+                    return await attempt(this)
+        except asyncio.CancelledError:
+            # Not the deadline, which comes out of `limit` as a TimeoutError.
+            self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
+            raise
+        except Exception as error:
+            # Once the time is up, whatever the attempt raised is how it took its cancellation.
+            if limit is not None and limit.expired():
+                raise DeadlinePassed(backend=bounds.backend, attempts=this.number) from error
+            failure = classify(error, delivered=bounds.delivered())
+            self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
+            if failure is error:
+                raise
+            raise failure from failure.__cause__
+
+    def _failed(self, kind: FailureKind, this: Attempt, bounds: AttemptBounds, error_type: str) -> None:
+        self._emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))
+
+    @contextlib.contextmanager
+    def _ending_early(self, limit: asyncio.Timeout, bounds: AttemptBounds) -> Iterator[None]:
+        """Within it ``limit`` ends at the first token's deadline when nothing has begun by then."""
+        if bounds.first_token_deadline is None or bounds.begun():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def check() -> None:
+            if not bounds.begun() and not limit.expired():
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(max(0.0, bounds.first_token_deadline - self._clock()), check)
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -1,0 +1,333 @@
+"""Which step a request takes after its backend failed: decisions only, no I/O.
+
+Two things have a state: each leg (a backend that may answer, or a source of stored text) and the engine of
+the primary backend. ``LEG_TRANSITIONS`` and ``ENGINE_TRANSITIONS`` say how an event changes them; ``STEPS``
+says which steps are tried in which situation. ``docs/resilience.md`` shows the three tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+
+from resilience.failures import POLICIES, FailureKind
+from resilience.resume import ResumeRules
+
+# Legs that serve stored text; every other leg is the name of a backend.
+RESPONSE_CACHE = "response_cache"
+DEGRADED = "degraded"
+
+# Most calls that resume one answer. Each must give something before the next is made, so an answer in more
+# parts than this meets a fault that does not end.
+MAX_RESUMES = 4
+# After so many restarts of which none led to a part of an answer, the primary is asked after the legs.
+MAX_FUTILE_RESTARTS = 2
+
+# The engine must restart before any backend on it is asked again.
+_ENGINE_LOST = frozenset({FailureKind.ENGINE_DEAD, FailureKind.CUDA_DRIVER_ERROR})
+_NOT_READY = FailureKind.BACKEND_UNAVAILABLE
+# The backend asks for a pause, or cannot answer this request at all: it is not asked again at once.
+_NOT_AGAIN = frozenset(
+    {FailureKind.THROTTLED, _NOT_READY, FailureKind.ACCESS_DENIED, FailureKind.MODEL_NOT_FOUND}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TryBackend:
+    """Ask this backend."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForRestart:
+    """Wait for the primary's engine, at most this long."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStored:
+    """Serve the text that is stored under this leg: ``response_cache`` or ``degraded``."""
+
+    leg: str
+
+
+Step = TryBackend | WaitForRestart | ServeStored
+
+
+class Leg(Enum):
+    """The state of one leg. Each may request a whole answer a second time, once."""
+
+    OPEN = auto()  # may be asked
+    REPEATED = auto()  # may be asked; the second request for a whole answer has been made
+    FAILED = auto()  # is asked again only after a restart of its engine
+    SPENT = auto()  # like FAILED; the second request for a whole answer has been made
+    CLOSED = auto()  # is never asked again
+
+
+class LegEvent(Enum):
+    """What changes the state of a leg."""
+
+    MOVED = auto()  # it failed, but gave a part of the answer that it can resume
+    REPEAT = auto()  # it failed, and a whole answer is requested once more
+    FAILED = auto()  # it failed, refused, or has no stored answer
+    ENGINE_LOST = auto()  # its engine must restart
+    OUT_OF_MEMORY = auto()  # the memory of its device is short
+    RESTARTED = auto()  # its engine has restarted
+
+
+# fmt: off
+LEG_TRANSITIONS: Mapping[Leg, Mapping[LegEvent, Leg]] = MappingProxyType({
+    state: MappingProxyType(dict(zip(LegEvent, row, strict=True)))
+    for state, row in {
+        #               moved         repeat        failed      engine lost out of memory restarted
+        Leg.OPEN:     (Leg.OPEN,     Leg.REPEATED, Leg.FAILED, Leg.FAILED, Leg.CLOSED, Leg.OPEN),
+        Leg.REPEATED: (Leg.REPEATED, Leg.SPENT,    Leg.SPENT,  Leg.SPENT,  Leg.CLOSED, Leg.REPEATED),
+        Leg.FAILED:   (Leg.OPEN,     Leg.REPEATED, Leg.FAILED, Leg.FAILED, Leg.CLOSED, Leg.OPEN),
+        Leg.SPENT:    (Leg.REPEATED, Leg.SPENT,    Leg.SPENT,  Leg.SPENT,  Leg.CLOSED, Leg.REPEATED),
+        Leg.CLOSED:   (Leg.CLOSED,) * 6,
+    }.items()
+})
+# fmt: on
+_MAY_ASK = frozenset({Leg.OPEN, Leg.REPEATED})
+_MAY_REPEAT = frozenset({Leg.OPEN, Leg.FAILED})
+
+
+class Engine(Enum):
+    """The state of the primary's engine, as far as the failures of this request show it."""
+
+    UP = auto()
+    LOST = auto()
+    WAITED = auto()  # lost, and the short wait for it has been made
+
+
+class EngineEvent(Enum):
+    """What changes the state of the primary's engine."""
+
+    LOST = auto()
+    SHORT_WAIT = auto()
+    PROGRESS = auto()  # some backend gave a part of the answer
+    RESTARTED = auto()
+
+
+# fmt: off
+ENGINE_TRANSITIONS: Mapping[Engine, Mapping[EngineEvent, Engine]] = MappingProxyType({
+    state: MappingProxyType(dict(zip(EngineEvent, row, strict=True)))
+    for state, row in {
+        #               lost           short wait     progress     restarted
+        Engine.UP:     (Engine.LOST,   Engine.UP,     Engine.UP,   Engine.UP),
+        Engine.LOST:   (Engine.LOST,   Engine.WAITED, Engine.LOST, Engine.UP),
+        Engine.WAITED: (Engine.WAITED, Engine.WAITED, Engine.LOST, Engine.UP),
+    }.items()
+})
+# fmt: on
+
+
+class Primary(Enum):
+    """What can be expected of the primary backend now."""
+
+    READY = auto()  # it can answer, or resume the answer
+    SOON = auto()  # its engine is expected back within the route's ``wait_s``, and was not waited for yet
+    LATE = auto()  # its engine restarts, later than that
+    GONE = auto()
+
+
+class Choice(Enum):
+    """A kind of step; each may turn out to be impossible."""
+
+    PRIMARY = auto()
+    SHORT_WAIT = auto()  # at most the route's ``wait_s``
+    LEGS = auto()  # the first leg of the chain that can answer
+    LONG_WAIT = auto()  # for a request that the primary had begun, or whose deadline leaves the time
+
+
+# The steps to try in this order, by what can be expected of the primary and whether it comes before the legs.
+# The degraded text follows every row.
+STEPS: Mapping[tuple[Primary, bool], tuple[Choice, ...]] = MappingProxyType(
+    {
+        (Primary.READY, True): (Choice.PRIMARY,),
+        (Primary.READY, False): (Choice.LEGS, Choice.PRIMARY),
+        (Primary.SOON, True): (Choice.SHORT_WAIT,),
+        (Primary.SOON, False): (Choice.LEGS, Choice.LONG_WAIT, Choice.SHORT_WAIT),
+        (Primary.LATE, True): (Choice.LEGS, Choice.LONG_WAIT),
+        (Primary.LATE, False): (Choice.LEGS, Choice.LONG_WAIT),
+        (Primary.GONE, True): (Choice.LEGS,),
+        (Primary.GONE, False): (Choice.LEGS,),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The facts of the moment in which a step is asked for.
+
+    Args:
+        able: whether a backend takes work now, may be called once more for this request, and can answer or
+            resume the answer.
+        back_in_s: seconds until the primary's engine is expected back; ``None`` when that is not known.
+        restarts: whether the primary's engine may come back, and could then answer or resume the answer.
+        committed: whether the caller has a part of the answer.
+        in_time: whether the engine is expected back before the request's own deadline.
+    """
+
+    able: Callable[[str], bool]
+    back_in_s: float | None
+    restarts: bool
+    committed: bool
+    in_time: bool = False
+
+
+class FallbackPolicy:
+    """Says which step comes next, until a step answers or none is left.
+
+    Args:
+        primary: the backend that failed, or that admission refused.
+        legs: the route's fallback chain; empty when the caller wants no other answer.
+        rules: the route's.
+        on_engine: the backends that share the engine in process.
+        in_hand: whether the primary had begun the request.
+    """
+
+    def __init__(
+        self,
+        primary: str,
+        legs: Sequence[str],
+        rules: ResumeRules,
+        *,
+        on_engine: Collection[str] = (),
+        in_hand: bool,
+    ) -> None:
+        self._primary = primary
+        self._chain = tuple(leg for leg in legs if leg != primary)
+        self._rules = rules
+        self._on_engine = on_engine
+        self._in_hand = in_hand
+        self._legs = dict.fromkeys((primary, *self._chain, *on_engine), Leg.OPEN)
+        self._engine = Engine.UP
+        self._calls = 0
+        self._futile_restarts = 0
+        self._wait_left_s = rules.max_wait_s
+
+    # What happened
+
+    def failed(
+        self,
+        backend: str,
+        kind: FailureKind,
+        *,
+        moved: bool,
+        again: Callable[[], bool] = lambda: False,
+        away: bool = False,
+    ) -> None:
+        """A backend failed.
+
+        Args:
+            backend: its name.
+            kind: how it failed.
+            moved: it gave a part of the answer before, and could resume it.
+            again: whether one more request for a whole answer is affordable; asking pays for it. It is asked
+                only where the retry loop has not repeated the request already.
+            away: the backend's own state says that it takes no work now.
+        """
+        repeats = kind not in _NOT_AGAIN and not POLICIES[kind].retries_same
+        if moved and kind not in _NOT_AGAIN:
+            self._on_leg(LegEvent.MOVED, [backend])
+            self._on_primary_engine(EngineEvent.PROGRESS)
+            self._futile_restarts = 0
+        elif repeats and self._legs[backend] in _MAY_REPEAT and again():
+            self._on_leg(LegEvent.REPEAT, [backend])
+        else:
+            self._on_leg(LegEvent.FAILED, [backend])
+        if kind is FailureKind.CUDA_OOM:
+            self._on_leg(LegEvent.OUT_OF_MEMORY, self._on_same_engine(backend))
+        if kind in _ENGINE_LOST and backend in self._on_engine:
+            self._on_leg(LegEvent.ENGINE_LOST, self._on_same_engine(backend))
+        if backend in self._on_same_engine(self._primary) and (
+            away or kind in _ENGINE_LOST or kind is _NOT_READY
+        ):
+            self._on_primary_engine(EngineEvent.LOST)
+
+    def refused(self, leg: str, *, memory: bool = False) -> None:
+        """Admission refused the request, or nothing is stored; ``memory``: the device's memory is short."""
+        self._on_leg(LegEvent.FAILED, [leg])
+        if memory:
+            self._on_leg(LegEvent.OUT_OF_MEMORY, self._on_same_engine(leg))
+
+    def waited(self, left_s: float, *, back: bool) -> None:
+        """A wait for the primary has ended; ``left_s`` of it were not needed."""
+        if back:
+            self._wait_left_s += left_s
+            self._futile_restarts += 1
+            self._on_primary_engine(EngineEvent.RESTARTED)
+            self._on_leg(LegEvent.RESTARTED, self._on_same_engine(self._primary))
+
+    # What comes next
+
+    def next(self, view: Situation) -> Step | None:
+        """The next step, by ``STEPS``; ``None`` when nothing is left to try.
+
+        A caller who has a part of the answer gets no stored text: it would not continue that part.
+        """
+        calls_left = MAX_RESUMES + (0 if view.committed else len(self._chain)) - self._calls
+        if calls_left > 0:
+            # The last call is for another leg, if one is able: the primary has had the others.
+            primary_first = self._futile_restarts <= MAX_FUTILE_RESTARTS and calls_left > 1
+            for choice in STEPS[self._expect(view), primary_first]:
+                if (step := self._step(choice, view)) is not None:
+                    return step
+        if DEGRADED in self._chain and not view.committed:
+            return ServeStored(DEGRADED)
+        return None
+
+    def _expect(self, view: Situation) -> Primary:
+        leg = self._legs[self._primary]
+        if not self._rules.enabled or leg is Leg.CLOSED:
+            return Primary.GONE
+        if leg in _MAY_ASK and view.able(self._primary):
+            return Primary.READY
+        if self._engine is Engine.UP or not view.restarts or self._wait_left_s <= 0:
+            return Primary.GONE
+        soon = view.back_in_s is not None and view.back_in_s <= self._rules.wait_s
+        return Primary.SOON if soon and self._engine is Engine.LOST else Primary.LATE
+
+    def _step(self, choice: Choice, view: Situation) -> Step | None:
+        if choice is Choice.PRIMARY:
+            return self._try(self._primary)
+        if choice is Choice.LEGS:
+            return self._next_leg(view)
+        if choice is Choice.SHORT_WAIT:
+            self._on_primary_engine(EngineEvent.SHORT_WAIT)
+            return self._wait(min(self._rules.wait_s, self._wait_left_s))
+        return self._wait(self._wait_left_s) if self._in_hand or view.in_time else None
+
+    def _next_leg(self, view: Situation) -> Step | None:
+        for leg in self._chain:
+            if leg == DEGRADED or self._legs[leg] not in _MAY_ASK:
+                continue
+            if leg == RESPONSE_CACHE:
+                if not view.committed:
+                    return ServeStored(leg)
+            elif (self._rules.enabled or not view.committed) and view.able(leg):
+                return self._try(leg)
+        return None
+
+    def _wait(self, timeout_s: float) -> WaitForRestart:
+        self._wait_left_s -= timeout_s
+        return WaitForRestart(timeout_s)
+
+    def _try(self, backend: str) -> TryBackend:
+        self._calls += 1
+        return TryBackend(backend)
+
+    def _on_leg(self, event: LegEvent, legs: Iterable[str]) -> None:
+        for leg in legs:
+            self._legs[leg] = LEG_TRANSITIONS[self._legs[leg]][event]
+
+    def _on_primary_engine(self, event: EngineEvent) -> None:
+        self._engine = ENGINE_TRANSITIONS[self._engine][event]
+
+    def _on_same_engine(self, backend: str) -> Collection[str]:
+        return self._on_engine if backend in self._on_engine else (backend,)
