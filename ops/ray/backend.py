@@ -19,6 +19,7 @@ from gateway.contracts.features import Feature
 from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
+from resilience.retry_budget import CallBudget
 
 # Signals in a row that may stay away before the replicas count as gone: Serve's controller may be restarted
 # meanwhile, which stops no replica.
@@ -206,11 +207,11 @@ class RayBackend:
         data = encode(work if work.calls is None else replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
         try:
-            return await self._tried(route, data, out)
+            return await self._tried(route, data, work.call_budget, out)
         finally:
             self._load.ended(ticket)
 
-    async def _tried(self, route: RouterHint, data: bytes, out: DeltaSink) -> Completion:
+    async def _tried(self, route: RouterHint, data: bytes, calls: CallBudget, out: DeltaSink) -> Completion:
         for number in range(1, self._rules.max_attempts + 1):
             attempt = _Attempt(out)
             try:
@@ -219,7 +220,7 @@ class RayBackend:
                 # Serve replaces a replica that fails; the circuit is for all of them.
                 failure.isolated = failure.kind in _REPLICAS_FAULT and len(self._ready) > 1
                 last = number == self._rules.max_attempts
-                if last or attempt.delivered or not failure.policy.other_backend:
+                if last or attempt.delivered or not failure.policy.other_backend or not calls.take_extra():
                     raise
                 self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
             if attempt.replica:

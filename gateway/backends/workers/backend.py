@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -180,94 +180,76 @@ class WorkersBackend:
         return await generate_behind(self._writer.edge(work, begun), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        body, path = self._writer.body(work), self._writer.path(work)
-        wish = self._wish(work)
+        request = _Request(self._writer.path(work), self._writer.body(work), work, self._wish(work))
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._max_attempts:
-            worker = self._pool.pick(wish, tried, self._clock())
-            if worker is None:
+            worker = self._pool.pick(request.wish, tried, self._clock())
+            # The first call is paid for by the caller.
+            if worker is None or (tried and not work.call_budget.take_extra()):
                 break
             tried.add(worker.url)
             attempt = _Attempt(out)
-
             try:
                 if self._hedging is None or len(self._workers) == 1:
-                    return await self._on(worker, path, body, work, wish, attempt)
-                return await self._hedged(self._hedging, worker, path, body, work, wish, tried, attempt)
+                    return await self._on(worker, request, attempt)
+                return await self._hedged(self._hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
             if failure.kind in _WORKERS_FAULT and (self._presence.none or self._others_serve(tried)):
-                # Health has taken the worker's part of the blame: the pool's circuit is for the pool. Where
-                # that was the last one the pool's state tells, and an open circuit would outlive its return.
+                # The worker's health has counted the failure; the pool's circuit is for the pool. When the
+                # last worker is gone, the pool's state says so: an open circuit would outlive its return.
                 failure.isolated = True
             if attempt.delivered or not failure.policy.other_backend:
                 raise failure
-            self._log.info("tried another worker", worker=worker.url, failure=failure.kind.value)
+            self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
 
     def _others_serve(self, tried: Collection[str]) -> bool:
         return any(one.health.in_service for url, one in self._workers.items() if url not in tried)
 
     async def _hedged(
-        self,
-        policy: HedgePolicy,
-        worker: Worker,
-        path: str,
-        body: bytes,
-        work: Work,
-        wish: Wish,
-        tried: set[str],
-        attempt: _Attempt,
+        self, policy: HedgePolicy, worker: Worker, request: _Request, tried: set[str], attempt: _Attempt
     ) -> Completion:
         """Ask ``worker``, and another one of those not ``tried`` when it is late."""
 
         def on(one: Worker, *, hedge: bool) -> Run:
-            return lambda push: self._on(one, path, body, work, wish, _Attempt(push), hedge=hedge)
+            return lambda push: self._on(one, request, _Attempt(push), hedge=hedge)
 
         def second() -> Run | None:
-            other = self._pool.pick(wish, tried, self._clock()) if len(tried) < self._max_attempts else None
+            budget = request.work.call_budget
+            if len(tried) >= self._max_attempts or not budget.extra:
+                return None
+            other = self._pool.pick(request.wish, tried, self._clock())
             if other is None or not policy.grant():
                 return None
+            budget.take_extra()
             tried.add(other.url)
             self._log.info("asked a second worker", late=worker.url, worker=other.url)
             return on(other, hedge=True)
 
         policy.asked()
         late_after_s = policy.late_after_s(self._clock())
+        first = on(worker, hedge=False)
         return await race(
-            on(worker, hedge=False),
-            second,
-            attempt.push,
-            late_after_s=late_after_s,
-            policy=policy,
-            clock=self._clock,
+            first, second, attempt.push, late_after_s=late_after_s, policy=policy, clock=self._clock
         )
 
     async def _on(
-        self,
-        worker: Worker,
-        path: str,
-        body: bytes,
-        work: Work,
-        wish: Wish,
-        attempt: _Attempt,
-        *,
-        hedge: bool = False,
+        self, worker: Worker, request: _Request, attempt: _Attempt, *, hedge: bool = False
     ) -> Completion:
-        """Ask one worker, and keep its books."""
-        if work.calls is None:
-            return await self._booked(worker, path, body, work, wish, attempt)
-        with work.calls.call(worker.url, hedge=hedge) as call:
+        """Ask one worker, and record the call in its health, its load and the trace."""
+        calls = request.work.calls
+        if calls is None:
+            return await self._recorded(worker, request, attempt)
+        with calls.call(worker.url, hedge=hedge) as call:
             attempt.headers = call.headers
-            return await self._booked(worker, path, body, work, wish, attempt)
+            return await self._recorded(worker, request, attempt)
 
-    async def _booked(
-        self, worker: Worker, path: str, body: bytes, work: Work, wish: Wish, attempt: _Attempt
-    ) -> Completion:
-        ticket = self._pool.sent(worker, len(work.token_ids), wish)
+    async def _recorded(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
+        ticket = self._pool.sent(worker, len(request.work.token_ids), request.wish)
         try:
-            completion = await self._ask(worker, path, body, work, attempt)
+            completion = await self._ask(worker, request, attempt)
             worker.succeeded()
             return completion
         except TransportError as error:
@@ -282,25 +264,26 @@ class WorkersBackend:
         finally:
             self._pool.ended(worker, ticket)
 
-    async def _ask(self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt) -> Completion:
-        adapter, loras = self._writer.to_load(work), worker.loras
+    async def _ask(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
+        work, loras = request.work, worker.loras
+        adapter = self._writer.to_load(work)
         if adapter is None or loras is None:
-            return await self._exchange(worker, path, body, work, attempt)
+            return await self._exchange(worker, request, attempt)
         async with loras.hold(adapter) as load:
             try:
-                return await self._exchange(worker, path, body, work, attempt)
+                return await self._exchange(worker, request, attempt)
             except BackendFailure as error:
-                if error.kind is not FailureKind.MODEL_NOT_FOUND or attempt.delivered:
+                missing = error.kind is FailureKind.MODEL_NOT_FOUND and not attempt.delivered
+                if not missing or not work.call_budget.take_extra():
                     raise
             loras.lost(adapter.adapter_id, load)
-        # Another gateway took it away, or the worker was started anew unseen: once more, with a load before.
+        # Another gateway unloaded the adapter, or the worker has restarted: load it, and ask once more.
         async with loras.hold(adapter):
-            return await self._exchange(worker, path, body, work, attempt)
+            return await self._exchange(worker, request, attempt)
 
-    async def _exchange(
-        self, worker: Worker, path: str, body: bytes, work: Work, attempt: _Attempt
-    ) -> Completion:
-        async with worker.client.post(path, body, attempt.headers) as connection:
+    async def _exchange(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
+        work = request.work
+        async with worker.client.post(request.path, request.body, attempt.headers) as connection:
             if connection.status != 200:
                 name = self._writer.adapter_name(work)
                 failure = failure_of(
@@ -324,7 +307,7 @@ class WorkersBackend:
                 await attempt.push(rest)
         if not reader.told_usage and not self._told_no_usage:
             self._told_no_usage = True
-            self._log.warning("no usage told; tokens are counted from the chunks", worker=worker.url)
+            self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)
         return completion
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
@@ -359,8 +342,18 @@ class WorkersBackend:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The work as it is sent to a worker."""
+
+    path: str
+    body: bytes
+    work: Work
+    wish: Wish
+
+
 class _Attempt:
-    """Passes pieces on, and knows whether there was one; ``headers`` go with the request."""
+    """Passes pieces on, and remembers whether there was one; ``headers`` go with the request."""
 
     __slots__ = ("_out", "delivered", "headers")
 
