@@ -20,6 +20,7 @@ from gateway.routing.file import RouteConfig, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import route_limits
 from gateway.routing.route_resume import RESUME, resume_rules
+from resilience.fallback_policy import DEGRADED
 from resilience.resume import ResumeRules
 
 __all__ = [
