@@ -242,12 +242,12 @@ async def measure(
     }
     shelves: list[LoraSlots] = []
 
-    def make_shelf(engine: AdapterHolder, places: int) -> LoraSlots:
+    def make_slots(engine: AdapterHolder, places: int) -> LoraSlots:
         shelves.append(LoraSlots(engine, places))
         return shelves[-1]
 
     tokenizer = ChatTokenizer.from_folder(model)
-    make = engine_maker(load_settings(None, environ), tokenizer.token_bytes, make_shelf)
+    make = engine_maker(load_settings(None, environ), tokenizer.token_bytes, make_slots)
     if make is None:
         raise RuntimeError("there is no engine")
     host: EngineHost = make(on_step=lambda preemptions: None, on_death=lambda error: None)

@@ -191,7 +191,7 @@ async def measure(
         client = EngineClient(EngineConfig(model="models/demo", num_threads=1, max_loras=places))
         await client.start()
         try:
-            shelf = LoraSlots(HeldAdapters(client), places, heat=heat)
+            shelf = LoraSlots(HeldAdapters(client), places, demand=heat)
             adapters = {
                 name: Adapter(name, number + 1, "demo", str(SHIPPED[number % len(SHIPPED)].absolute()))
                 for number, name in enumerate(f"a{n:03d}" for n in range(count))

@@ -373,5 +373,5 @@ class AdapterAdmin:
             catalogue,
             resident=name in self.rooms.resident,
             leases=self.registry.leased().get(name, 0),
-            heat=self.rooms.heat_of(name),
+            heat=self.rooms.demand_of(name),
         )

@@ -65,7 +65,7 @@ class CanaryAdmin:
 
         if order.dry_run:
             with told():
-                return self._preview(await begin(self._driver.standing))
+                return self._preview(await begin(self._driver.state))
         return await self._audited(
             "start", f"{order.route}: {order.backend}", order, self._driver.change(begin)
         )
@@ -117,7 +117,7 @@ class CanaryAdmin:
         return start(plan, read_to=read_to, now=self._unix_time())
 
     def _standing(self, action: str) -> CanaryState:
-        standing = self._driver.standing
+        standing = self._driver.state
         if standing is None:
             raise RevisionConflict(f"there is no canary to {action}")
         return standing

@@ -47,7 +47,7 @@ class RoutingAdmin:
 
     def show(self) -> Mapping[str, object]:
         """The revision in force in this process."""
-        stored, behind = self.book.in_force, self.book.behind
+        stored, behind = self.book.in_force, self.book.unusable
         if stored is None:
             raise RuntimeError("there is no routing yet")
         return {
@@ -114,7 +114,7 @@ class RoutingAdmin:
 
     async def _rolled_back(self, to: int | None, order: RoutingOrder) -> Mapping[str, object]:
         for left in reversed(range(ROLLBACK_TRIES)):
-            await self.book.meet(order.expected)
+            await self.book.expect_last(order.expected)
             head = self.book.head
             source = await (self._other(head) if to is None else self._revision(to, "to"))
             comment = f"rollback to revision {source.number}" + (
@@ -139,7 +139,7 @@ class RoutingAdmin:
             return Draft(make(last), order.comment, action)
 
         if order.dry_run:
-            await self.book.meet(order.expected)
+            await self.book.expect_last(order.expected)
             return self._preview(decide)
         before, stored = await self.book.change(decide, author=order.who, expected=order.expected)
         return {**_shown(stored), "changes": _changes(before.draft.config, stored.draft.config)}

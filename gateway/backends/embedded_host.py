@@ -31,7 +31,7 @@ class EmbeddedHost:
         share_prefixes: let tenants find each other's cached prefixes.
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's process dies.
-        make_shelf: makes the slots of its adapters.
+        make_slots: makes the slots of its adapters.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class EmbeddedHost:
         share_prefixes: bool,
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
-        make_shelf: MakeSlots = LoraSlots,
+        make_slots: MakeSlots = LoraSlots,
     ) -> None:
         self._config = config
         self._model = model
@@ -56,7 +56,7 @@ class EmbeddedHost:
             on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
-        self._adapters = make_shelf(HeldAdapters(self._client), config.max_loras)
+        self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
         self._facts: EngineFacts | None = None
 
     @property

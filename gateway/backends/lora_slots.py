@@ -73,7 +73,7 @@ class LoraSlots:
     Args:
         engine: loads.
         places: adapters that it holds.
-        heat: how much each is asked for; outlives the engine.
+        demand: how much each is asked for; outlives the engine.
         bring: makes sure that an adapter's files are on this machine; raises AdapterError.
         emit: takes each event; must not block.
         clock: monotonic seconds.
@@ -84,13 +84,13 @@ class LoraSlots:
         engine: AdapterHolder,
         places: int,
         *,
-        heat: AdapterDemand | None = None,
+        demand: AdapterDemand | None = None,
         bring: Callable[[Adapter], Awaitable[None]] = _here,
         emit: Callable[[AdapterEvent], None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.places = places
-        self.residency = Residency(places, heat)
+        self.residency = Residency(places, demand)
         self._engine = engine
         self._bring = bring
         self._emit = emit

@@ -16,12 +16,12 @@ class Drain:
     that it should send no more, and who comes until then shall not be refused.
 
     Args:
-        reception: who is inside.
+        requests: the requests in flight.
         lame_duck_s: seconds between *not ready* and *no new requests*.
     """
 
-    def __init__(self, reception: InFlightRequests, *, lame_duck_s: float) -> None:
-        self._reception = reception
+    def __init__(self, requests: InFlightRequests, *, lame_duck_s: float) -> None:
+        self._requests = requests
         self._lame_duck_s = lame_duck_s
         self._begun = asyncio.Event()
         self._closed = asyncio.Event()
@@ -29,7 +29,7 @@ class Drain:
     @property
     def in_flight(self) -> int:
         """Requests inside."""
-        return self._reception.in_flight
+        return self._requests.in_flight
 
     @property
     def begun(self) -> bool:
@@ -43,7 +43,7 @@ class Drain:
 
     def begin(self) -> None:
         """Not ready from here on. Again, nothing more happens."""
-        self._reception.announce()
+        self._requests.announce()
         self._begun.set()
         if not self._lame_duck_s:
             self._close()
@@ -51,7 +51,7 @@ class Drain:
     def cut(self) -> None:
         """Nobody new, and whoever is inside is told that it is over."""
         self._close()
-        self._reception.cut()
+        self._requests.cut()
 
     async def run(self) -> None:
         """Take nothing new once the time for load balancers is over."""
@@ -62,10 +62,10 @@ class Drain:
     async def emptied(self) -> None:
         """Wait until nobody comes any more and nobody is inside."""
         await self._closed.wait()
-        await self._reception.drained()
+        await self._requests.drained()
 
     def _close(self) -> None:
-        self._reception.close()
+        self._requests.close()
         self._closed.set()
 
 

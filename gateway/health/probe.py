@@ -33,8 +33,8 @@ class HealthProbe:
 
     Args:
         fleet: the backends.
-        reception: who is inside, and whether it drains.
-        vitals: the last minute.
+        requests: the requests in flight, and whether they drain.
+        rolling_stats: the last minute.
         text: the served model's tokenizer.
         model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
         engine: how it stands; ``None`` without one.
@@ -47,8 +47,8 @@ class HealthProbe:
     """
 
     fleet: Fleet
-    reception: InFlightRequests
-    vitals: RollingStats
+    requests: InFlightRequests
+    rolling_stats: RollingStats
     text: Callable[[], TextService]
     model_loaded: Callable[[], bool]
     engine: Callable[[], EngineStanding] | None
@@ -71,9 +71,9 @@ class HealthProbe:
             "workers_ready": self.fleet.any_ready,
             "memory_available": not loads
             or any(load is None or load.kv_usage < MEMORY_LIMIT for load in loads),
-            "error_rate_ok": self.vitals.error_rate() < ERROR_RATE_LIMIT,
+            "error_rate_ok": self.rolling_stats.error_rate() < ERROR_RATE_LIMIT,
             "state_store": self.state_store_ok(),
-            "not_draining": not self.reception.draining,
+            "not_draining": not self.requests.draining,
         }
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
@@ -81,7 +81,7 @@ class HealthProbe:
         checks = self.checks()
         ready = all(checks.values())
         engine = self.engine() if self.engine is not None else None
-        status = "ready" if ready else "draining" if self.reception.draining else "not_ready"
+        status = "ready" if ready else "draining" if self.requests.draining else "not_ready"
         if status == "not_ready" and engine is not None and engine.standing is SupervisorState.GIVEN_UP:
             status = "engine_given_up"
         body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
@@ -107,9 +107,9 @@ class HealthProbe:
             "backends": results,
             **self._engine_now(),
             "gpus": gpus.result(),
-            "in_flight": self.reception.in_flight,
+            "in_flight": self.requests.in_flight,
             "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
-            **self.vitals.figures(),
+            **self.rolling_stats.figures(),
         }
         return healthy, body
 

@@ -89,7 +89,7 @@ class RollingStats:
         self._judged = 0
         self._failed = 0
 
-    def saw(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """A request has ended."""
         now = self._clock()
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
@@ -97,7 +97,7 @@ class RollingStats:
         self._samples.append(sample)
         self._count(sample, 1)
 
-    def saw_preemptions(self, total: int) -> None:
+    def observe_preemptions(self, total: int) -> None:
         """The engine's counter of preemptions, since its start."""
         if not self._preemptions or self._preemptions[-1][1] != total:
             self._preemptions.append((self._clock(), total))

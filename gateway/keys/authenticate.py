@@ -9,7 +9,7 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, MissingKey
 
 
-def _nobody_asks(key_id: str) -> None:
+def _ignore(key_id: str) -> None:
     """Without a book of their use."""
 
 
@@ -18,12 +18,12 @@ class Keys:
 
     Args:
         ring: the keys that are accepted.
-        saw: told of each made key that is used.
+        on_use: told of each made key that is used.
     """
 
-    def __init__(self, ring: KeyRing, saw: Callable[[str], None] = _nobody_asks) -> None:
+    def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = _ignore) -> None:
         self._ring = ring
-        self._saw = saw
+        self._on_use = on_use
 
     def authenticate(self, bearer: str | None) -> Caller:
         """Who sent this key.
@@ -35,7 +35,7 @@ class Keys:
         record = self._ring.lookup(bearer)
         if record is not None:
             if self._ring.get(record.key_id) is not None:
-                self._saw(record.key_id)
+                self._on_use(record.key_id)
             return Caller(
                 record.tenant,
                 CallerRole(record.role),

@@ -15,12 +15,12 @@ from gateway.state.port import Record, StateStore
 STREAM = "keys-used"
 AUTHOR = "gateway"
 # How often a process tells of its keys' use: one record for all of them.
-TELL_EVERY_S = 60.0
+PUBLISH_EVERY_S = 60.0
 # A key is told of again when what is known everywhere is so old. Streams only grow, so a key in steady use
 # costs 24 lines a day, not 1,440.
 KNOWN_FOR_S = 3_600.0
 # Keys of one record: at some 40 bytes each it stays far below a record's bound.
-MAX_TOLD = 10_000
+MAX_PUBLISHED = 10_000
 
 
 class KeyUse:
@@ -38,7 +38,7 @@ class KeyUse:
         self._here: dict[str, float] = {}
         self._everywhere: dict[str, float] = {}
 
-    def saw(self, key_id: str) -> None:
+    def record(self, key_id: str) -> None:
         """A request came with this key."""
         self._here[key_id] = self._unix_time()
 
@@ -70,9 +70,9 @@ class KeyUse:
             for key_id, at in self._here.items()
             if at - self._everywhere.get(key_id, float("-inf")) >= KNOWN_FOR_S
         ]
-        return dict(fresh[:MAX_TOLD])
+        return dict(fresh[:MAX_PUBLISHED])
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """Append what is due; a store that is away is told at the next turn."""
         due = self.due()
         if not due:
@@ -85,5 +85,5 @@ class KeyUse:
     async def run(self) -> None:
         """Tell once a minute until cancelled."""
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            await self.tell()
+            await asyncio.sleep(PUBLISH_EVERY_S)
+            await self.publish()

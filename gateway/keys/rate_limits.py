@@ -20,7 +20,7 @@ _DAY = "tokens_per_day"
 _LOCAL = "local"
 
 
-def _nobody_listens(event: QuotaEvent) -> None:
+def _ignore(event: QuotaEvent) -> None:
     """Without metrics."""
 
 
@@ -57,7 +57,7 @@ class KeyLimiter:
         quotas: Quotas | None = None,
         shared: SharedLimits | None = None,
         *,
-        emit: Callable[[QuotaEvent], None] = _nobody_listens,
+        emit: Callable[[QuotaEvent], None] = _ignore,
     ) -> None:
         self._quotas = quotas
         self._shared = shared
@@ -72,7 +72,7 @@ class KeyLimiter:
         ask = QuotaRequest(requests=1)
         verdict = None if self._shared is None else await self._shared.count(caller.key_id, limits)
         if verdict is None:
-            self._alone("request", quotas, caller.key_id, limits, ask)
+            self._decide("request", quotas, caller.key_id, limits, ask)
             return
         if verdict.excess is None:
             # Counted here too, for the time when nobody else decides.
@@ -124,7 +124,7 @@ class KeyLimiter:
         own = hold or HoldId(_LOCAL, next(self._numbers))
         ask = QuotaRequest(tokens=tokens, hold=own)
         if verdict is None:
-            self._alone("tokens", quotas, key_id, limits, ask)
+            self._decide("tokens", quotas, key_id, limits, ask)
         else:
             self._decided("tokens", verdict.excess, shared=True)
             quotas.count(key_id, limits, ask)
@@ -137,14 +137,14 @@ class KeyLimiter:
 
         return TokenReservation(tokens, settle)
 
-    def _alone(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
+    def _decide(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
         """Decide without the store: by what it said last, and by this process' own counts."""
-        excess = None if self._shared is None else self._shared.lately(key_id, ask)
+        excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
             excess = quotas.take(key_id, limits, ask).excess
         self._decided(kind, excess, shared=False)
         if self._shared is not None:
-            self._shared.let_pass(key_id, ask)
+            self._shared.count_passed(key_id, ask)
 
     async def _figures(self, quotas: Quotas, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...]:
         if self._shared is not None:

@@ -41,12 +41,12 @@ MAX_OUTBOX = 10_000
 BATCH = 100
 SETTLE_EVERY_S = 0.02
 # Longest wait for the last ones when the gateway stops.
-LAST_WORD_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 # The process' first request of a key within so many seconds tells the figures to all others.
-KNOWN_FOR_S = 2.0
+FIGURES_FOR_S = 2.0
 # So long what the store said last also holds where it does not answer: over a timeout, the rest behind it and
 # another timeout, as of a busy SQLite. Other processes' use is in it, which this one's own counts lack.
-LATELY_S = 5.0
+LAST_KNOWN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class SharedLimits:
         self._held = 0
         self._away_until: float | None = None
         self._outbox: deque[Settlement] = deque()
-        self._telling = 0
+        self._settling = 0
         self._wake = asyncio.Event()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._log = structlog.get_logger("keys")
@@ -120,9 +120,9 @@ class SharedLimits:
         """Whether the last question was not answered."""
         return self._away_until is not None
 
-    def standing(self) -> tuple[bool, int]:
+    def status(self) -> tuple[bool, int]:
         """Whether the store is away, and the settlements that it has not heard of; for metrics."""
-        return self.away, len(self._outbox) + self._telling
+        return self.away, len(self._outbox) + self._settling
 
     async def count(self, key_id: str, limits: KeyLimits) -> QuotaVerdict | None:
         """Count a request; ``None``: the store does not decide now.
@@ -144,7 +144,7 @@ class SharedLimits:
         self, key_id: str, limits: KeyLimits, tokens: int
     ) -> tuple[QuotaVerdict | None, HoldId | None]:
         """Hold tokens; the id is for :meth:`settle`."""
-        if self._resting():
+        if self._cooling_off():
             return None, None
         for _ in range(2):
             hold, holder = HoldId(self._holder, next(self._numbers)), self._holder
@@ -165,13 +165,13 @@ class SharedLimits:
             self._rename(holder)
         return None, None
 
-    def lately(self, key_id: str, ask: QuotaRequest) -> Excess | None:
+    def last_known(self, key_id: str, ask: QuotaRequest) -> Excess | None:
         """What the store's last answer has against a request that it does not decide on now.
 
-        Nothing when that is older than :data:`LATELY_S`: this process' own counts alone can tell then.
+        Nothing when that is older than :data:`LAST_KNOWN_S`: this process' own counts alone can tell then.
         """
         known = self._known.get(key_id)
-        if known is None or self._clock() - known.answered_at > LATELY_S:
+        if known is None or self._clock() - known.answered_at > LAST_KNOWN_S:
             return None
         # The longest window last, and told first: it keeps the request away for longest.
         for kind, one in reversed(tuple(zip(LIMITS, known.figures, strict=True))):
@@ -180,7 +180,7 @@ class SharedLimits:
                 return Excess(kind.name, one.limit, asked, None if asked > one.limit else LOOK_AGAIN_S)
         return None
 
-    def let_pass(self, key_id: str, ask: QuotaRequest) -> None:
+    def count_passed(self, key_id: str, ask: QuotaRequest) -> None:
         """A request passed without the store."""
         known = self._known.get(key_id)
         if known is not None:
@@ -191,7 +191,7 @@ class SharedLimits:
         if self.away:
             return None
         known, now = self._known.get(key_id), self._clock()
-        if known is None or now - known.at > KNOWN_FOR_S:
+        if known is None or now - known.at > FIGURES_FOR_S:
             if await self._take(key_id, limits, QuotaRequest()) is None:
                 return None
             known = self._known[key_id]
@@ -230,9 +230,9 @@ class SharedLimits:
     async def close(self) -> None:
         """Tell the store the rest, if it listens, and let go of it."""
         try:
-            async with asyncio.timeout(LAST_WORD_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._outbox and not self.away:
-                    await self._tell()
+                    await self._settle_batch()
         except TimeoutError:
             self._lost(len(self._outbox))
         finally:
@@ -241,12 +241,12 @@ class SharedLimits:
     async def run(self) -> None:
         """Tell settlements and renew the lease until cancelled."""
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._tell_all(), name="limits-settle")
+            loops.create_task(self._settle_all(), name="limits-settle")
             loops.create_task(self._renew_all(), name="limits-renew")
 
     async def _take(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> QuotaVerdict | None:
         begun = self._clock()
-        if self._resting():
+        if self._cooling_off():
             return None
         if self.away:
             # This one tries; the others go on without until it knows.
@@ -268,7 +268,7 @@ class SharedLimits:
                 self._known.popitem(last=False)
         return verdict
 
-    def _resting(self) -> bool:
+    def _cooling_off(self) -> bool:
         return self._away_until is not None and self._clock() < self._away_until
 
     def _rename(self, holder: str) -> None:
@@ -284,7 +284,7 @@ class SharedLimits:
         self._outbox.append(told)
         self._wake.set()
 
-    async def _tell_all(self) -> None:
+    async def _settle_all(self) -> None:
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._settle_every_s)
@@ -292,12 +292,12 @@ class SharedLimits:
             while self._outbox:
                 # A store that was away is asked first whether it is back: what was tried once is told less
                 # surely.
-                if (self.away and not await self._renewed()) or not await self._tell():
+                if (self.away and not await self._renewed()) or not await self._settle_batch():
                     await asyncio.sleep(self._cool_off_s)
 
-    async def _tell(self) -> bool:
+    async def _settle_batch(self) -> bool:
         batch = [self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))]
-        done, self._telling = False, len(batch)
+        done, self._settling = False, len(batch)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._store.settle(batch)
@@ -305,7 +305,7 @@ class SharedLimits:
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
         finally:
-            self._telling = 0
+            self._settling = 0
             if not done:
                 self._outbox.extendleft(replace(one, sure=False) for one in reversed(batch))
         return done

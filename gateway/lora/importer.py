@@ -30,17 +30,22 @@ class AdapterImport:
 
     Args:
         content: what the file says.
-        book: the registry.
+        projection: the registry.
         source: brings and checks the adapters.
         base_model: the served one; adapters of others are left out.
     """
 
     def __init__(
-        self, content: RegistryContent, book: AdapterProjection, source: AdapterSource, *, base_model: str
+        self,
+        content: RegistryContent,
+        projection: AdapterProjection,
+        source: AdapterSource,
+        *,
+        base_model: str,
     ) -> None:
         self._content = content
         self._base_model = base_model
-        self._book = book
+        self._projection = projection
         self._source = source
         self._log = structlog.get_logger("adapters")
         self._tried = False
@@ -70,7 +75,7 @@ class AdapterImport:
             base_model=adapter.base_model,
             served=self._base_model,
         )
-        self._book.refuse(
+        self._projection.refuse(
             adapter.adapter_id,
             f"{Rejection.WRONG_BASE.value}: for {adapter.base_model!r}; served here: {self._base_model!r}",
         )
@@ -86,11 +91,11 @@ class AdapterImport:
             return False
         except AdapterError as error:
             self._log.error("adapter of adapters.file refused", adapter=name, reason=str(error))
-            self._book.refuse(name, str(error))
+            self._projection.refuse(name, str(error))
         return True
 
     async def _register(self, adapter: Adapter) -> None:
-        name, held = adapter.adapter_id, self._book.catalogue.versions.get(adapter.adapter_id)
+        name, held = adapter.adapter_id, self._projection.catalogue.versions.get(adapter.adapter_id)
         if held is not None:
             found = await self._source.fingerprint(adapter.path)
             if found is not None and found != held.sha256:
@@ -111,16 +116,16 @@ class AdapterImport:
                     labels=adapter.labels,
                 )
 
-            await self._book.change(register, author=AUTHOR)
-        if self._book.catalogue.version(name).state is AdapterState.STAGED:
-            await self._book.change(
+            await self._projection.change(register, author=AUTHOR)
+        if self._projection.catalogue.version(name).state is AdapterState.STAGED:
+            await self._projection.change(
                 lambda catalogue: changes.promote(catalogue, name, alias=None, force=True), author=AUTHOR
             )
 
     async def _aliased(self) -> bool:
         """Make the aliases that are not there; ``False``: the state store is away."""
         for alias, target in self._content.aliases.items():
-            if target not in self._book.catalogue.versions:
+            if target not in self._projection.catalogue.versions:
                 self._log.warning("alias of adapters.file left out", alias=alias, target=target)
                 continue
 
@@ -130,7 +135,7 @@ class AdapterImport:
                 return changes.promote(catalogue, target, alias=alias, force=True)
 
             try:
-                await self._book.change(lead, author=AUTHOR)
+                await self._projection.change(lead, author=AUTHOR)
             except BackendUnavailable:
                 return False
             except AdapterError as error:

@@ -27,7 +27,7 @@ TICK_S = 0.5
 WORKERS_TICK_S = 2.0
 # What was asked for in the last seconds before a kill is not worth more writing.
 SAVE_S = 30.0
-HEAT_FILE = "heat.json"
+DEMAND_FILE = "heat.json"
 
 
 class LoadsElsewhere(Protocol):
@@ -45,12 +45,12 @@ class LoadsElsewhere(Protocol):
 
 
 class LoraLoader:
-    """The shelf of the engine that runs, whichever life of it, and what is on it; and those of the workers.
+    """The slots of the engine that runs, whichever life of it, and what is on it; and those of the workers.
 
     Args:
         registry: what requests lease from.
-        book: the registry's versions.
-        heat: how much each is asked for; kept in ``folder`` over a restart.
+        projection: the registry's versions.
+        demand: how much each is asked for; stored in ``folder``, so that a restart keeps it.
         folder: the adapters' folder.
         bring: makes sure that an adapter's files are on this machine.
         emit: takes each event; must not block.
@@ -62,9 +62,9 @@ class LoraLoader:
     def __init__(
         self,
         registry: AdapterRegistry,
-        book: AdapterProjection,
+        projection: AdapterProjection,
         *,
-        heat: AdapterDemand,
+        demand: AdapterDemand,
         folder: Path,
         bring: Callable[[Adapter], Awaitable[None]],
         emit: Callable[[AdapterEvent], None],
@@ -73,9 +73,9 @@ class LoraLoader:
         preload_timeout_s: float,
     ) -> None:
         self._registry = registry
-        self._book = book
-        self._heat = heat
-        self._file = folder / HEAT_FILE
+        self._projection = projection
+        self._demand = demand
+        self._file = folder / DEMAND_FILE
         self._bring = bring
         self._emit = emit
         self._clock = clock
@@ -83,10 +83,10 @@ class LoraLoader:
         self._preload_timeout_s = preload_timeout_s
         self._workers: Callable[[], Sequence[LoadsElsewhere]] = tuple
         self._log = structlog.get_logger("adapters")
-        self._shelf: LoraSlots | None = None
-        self._news = asyncio.Event()
+        self._slots: LoraSlots | None = None
+        self._changed = asyncio.Event()
         self._warm = False
-        book.on_change(self.wake)
+        projection.on_change(self.wake)
 
     def attach_workers(self, workers: Callable[[], Sequence[LoadsElsewhere]]) -> None:
         """Load adapters on these too: the workers in service that are loaded from here."""
@@ -100,33 +100,33 @@ class LoraLoader:
     @property
     def resident(self) -> tuple[str, ...]:
         """What requests may use at once."""
-        return self._shelf.residency.resident if self._shelf is not None else ()
+        return self._slots.residency.resident if self._slots is not None else ()
 
     @property
     def places(self) -> int:
         """Adapters that the engine holds; 0 without an engine in process."""
-        return self._shelf.places if self._shelf is not None else 0
+        return self._slots.places if self._slots is not None else 0
 
     @property
     def least_places(self) -> int:
         """Adapters that the engine holds, or the worker that holds the fewest; 0: nothing here holds any."""
         return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
 
-    def heat_of(self, adapter_id: str) -> float:
+    def demand_of(self, adapter_id: str) -> float:
         """How much it is asked for."""
-        return self._heat.of(adapter_id, self._clock())
+        return self._demand.of(adapter_id, self._clock())
 
-    def make_shelf(self, engine: AdapterHolder, places: int) -> LoraSlots:
-        """The shelf of an engine; that of the latest one is kept."""
-        self._shelf = LoraSlots(
-            engine, places, heat=self._heat, bring=self._bring, emit=self._emit, clock=self._clock
+    def make_slots(self, engine: AdapterHolder, places: int) -> LoraSlots:
+        """The slots of an engine; that of the latest one is kept."""
+        self._slots = LoraSlots(
+            engine, places, demand=self._demand, bring=self._bring, emit=self._emit, clock=self._clock
         )
         self.wake()
-        return self._shelf
+        return self._slots
 
     def wake(self) -> None:
         """Look at once: the registry has changed."""
-        self._news.set()
+        self._changed.set()
 
     async def preload(self, adapter: Adapter) -> None:
         """Load an adapter now: in the engine in process, and on the workers that adapters are loaded on.
@@ -134,8 +134,8 @@ class LoraLoader:
         Raises:
             BackendFailure: one of them cannot load it, or nothing here holds adapters.
         """
-        shelf, workers, failures = self._shelf, self._workers(), list[BackendFailure]()
-        in_process = shelf is not None and shelf.places
+        slots, workers, failures = self._slots, self._workers(), list[BackendFailure]()
+        in_process = slots is not None and slots.places
         if not in_process and not workers:
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE,
@@ -149,18 +149,18 @@ class LoraLoader:
             except BackendFailure as failure:
                 failures.append(failure)
 
-        async def on_engine(shelf: LoraSlots) -> None:
-            shelf.residency.retry(adapter.adapter_id)
+        async def on_engine(slots: LoraSlots) -> None:
+            slots.residency.retry(adapter.adapter_id)
             try:
-                await shelf.preload(adapter)
+                await slots.preload(adapter)
             except BackendFailure as failure:
                 failures.append(failure)
             except EngineError as error:
                 failures.append(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, str(error)))
 
         async with asyncio.TaskGroup() as loads:
-            if shelf is not None and in_process:
-                loads.create_task(on_engine(shelf), name=f"preload-{adapter.adapter_id}")
+            if slots is not None and in_process:
+                loads.create_task(on_engine(slots), name=f"preload-{adapter.adapter_id}")
             for one in workers:
                 loads.create_task(on_worker(one), name=f"preload-{adapter.adapter_id}")
         if failures:
@@ -173,9 +173,9 @@ class LoraLoader:
             AdapterError: it is not registered here.
             BackendFailure: as :meth:`preload`.
         """
-        await self._book.caught_up_to(number)
-        if self._book.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
-            await self.preload(self._book.adapter(adapter_id))
+        await self._projection.caught_up_to(number)
+        if self._projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
+            await self.preload(self._projection.adapter(adapter_id))
 
     async def run_workers(self) -> None:
         """Keep the pinned ones loaded on the workers and the retired ones away, until cancelled."""
@@ -187,7 +187,7 @@ class LoraLoader:
                 self._log.info("a worker's adapters not looked after", reason=str(failure))
 
         while True:
-            pinned, versions = self._pinned(), self._book.catalogue.versions
+            pinned, versions = self._pinned(), self._projection.catalogue.versions
             retired = [name for name, one in versions.items() if one.state is AdapterState.RETIRED]
             async with asyncio.TaskGroup() as looks:
                 for one in self._workers():
@@ -209,75 +209,75 @@ class LoraLoader:
                 if self._clock() - saved_at >= SAVE_S:
                     saved_at = self._clock()
                     await self._save()
-                self._news.clear()
+                self._changed.clear()
                 try:
                     async with asyncio.timeout(TICK_S):
-                        await self._news.wait()
+                        await self._changed.wait()
                 except TimeoutError:
                     continue
         finally:
-            self._write(self._heat.snapshot(self._clock()))
+            self._write(self._demand.snapshot(self._clock()))
 
     async def _look(self) -> None:
-        shelf = self._shelf
+        slots = self._slots
         try:
-            if shelf is not None and shelf.places:
-                await self._pin(shelf)
+            if slots is not None and slots.places:
+                await self._pin(slots)
                 if not self._warm:
-                    await self._preload(shelf)
-                await self._unload_retired(shelf)
-                while await shelf.load_next(self._registry.known):
-                    await self._pin(shelf)
+                    await self._preload(slots)
+                await self._unload_retired(slots)
+                while await slots.load_next(self._registry.known):
+                    await self._pin(slots)
         except EngineError as error:
-            # It is gone, and the next one gets a shelf of its own.
+            # It is gone, and the next one gets a slots of its own.
             self._log.warning("adapters not looked after", reason=error.code)
         self._warm = True
 
-    async def _pin(self, shelf: LoraSlots) -> None:
-        await shelf.pin(self._pinned())
+    async def _pin(self, slots: LoraSlots) -> None:
+        await slots.pin(self._pinned())
 
     def _pinned(self) -> list[str]:
-        return [one.adapter_id for one in self._book.catalogue.versions.values() if one.pinned]
+        return [one.adapter_id for one in self._projection.catalogue.versions.values() if one.pinned]
 
-    async def _preload(self, shelf: LoraSlots) -> None:
+    async def _preload(self, slots: LoraSlots) -> None:
         begun = self._clock()
         known = {adapter.adapter_id: adapter for adapter in self._registry.known}
-        wanted = shelf.residency.wanted(known, begun)
+        wanted = slots.residency.wanted(known, begun)
         if not wanted:
             return
         try:
             async with asyncio.timeout(self._preload_timeout_s):
                 for name in wanted:
                     try:
-                        await shelf.preload(known[name])
+                        await slots.preload(known[name])
                     except BackendFailure as failure:
                         self._log.warning("adapter not preloaded", adapter=name, reason=str(failure))
         except TimeoutError:
             self._log.warning(
                 "ready before all adapters are preloaded",
                 after_s=self._preload_timeout_s,
-                missing=[name for name in wanted if name not in shelf.residency.resident],
+                missing=[name for name in wanted if name not in slots.residency.resident],
             )
         self._log.info(
             "adapters preloaded",
-            count=len(shelf.residency.resident),
+            count=len(slots.residency.resident),
             seconds=round(self._clock() - begun, 2),
         )
 
-    async def _unload_retired(self, shelf: LoraSlots) -> None:
-        versions, leased = self._book.catalogue.versions, self._registry.leased()
-        for name in shelf.residency.resident:
+    async def _unload_retired(self, slots: LoraSlots) -> None:
+        versions, leased = self._projection.catalogue.versions, self._registry.leased()
+        for name in slots.residency.resident:
             version = versions.get(name)
             if version is not None and version.state is AdapterState.RETIRED and name not in leased:
-                await shelf.unload(name)
+                await slots.unload(name)
 
     async def _restore(self) -> None:
         kept = await asyncio.to_thread(self._read)
         if kept is not None:
-            self._heat.restore(kept[1], self._clock(), age_s=self._unix_time() - kept[0])
+            self._demand.restore(kept[1], self._clock(), age_s=self._unix_time() - kept[0])
 
     async def _save(self) -> None:
-        heat = self._heat.snapshot(self._clock())
+        heat = self._demand.snapshot(self._clock())
         await asyncio.to_thread(self._write, heat)
 
     def _read(self) -> tuple[float, dict[str, float]] | None:

@@ -92,7 +92,7 @@ class CanaryState:
         since: when the step was in force, or the phase began; seconds since 1970.
         deadline: when it has to have ended.
         placed: the route's weights as the canary has last left them.
-        applied: whether the routing is what this standing wants.
+        applied: whether the routing is what this state wants.
         revision: the routing's at which it was found to be so.
         read_to: the last record of the samples that is in it.
         counts: of the step.
@@ -147,52 +147,52 @@ def weights_at(plan: CanaryPlan, percent: float) -> Mapping[str, float]:
     return {entry["name"]: entry["weight"] for entry in changed["routes"][plan.route]["backends"]}
 
 
-def in_force(standing: CanaryState, now: float, revision: int = 0) -> CanaryState:
+def in_force(state: CanaryState, now: float, revision: int = 0) -> CanaryState:
     """The routing is what was wanted; a step counts from here."""
-    return replace(standing, applied=True, placed=standing.wanted, since=now, revision=revision)
+    return replace(state, applied=True, placed=state.wanted, since=now, revision=revision)
 
 
-def end(standing: CanaryState, phase: Phase, reason: str, now: float) -> CanaryState:
+def end(state: CanaryState, phase: Phase, reason: str, now: float) -> CanaryState:
     """It ended; who drives it brings the routing there."""
-    return replace(standing, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
+    return replace(state, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
 
 
-def pause(standing: CanaryState, reason: str) -> CanaryState:
+def pause(state: CanaryState, reason: str) -> CanaryState:
     """It keeps its share, and nothing is judged."""
-    return replace(standing, phase=Phase.PAUSED, reason=reason)
+    return replace(state, phase=Phase.PAUSED, reason=reason)
 
 
-def resume(standing: CanaryState, *, read_to: int, now: float) -> CanaryState:
+def resume(state: CanaryState, *, read_to: int, now: float) -> CanaryState:
     """Judge again, by what comes from now on and what was seen before the pause."""
-    return replace(standing, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
+    return replace(state, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
 
 
-def judge(standing: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
-    """What the running canary's standing is with these further windows, in order."""
-    plan = standing.plan
-    counts, evidence, seen = dict(standing.counts), dict(standing.evidence), standing.canary_requests
+def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
+    """What the running canary's state is with these further windows, in order."""
+    plan = state.plan
+    counts, evidence, seen = dict(state.counts), dict(state.evidence), state.canary_requests
     for window in windows:
         for check, one in window.items():
             counts[check] = counts.get(check, EvidenceWindow()) + one
             evidence[check] = evidence.get(check, Evidence()).seen(one, plan.tolerance)
         seen += window.get("error", EvidenceWindow()).canary
-    standing = replace(standing, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to)
+    state = replace(state, counts=counts, evidence=evidence, canary_requests=seen, read_to=read_to)
     worst = max(evidence, key=lambda check: evidence[check].log_e, default=None)
     if worst is not None and evidence[worst].log_e >= plan.bound:
-        return end(standing, Phase.ROLLED_BACK, _why(standing, worst), now)
-    if now >= standing.deadline:
-        return end(standing, Phase.ROLLED_BACK, "it came to no end within a day", now)
+        return end(state, Phase.ROLLED_BACK, _why(state, worst), now)
+    if now >= state.deadline:
+        return end(state, Phase.ROLLED_BACK, "it came to no end within a day", now)
     requests = counts.get("error", EvidenceWindow())
     if (
-        now - standing.since < plan.step_s
+        now - state.since < plan.step_s
         or min(requests.canary, requests.baseline) < plan.min_samples
         or any(one.log_e >= math.log(SUSPICIOUS) for one in evidence.values())
     ):
-        return standing
-    step = standing.step + 1
+        return state
+    step = state.step + 1
     last = plan.steps[step] >= WHOLE
     return replace(
-        standing,
+        state,
         step=step,
         phase=Phase.DONE if last else Phase.RUNNING,
         since=now,
@@ -202,14 +202,14 @@ def judge(standing: CanaryState, windows: Iterable[Counts], *, read_to: int, now
     )
 
 
-def _why(standing: CanaryState, check: str) -> str:
-    seen = standing.counts[check]
+def _why(state: CanaryState, check: str) -> str:
+    seen = state.counts[check]
     return (
         f"{check}: {seen.canary_bad} of {seen.canary} requests "
         f"against {seen.baseline_bad} of {seen.baseline} in the same windows "
-        f"at {standing.plan.steps[standing.step]:g} % "
-        f"(e-value {_power(standing.evidence[check].log_e)}, bound {_power(standing.plan.bound)}; "
-        f"after {standing.canary_requests} requests on the canary)"
+        f"at {state.plan.steps[state.step]:g} % "
+        f"(e-value {_power(state.evidence[check].log_e)}, bound {_power(state.plan.bound)}; "
+        f"after {state.canary_requests} requests on the canary)"
     )
 
 

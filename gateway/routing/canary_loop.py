@@ -1,11 +1,11 @@
 """Drives the canary of all processes from the one that holds the lease.
 
-A standing is a record of the stream ``canary``, appended by compare-and-set: whoever wrote the last one knows
+A state is a record of the stream ``canary``, appended by compare-and-set: whoever wrote the last one knows
 all before it, and of two that act at once one finds a conflict and changes nothing. The lease in it only
 saves work. What the routing should be is written down before it is changed, so a process that ends in between
-leaves a standing that the next one brings about.
+leaves a state that the next one brings about.
 
-The processes' counts are records of ``canary-samples``; how far they were read is a part of the standing, so
+The processes' counts are records of ``canary-samples``; how far they were read is a part of the state, so
 each counts once whoever drives, and what was read is forgotten. Of the standings the last one is what counts:
 the others are forgotten too, a hundred at a time, and all of them when the canary has ended.
 """
@@ -62,7 +62,7 @@ class CanaryDriver:
 
     Args:
         store: where the streams are.
-        book: the routing.
+        routing: the routing.
         audit: what was done, and why.
         tally: of this process.
         me: this process' name among all.
@@ -72,7 +72,7 @@ class CanaryDriver:
     def __init__(
         self,
         store: StateStore,
-        book: RoutingProjection,
+        routing: RoutingProjection,
         audit: Audit,
         tally: CanaryTally,
         *,
@@ -80,7 +80,7 @@ class CanaryDriver:
         unix_time: Callable[[], float],
     ) -> None:
         self._store = store
-        self._book = book
+        self._routing = routing
         self._audit = audit
         self._tally = tally
         self._me = me
@@ -96,7 +96,7 @@ class CanaryDriver:
         self._follower = follower
 
     @property
-    def standing(self) -> CanaryState | None:
+    def state(self) -> CanaryState | None:
         """Of the last canary; ``None``: there was none."""
         return None if self.beat is None else self.beat.standing
 
@@ -111,43 +111,43 @@ class CanaryDriver:
             # A newer version wrote it; that one's processes drive it.
             self.beat = None
             self._log.error("a canary's record is not understood here", number=record.number)
-        standing = self.standing
-        running = standing is not None and standing.phase is Phase.RUNNING
-        self._tally.watch(standing.plan if standing is not None and running else None)
+        state = self.state
+        running = state is not None and state.phase is Phase.RUNNING
+        self._tally.watch(state.plan if state is not None and running else None)
 
     async def change(self, make: Callable[[CanaryState | None], Awaitable[CanaryState]]) -> None:
-        """Put what ``make`` says after the last standing; it is asked again when somebody was quicker.
+        """Put what ``make`` says after the last state; it is asked again when somebody was quicker.
 
         Raises Conflict when that does not end, StateUnavailable, and what ``make`` raises.
         """
         for left in reversed(range(MAX_TRIES)):
             head = self.head
             try:
-                await self.put(await make(self.standing))
+                await self.put(await make(self.state))
                 return
             except Conflict:
                 follower = self._follower
                 if not left or follower is None or not await follower.caught_up_to(head + 1, ELSEWHERE_S):
                     raise
 
-    async def put(self, standing: CanaryState) -> None:
-        """Make a standing the last one, driven by this process. Raises Conflict, StateUnavailable."""
-        until = self._unix_time() + LEASE_WINDOWS * standing.plan.window_s
-        data = beat_data(Beat(standing, self._me, until))
+    async def put(self, state: CanaryState) -> None:
+        """Make a state the last one, driven by this process. Raises Conflict, StateUnavailable."""
+        until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
+        data = beat_data(Beat(state, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
-        await self._forget(standing)
+        await self._forget(state)
 
-    async def hand_on(self) -> None:
+    async def publish_counts(self) -> None:
         """Give what was seen in the windows that are over to the driver; what is not taken is lost.
 
         A record of which nobody knows whether it was written is not written again: nothing counts twice.
         """
-        standing = self.standing
-        if standing is None:
+        state = self.state
+        if state is None:
             return
         for window, counts in self._tally.take():
             try:
-                data = sample_data(standing.plan.id, window, counts)
+                data = sample_data(state.plan.id, window, counts)
                 await self._store.append(SAMPLES, data, author=self._me)
             except StateError as error:
                 self._log.warning("a window's counts are lost to the canary", reason=error.code)
@@ -176,40 +176,40 @@ class CanaryDriver:
     async def run(self) -> None:
         """Hand on and judge at the end of each window until cancelled."""
         while True:
-            standing = self.standing
-            if standing is None or not standing.to_do:
+            state = self.state
+            if state is None or not state.to_do:
                 await asyncio.sleep(IDLE_S)
                 continue
-            window_s = standing.plan.window_s
+            window_s = state.plan.window_s
             await asyncio.sleep(window_s - self._unix_time() % window_s)
-            await self.hand_on()
+            await self.publish_counts()
             # The others' counts of this window are there by then.
             await asyncio.sleep(window_s / 4)
             await self.tick()
 
     async def _judge(self, beat: Beat) -> bool:
-        """Whether the standing has something to be brought about now."""
-        standing, now = beat.standing, self._unix_time()
-        if self._book.head < standing.revision:
+        """Whether the state has something to be brought about now."""
+        state, now = beat.standing, self._unix_time()
+        if self._routing.head < state.revision:
             # What the canary itself did has not come here yet.
             return False
-        if self._override(standing):
-            await self._overridden(standing)
+        if self._override(state):
+            await self._overridden(state)
             return False
-        records = await self._store.read(SAMPLES, after=standing.read_to, limit=MAX_READ)
-        read_to = records[-1].number if records else standing.read_to
-        windows = windows_of(records, standing.plan.id)
+        records = await self._store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
+        read_to = records[-1].number if records else state.read_to
+        windows = windows_of(records, state.plan.id)
         # Milliseconds for thousands of requests in a window: not on the loop that serves them.
-        judged = await asyncio.to_thread(judge, standing, windows, read_to=read_to, now=now)
-        spare = beat.until - now > LEASE_WINDOWS * standing.plan.window_s / 2
-        if judged != standing or beat.holder != self._me or not spare:
+        judged = await asyncio.to_thread(judge, state, windows, read_to=read_to, now=now)
+        spare = beat.until - now > LEASE_WINDOWS * state.plan.window_s / 2
+        if judged != state or beat.holder != self._me or not spare:
             await self.put(judged)
         return not judged.applied
 
-    async def _forget(self, standing: CanaryState) -> None:
-        """Let go of the samples that the last standing has read, and of the standings before it."""
-        over = standing.ended and standing.applied
-        for stream, up_to in ((SAMPLES, standing.read_to), (STREAM, self.head - 1)):
+    async def _forget(self, state: CanaryState) -> None:
+        """Let go of the samples that the last state has read, and of the standings before it."""
+        over = state.ended and state.applied
+        for stream, up_to in ((SAMPLES, state.read_to), (STREAM, self.head - 1)):
             if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
                 continue
             try:
@@ -220,61 +220,61 @@ class CanaryDriver:
                 return
             self._forgotten[stream] = up_to
 
-    async def _place(self, standing: CanaryState) -> None:
-        """Bring the routing to what the standing wants."""
-        plan, wanted = standing.plan, standing.wanted
-        comment = _comment(standing)
+    async def _place(self, state: CanaryState) -> None:
+        """Bring the routing to what the state wants."""
+        plan, wanted = state.plan, state.wanted
+        comment = _comment(state)
 
         def decide(last: Stored) -> Draft:
             found = weights_of(last.draft.config, plan.route)
             if same_weights(found, wanted):
                 raise _AsWanted
-            if not same_weights(found, standing.placed):
+            if not same_weights(found, state.placed):
                 raise _Overridden
             return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary")
 
         try:
-            _, stored = await self._book.change(decide, author=AUTHOR)
+            _, stored = await self._routing.change(decide, author=AUTHOR)
             revision = stored.number
         except _AsWanted:
-            revision = self._book.head
+            revision = self._routing.head
         except (_Overridden, NoSuchRoute, NothingToShare, RoutingFileError):
-            await self._overridden(standing)
+            await self._overridden(state)
             return
-        await self.put(in_force(standing, self._unix_time(), revision))
+        await self.put(in_force(state, self._unix_time(), revision))
         await self._audit.record(
             AUTHOR,
-            f"canary.{_deed(standing)}",
+            f"canary.{_action(state)}",
             f"{plan.route}: {plan.backend}",
             comment=comment,
             result=f"revision {revision}",
         )
 
-    async def _overridden(self, standing: CanaryState) -> None:
+    async def _overridden(self, state: CanaryState) -> None:
         reason = "the route was changed by somebody else; its weights were left as they are"
-        if standing.ended:
-            reason = f"{standing.reason}; {reason}"
-        await self.put(end(standing, Phase.OVERRIDDEN, reason, self._unix_time()))
-        target = f"{standing.plan.route}: {standing.plan.backend}"
+        if state.ended:
+            reason = f"{state.reason}; {reason}"
+        await self.put(end(state, Phase.OVERRIDDEN, reason, self._unix_time()))
+        target = f"{state.plan.route}: {state.plan.backend}"
         await self._audit.record(AUTHOR, "canary.overridden", target, comment=reason)
 
-    def _override(self, standing: CanaryState) -> bool:
+    def _override(self, state: CanaryState) -> bool:
         try:
-            found = weights_of(self._book.last().draft.config, standing.plan.route)
+            found = weights_of(self._routing.last().draft.config, state.plan.route)
         except NoSuchRoute:
             return True
-        return not same_weights(found, standing.wanted)
+        return not same_weights(found, state.wanted)
 
 
-def _deed(standing: CanaryState) -> str:
+def _action(state: CanaryState) -> str:
     return {Phase.ROLLED_BACK: "rollback", Phase.ABORTED: "abort", Phase.DONE: "done"}.get(
-        standing.phase, "step"
+        state.phase, "step"
     )
 
 
-def _comment(standing: CanaryState) -> str:
-    plan = standing.plan
-    if standing.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
-        word = "rolled back" if standing.phase is Phase.ROLLED_BACK else "aborted"
-        return f"canary {plan.id} of {plan.backend} {word}: {standing.reason}"[:1_000]
-    return f"canary {plan.id}: {plan.backend} at {plan.steps[standing.step]:g} %"
+def _comment(state: CanaryState) -> str:
+    plan = state.plan
+    if state.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
+        word = "rolled back" if state.phase is Phase.ROLLED_BACK else "aborted"
+        return f"canary {plan.id} of {plan.backend} {word}: {state.reason}"[:1_000]
+    return f"canary {plan.id}: {plan.backend} at {plan.steps[state.step]:g} %"

@@ -46,7 +46,7 @@ class CanaryTally:
             self._met.clear()
         self._plan = plan
 
-    def saw(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """Count a request; one that named its backend, or never came to one, does not count."""
         plan = self._plan
         if plan is None or record.route != plan.route or record.drawn is None:

@@ -41,7 +41,7 @@ class NotInForce(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class UnusableRevision:
     """The stream's last revision, which this process cannot use, and why."""
 
     number: int
@@ -81,7 +81,7 @@ class RoutingProjection:
         self.in_force_since = 0.0
         self.latest: Stored | None = None
         self.head = 0
-        self.behind: Behind | None = None
+        self.unusable: UnusableRevision | None = None
 
     def follow(self, follower: FollowsStream) -> None:
         """Who calls :meth:`take`; told at build time."""
@@ -105,10 +105,10 @@ class RoutingProjection:
             stored = from_record(record)
             self.latest = stored
             self._adopt(stored)
-            self.behind = None
+            self.unusable = None
         except (RoutingFileError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, RoutingFileError) else "its record is not understood"
-            self.behind = Behind(record.number, reason)
+            self.unusable = UnusableRevision(record.number, reason)
             self._log.error(
                 "a routing revision cannot be used here; the one before it stays in force",
                 revision=record.number,
@@ -141,7 +141,7 @@ class RoutingProjection:
             await self._seed_store()
         if self._revision is None:
             if self._seed.config is None:
-                raise self._nothing()
+                raise self._no_usable_revision()
             self._adopt(Stored(0, self._unix_time(), SEED_AUTHOR, 0, _seed_draft(self._seed)))
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
 
@@ -166,7 +166,7 @@ class RoutingProjection:
             StateUnavailable, RecordTooLarge: the store did not take it.
             NotInForce: it was written, and takes too long to come back.
         """
-        await self.meet(expected)
+        await self.expect_last(expected)
         for _ in range(MAX_TRIES):
             latest = self.last()
             draft = decide(latest)
@@ -248,13 +248,13 @@ class RoutingProjection:
             return
         await self.caught_up_to(1)
 
-    def _nothing(self) -> RoutingFileError:
+    def _no_usable_revision(self) -> RoutingFileError:
         faults = [] if self._seed.fault is None else [str(self._seed.fault)]
-        if self.behind is not None:
-            faults.append(self.behind.reason)
+        if self.unusable is not None:
+            faults.append(self.unusable.reason)
         return RoutingFileError("\n".join(faults))
 
-    async def meet(self, expected: int | None) -> None:
+    async def expect_last(self, expected: int | None) -> None:
         """Wait for a revision that an operator has seen elsewhere; ``None``: none.
 
         Raises Conflict when it is not the last one.

@@ -37,16 +37,16 @@ class LatestRecord(StreamProjection):
         page = await self._store.read(self._stream, limit=1, newest_first=True)
         last, newest = self._last, page[0] if page else None
         if last is not None and (newest is None or newest.number < last.number):
-            if self._standing is not ProjectionState.LOST:
+            if self._state is not ProjectionState.LOST:
                 self._log.error(
                     "the state store has lost records; the last good state stays in force",
                     stream=self._stream,
                     number=last.number,
                     found="nothing there" if newest is None else newest.number,
                 )
-            self._standing = ProjectionState.LOST
+            self._state = ProjectionState.LOST
             return
-        self._standing = ProjectionState.FOLLOWING
+        self._state = ProjectionState.FOLLOWING
         if newest is None or newest == last:
             return
         self._apply(newest)

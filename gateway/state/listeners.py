@@ -13,19 +13,19 @@ class Listeners:
     def __init__(self) -> None:
         self._by_stream: dict[str, list[Callable[[int], None]]] = {}
 
-    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Tell ``told`` from now on."""
-        self._by_stream.setdefault(stream, []).append(told)
+        self._by_stream.setdefault(stream, []).append(listener)
 
-    def tell(self, stream: str, number: int) -> None:
+    def notify(self, stream: str, number: int) -> None:
         """Tell those who listen to ``stream``."""
-        for told in self._by_stream.get(stream, ()):
-            told(number)
+        for listener in self._by_stream.get(stream, ()):
+            listener(number)
 
-    def tell_all(self, heads: Mapping[str, int]) -> None:
+    def notify_all(self, heads: Mapping[str, int]) -> None:
         """Tell everybody, also those whose stream is not there."""
         for stream in self._by_stream:
-            self.tell(stream, heads.get(stream, 0))
+            self.notify(stream, heads.get(stream, 0))
 
 
 class Reach:

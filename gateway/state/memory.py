@@ -71,7 +71,7 @@ class MemoryStateStore:
         record = Record(stream, head + 1, self._unix_time(), author, data)
         records.append(record)
         for store in list(self._streams.stores):
-            store._listeners.tell(stream, record.number)
+            store._listeners.notify(stream, record.number)
         return record
 
     async def read(
@@ -100,9 +100,9 @@ class MemoryStateStore:
         heads = {name: forgotten.get(name, 0) + len(kept) for name, kept in self._streams.records.items()}
         return {stream: head for stream, head in heads.items() if head}
 
-    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Have ``told`` called while ``run`` runs."""
-        self._listeners.listen(stream, told)
+        self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
         """Tell everybody at each poll; appends tell at once."""
@@ -110,7 +110,7 @@ class MemoryStateStore:
             if self._streams.down:
                 self._reach.failed("watch", "down")
             else:
-                self._listeners.tell_all(await self.heads())
+                self._listeners.notify_all(await self.heads())
             await asyncio.sleep(self._poll_s)
 
     def _reached(self, operation: str) -> None:

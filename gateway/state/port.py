@@ -95,7 +95,7 @@ class StateStore(Protocol):
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream. Raises StateUnavailable."""
 
-    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Have ``told`` called with the stream's head, on the event loop, while ``run`` runs.
 
         Soon after an append by anybody, and at least at every poll whether there is something new or not; so

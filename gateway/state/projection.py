@@ -37,10 +37,10 @@ class StreamProjection(ABC):
         self._apply = apply
         self._log = structlog.get_logger("state")
         self._last: Record | None = None
-        self._standing = ProjectionState.AWAY
-        self._told = asyncio.Event()
+        self._state = ProjectionState.AWAY
+        self._notified = asyncio.Event()
         self._moved = asyncio.Condition()
-        store.listen(stream, self._hear)
+        store.listen(stream, self._on_head)
 
     @property
     def stream(self) -> str:
@@ -53,9 +53,9 @@ class StreamProjection(ABC):
         return 0 if self._last is None else self._last.number
 
     @property
-    def standing(self) -> ProjectionState:
+    def state(self) -> ProjectionState:
         """How it stands to its stream."""
-        return self._standing
+        return self._state
 
     async def caught_up_to(self, number: int, timeout_s: float) -> bool:
         """Wait until ``number``, or a later record, is in force; ``False`` when it takes too long."""
@@ -66,11 +66,11 @@ class StreamProjection(ABC):
             return False
         return True
 
-    def _hear(self, head: int) -> None:
-        if head != self.number or self._standing is not ProjectionState.FOLLOWING or self._unsure():
-            self._told.set()
+    def _on_head(self, head: int) -> None:
+        if head != self.number or self._state is not ProjectionState.FOLLOWING or self._must_verify():
+            self._notified.set()
 
-    def _unsure(self) -> bool:
+    def _must_verify(self) -> bool:
         """Whether the stream is to be read although it has not grown."""
         return False
 
@@ -80,8 +80,8 @@ class StreamProjection(ABC):
 
     async def _keep_up(self) -> None:
         while True:
-            await self._told.wait()
-            self._told.clear()
+            await self._notified.wait()
+            self._notified.clear()
             # The store tells again when it is back.
             with contextlib.suppress(StateUnavailable):
                 await self._catch_up()

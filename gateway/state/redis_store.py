@@ -108,7 +108,7 @@ class RedisStateStore:
             raise StateUnavailable("append", reason)
         if not done:
             raise Conflict(stream, cast(int, expected), number)
-        self._listeners.tell(stream, number)
+        self._listeners.notify(stream, number)
         return Record(stream, number, at, author, data)
 
     async def read(
@@ -133,9 +133,9 @@ class RedisStateStore:
         found = await self._ask("heads", self._client.hgetall(self._heads_key))
         return {stream.decode(): int(number) for stream, number in found.items()}
 
-    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Have ``told`` called while ``run`` runs."""
-        self._listeners.listen(stream, told)
+        self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
         """Hear of appends on one connection, and poll on the others: one that is dead unseen costs a poll."""
@@ -147,7 +147,7 @@ class RedisStateStore:
         while True:
             # A failure is told by `healthy`, and the next poll comes.
             with contextlib.suppress(StateUnavailable):
-                self._listeners.tell_all(await self.heads())
+                self._listeners.notify_all(await self.heads())
             end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 
@@ -163,7 +163,7 @@ class RedisStateStore:
                         end_if_cancelled()
                         if message is not None:
                             number, stream = message["data"].decode().split(" ", 1)
-                            self._listeners.tell(stream, int(number))
+                            self._listeners.notify(stream, int(number))
             end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 

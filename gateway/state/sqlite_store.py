@@ -144,7 +144,7 @@ class SqliteStateStore:
         except (SQLAlchemyError, OSError) as error:
             raise self._unavailable("append", error) from error
         self._reach.ok()
-        self._listeners.tell(stream, record.number)
+        self._listeners.notify(stream, record.number)
         return record
 
     async def read(
@@ -188,9 +188,9 @@ class SqliteStateStore:
         self._reach.ok()
         return {row.stream: row.number for row in rows}
 
-    def listen(self, stream: str, told: Callable[[int], None]) -> None:
+    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Have ``told`` called while ``run`` runs."""
-        self._listeners.listen(stream, told)
+        self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
         """Watch the file; a file that is away, or another one now, is opened anew at the next poll."""
@@ -219,7 +219,7 @@ class SqliteStateStore:
             if due or version != seen:
                 rows = await connection.execute_fetchall("SELECT stream, number FROM state_heads")
                 self._reach.ok()
-                self._listeners.tell_all({row[0]: row[1] for row in rows})
+                self._listeners.notify_all({row[0]: row[1] for row in rows})
                 seen = version
                 polled = self._clock() if due else polled
             await asyncio.sleep(WATCH_S)

@@ -54,7 +54,7 @@ class StreamFollower(StreamProjection):
     @property
     def healthy(self) -> bool:
         """Whether what is in force is known to be what the store says."""
-        return self._standing is ProjectionState.FOLLOWING and self._store.healthy
+        return self._state is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Bring the last known state into force: the local copy's, and what the store has beyond it.
@@ -82,7 +82,7 @@ class StreamFollower(StreamProjection):
             if self._copy is not None:
                 loops.create_task(self._keep_copy(self._copy), name=f"copy-{self._stream}")
 
-    def _unsure(self) -> bool:
+    def _must_verify(self) -> bool:
         return self._verified_at is None or self._clock() - self._verified_at >= VERIFY_S
 
     async def _catch_up(self) -> None:
@@ -100,9 +100,9 @@ class StreamFollower(StreamProjection):
                     return
             if len(page) < PAGE - 1:
                 break
-        if self._standing is not ProjectionState.FOLLOWING:
+        if self._state is not ProjectionState.FOLLOWING:
             self._log.info("following a stream", stream=self._stream, number=self.number)
-        self._standing = ProjectionState.FOLLOWING
+        self._state = ProjectionState.FOLLOWING
         self._verified_at = self._clock()
         self._grown.set()
 
@@ -110,27 +110,27 @@ class StreamFollower(StreamProjection):
         try:
             self._apply(record)
         except Exception as error:
-            if self._standing is not ProjectionState.REFUSED:
+            if self._state is not ProjectionState.REFUSED:
                 self._log.error(
                     "a record cannot be applied; the state before it stays in force",
                     stream=self._stream,
                     number=record.number,
                     error=type(error).__name__,
                 )
-            self._standing = ProjectionState.REFUSED
+            self._state = ProjectionState.REFUSED
             return False
         await self._in_force(record)
         return True
 
     def _lost(self, found: int | None) -> None:
-        if self._standing is not ProjectionState.LOST:
+        if self._state is not ProjectionState.LOST:
             self._log.error(
                 "the state store has lost records; the last good state stays in force, an operator decides",
                 stream=self._stream,
                 number=self.number,
                 found="nothing there" if found is None else "another record of this number",
             )
-        self._standing = ProjectionState.LOST
+        self._state = ProjectionState.LOST
 
     async def _keep_copy(self, copy: LocalCopy) -> None:
         while True:

@@ -107,4 +107,4 @@ def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float
     state.follow(USE_STREAM, use.take)
     projection = KeyProjection(state.store, ring, use)
     projection.follow(state.follow(STREAM, projection.take))
-    return KeyParts(ring, Keys(ring, use.saw), projection, use)
+    return KeyParts(ring, Keys(ring, use.record), projection, use)

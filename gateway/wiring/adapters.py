@@ -94,7 +94,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
     loader = LoraLoader(
         registry,
         projection,
-        heat=AdapterDemand(section.half_life_seconds),
+        demand=AdapterDemand(section.half_life_seconds),
         folder=folder,
         bring=source.bring,
         emit=base.events.emit,

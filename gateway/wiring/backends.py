@@ -132,7 +132,7 @@ def make_backends(
     link, stats, text = AdmissionLink(), base.rolling_stats, model.text
 
     def stepped(preemptions: int) -> None:
-        stats.saw_preemptions(preemptions)
+        stats.observe_preemptions(preemptions)
         link.engine_stepped()
 
     def limit_context(longest: int) -> None:
@@ -148,7 +148,7 @@ def make_backends(
         clock=base.clock,
         on_step=stepped,
         emit=base.events.emit,
-        make_slots=adapters.loader.make_shelf,
+        make_slots=adapters.loader.make_slots,
         bring=adapters.source.bring,
         engine_pool=None if engine_pool is None else lambda name: make_pool(engine_pool, name),
     )

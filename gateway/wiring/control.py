@@ -65,7 +65,7 @@ class CanaryParts:
 
     def figures(self) -> CanaryFigures | None:
         """Of the last canary, for the metrics."""
-        state = self.driver.standing
+        state = self.driver.state
         if state is None:
             return None
         return CanaryFigures(

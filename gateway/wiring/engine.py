@@ -68,7 +68,7 @@ def engine_maker(
                 share_prefixes=section.share_prefix_across_tenants,
                 on_step=on_step,
                 on_death=on_death,
-                make_shelf=make_slots,
+                make_slots=make_slots,
             )
 
         return embedded
@@ -83,7 +83,7 @@ def engine_maker(
             on_step=on_step,
             on_death=on_death,
             new_seed=lambda: secrets.randbits(31),
-            make_shelf=make_slots,
+            make_slots=make_slots,
         )
 
     return vllm

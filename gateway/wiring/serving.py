@@ -73,8 +73,8 @@ def make_journey(
     base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
 
     def finished(record: RequestRecord) -> None:
-        base.rolling_stats.saw(record)
-        control.canary.tally.saw(record)
+        base.rolling_stats.observe(record)
+        control.canary.tally.observe(record)
         base.events.emit(record)
         if observe is not None:
             observe(record)
@@ -111,8 +111,8 @@ def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
     base, host, adapters, text = core.base, core.backends.engines.host, core.adapters, core.model.text
     return HealthProbe(
         fleet=core.backends.fleet,
-        reception=in_flight,
-        vitals=base.rolling_stats,
+        requests=in_flight,
+        rolling_stats=base.rolling_stats,
         text=lambda: text.service,
         model_loaded=lambda: (host is None or host.facts is not None) and adapters.ready,
         engine=None if host is None else host.standing,

@@ -85,7 +85,7 @@ class StateParts:
 
     def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
         """For the metrics: whether the store is reached, and the streams followed here."""
-        streams = {name: StreamStatus(one.number, one.standing.value) for name, one in self.followers.items()}
+        streams = {name: StreamStatus(one.number, one.state.value) for name, one in self.followers.items()}
         return self.healthy, streams
 
     async def open(self) -> None:

@@ -195,9 +195,9 @@ def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
     parts = gateway.core.control.routing
     book, seed, file = parts.projection, parts.seed, parts.seed.source
-    if book.behind is not None:
+    if book.unusable is not None:
         hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
-        return DoctorCheck("routing", False, book.behind.reason, hint)
+        return DoctorCheck("routing", False, book.unusable.reason, hint)
     if book.head:
         return DoctorCheck("routing", True, f"revision {book.head} in the state store; {file} is not used")
     if seed.fault is not None:

@@ -101,7 +101,7 @@ async def gate(
     rooms = LoraLoader(
         registry,
         book,
-        heat=AdapterDemand(60.0),
+        demand=AdapterDemand(60.0),
         folder=folder,
         bring=source.bring,
         emit=events.append,

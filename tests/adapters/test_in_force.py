@@ -317,7 +317,7 @@ class Kept:
     """The loop of a gateway's rooms, running."""
 
     def __init__(self, one: Gate, engine: FakeEngine, places: int) -> None:
-        self.shelf = one.rooms.make_shelf(engine, places)
+        self.shelf = one.rooms.make_slots(engine, places)
         self._rooms = one.rooms
 
     async def __aenter__(self) -> Kept:

@@ -46,8 +46,8 @@ async def test_an_order_at_one_gateway_is_carried_out_by_all(tmp_path: Path) -> 
         gate(streams, tmp_path / "1") as one,
         gate(streams, tmp_path / "2", workers=[worker]) as two,
     ):
-        one.rooms.make_shelf(engines[0], 3)
-        two.rooms.make_shelf(engines[1], 3)
+        one.rooms.make_slots(engines[0], 3)
+        two.rooms.make_slots(engines[1], 3)
         await active(one, tmp_path, "a", "b")
         assert (await one.desk.preload("a", who="key"))["others_told"] is True
         assert set(engines[0].adapters) == {"a"}
@@ -62,8 +62,8 @@ async def test_what_one_gateway_cannot_load_the_others_do_and_later_orders_are_c
 ) -> None:
     streams, broken, sound = MemoryStreams(), FakeEngine(broken={"a"}), FakeEngine()
     async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as two:
-        one.rooms.make_shelf(sound, 3)
-        two.rooms.make_shelf(broken, 3)
+        one.rooms.make_slots(sound, 3)
+        two.rooms.make_slots(broken, 3)
         await active(one, tmp_path, "a", "b")
         await one.desk.preload("a", who="key")
         await one.desk.preload("b", who="key")
@@ -74,11 +74,11 @@ async def test_what_one_gateway_cannot_load_the_others_do_and_later_orders_are_c
 async def test_who_starts_later_carries_out_no_old_order(tmp_path: Path) -> None:
     streams, engine, later = MemoryStreams(), FakeEngine(), FakeEngine()
     async with gate(streams, tmp_path / "1") as one:
-        one.rooms.make_shelf(engine, 3)
+        one.rooms.make_slots(engine, 3)
         await active(one, tmp_path, "a", "b")
         await one.desk.preload("a", who="key")
         async with gate(streams, tmp_path / "2") as two:
-            two.rooms.make_shelf(later, 3)
+            two.rooms.make_slots(later, 3)
             await until(lambda: two.desk.orders.head is not None)
             await one.desk.preload("b", who="key")
             await until(lambda: set(later.adapters) == {"b"})
@@ -87,7 +87,7 @@ async def test_who_starts_later_carries_out_no_old_order(tmp_path: Path) -> None
 async def test_while_the_state_store_is_away_it_is_loaded_here_and_the_answer_says_so(tmp_path: Path) -> None:
     streams, engine = MemoryStreams(), FakeEngine()
     async with gate(streams, tmp_path / "1") as one:
-        one.rooms.make_shelf(engine, 3)
+        one.rooms.make_slots(engine, 3)
         await active(one, tmp_path, "a")
         streams.down = True
         assert (await one.desk.preload("a", who="key"))["others_told"] is False

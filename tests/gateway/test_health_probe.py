@@ -35,8 +35,8 @@ def load(running: int = 0, waiting: int = 0, kv_usage: float = 0.0) -> BackendLo
 def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
     settings: dict[str, Any] = {
         "fleet": Fleet({backend.name: backend for backend in backends}),
-        "reception": InFlightRequests(),
-        "vitals": RollingStats(lambda: 0.0),
+        "requests": InFlightRequests(),
+        "rolling_stats": RollingStats(lambda: 0.0),
         "text": FakeText,
         "model_loaded": lambda: True,
         "engine": None,

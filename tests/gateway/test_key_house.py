@@ -246,22 +246,22 @@ async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
                 one.keys.authority.authenticate(made["key"])
         assert one.listed()[0]["last_used_at"] == "1970-01-12T13:46:40+00:00"
         assert USED not in streams.records or not streams.records[USED], "nothing is written for a request"
-        await one.keys.use.tell()
+        await one.keys.use.publish()
         assert len(streams.records[USED]) == 1, "one record for all keys"
         await until(lambda: len(other.listed()) == 3 and other.listed()[1]["last_used_at"] is not None)
         assert other.listed()[2]["last_used_at"] is None
         one.clock.now += 60
         one.keys.authority.authenticate(keys[0]["key"])
-        await one.keys.use.tell()
+        await one.keys.use.publish()
         assert len(streams.records[USED]) == 1, "known well enough"
         one.clock.now += KNOWN_FOR_S
         one.keys.authority.authenticate(keys[0]["key"])
-        await one.keys.use.tell()
+        await one.keys.use.publish()
         assert list(orjson.loads(streams.records[USED][1].data)) == [keys[0]["id"]]
         streams.down = True
         one.clock.now += KNOWN_FOR_S
         one.keys.authority.authenticate(keys[0]["key"])
-        await one.keys.use.tell()
+        await one.keys.use.publish()
         streams.down = False
-        await one.keys.use.tell()
+        await one.keys.use.publish()
         assert len(streams.records[USED]) == 3, "told when the store is back"

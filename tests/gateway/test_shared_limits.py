@@ -23,7 +23,7 @@ from accounting.quotas import KeyUsage, QuotaRequest, Quotas, QuotaVerdict, Sett
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited
 from gateway.keys.rate_limits import KeyLimiter, TokenReservation
-from gateway.keys.shared_limits import LATELY_S, MAX_OUTBOX, SharedLimits
+from gateway.keys.shared_limits import LAST_KNOWN_S, MAX_OUTBOX, SharedLimits
 from gateway.state.errors import StateUnavailable
 
 LIMITED = Caller("acme", CallerRole.CALLER, "key_1", limits=KeyLimits(2, 100, 500))
@@ -215,7 +215,7 @@ async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
         assert one.decided()[False] >= 3 and one.shared.away
 
         setattr(store, how, False)
-        await until(lambda: not one.shared.away and one.shared.standing() == (False, 0))
+        await until(lambda: not one.shared.away and one.shared.status() == (False, 0))
         assert sum(told.used for told in store.settled) == 15, "told when it is back"
         store.clock.now += 1.0
         with pytest.raises(RateLimited):
@@ -245,7 +245,7 @@ async def test_what_the_store_said_last_holds_while_it_is_fresh_though_another_p
         more.settle(10)
         with pytest.raises(RateLimited):
             await one.hold(1)
-        store.clock.now += LATELY_S + 1.0
+        store.clock.now += LAST_KNOWN_S + 1.0
         assert await one.hold(80) is not None, "what is long ago says nothing; its own counts allow it"
     assert one.decided()[False] == 6
 
@@ -272,7 +272,7 @@ async def test_a_request_that_is_cancelled_while_it_asks_holds_nothing(store: Fa
             await until(lambda: store.asked == 1)
             asking.cancel()
         store.hangs = False
-        await until(lambda: one.shared.standing() == (False, 0))
+        await until(lambda: one.shared.status() == (False, 0))
         held = await one.hold(100)
         assert held is not None
         held.settle(0)
@@ -308,5 +308,5 @@ async def test_settlements_that_wait_are_bounded_and_those_lost_are_told(store: 
     store.down = True
     for number in range(MAX_OUTBOX + 3):
         one.shared.settle("k", LIMITED.limits, None, None, 0, number + 1)
-    assert one.shared.standing()[1] == MAX_OUTBOX
+    assert one.shared.status()[1] == MAX_OUTBOX
     assert [event for event in one.events if isinstance(event, SettlementsLost)] == [SettlementsLost(1)] * 3

@@ -25,10 +25,10 @@ def record(**changes: object) -> RequestRecord:
 
 def test_a_few_failures_say_nothing_many_say_their_share() -> None:
     vitals = RollingStats(Clock())
-    vitals.saw(record(status=500, error_code="internal"))
+    vitals.observe(record(status=500, error_code="internal"))
     assert vitals.error_rate() == 0.0
     for _ in range(MIN_SAMPLES):
-        vitals.saw(record(status=503, error_code="backend_unavailable"))
+        vitals.observe(record(status=503, error_code="backend_unavailable"))
     assert vitals.error_rate() == 1.0
 
 
@@ -41,17 +41,19 @@ def degraded(reason: str) -> RequestRecord:
 def test_a_callers_own_mistake_is_no_error_of_the_house() -> None:
     vitals = RollingStats(Clock())
     for _ in range(10):
-        vitals.saw(record(status=422, error_code="invalid_request"))
-        vitals.saw(record(status=499, error_code="cancelled"))
-        vitals.saw(record(status=504, error_code="deadline_exceeded"))
+        vitals.observe(record(status=422, error_code="invalid_request"))
+        vitals.observe(record(status=499, error_code="cancelled"))
+        vitals.observe(record(status=504, error_code="deadline_exceeded"))
     assert vitals.error_rate() == 0.0
 
 
 def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
     vitals = RollingStats(Clock())
     for _ in range(10):
-        vitals.saw(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
-        vitals.saw(record(fallback_kind="response_cache", fallback_reason="cuda_oom", finish_reason="stop"))
+        vitals.observe(record(fallback_kind="bedrock", fallback_reason="engine_dead", finish_reason="stop"))
+        vitals.observe(
+            record(fallback_kind="response_cache", fallback_reason="cuda_oom", finish_reason="stop")
+        )
     assert vitals.error_rate() == 0.0
     assert vitals.figures()["fallbacks_last_minute"] == 20
 
@@ -60,8 +62,8 @@ def test_a_fallback_that_answered_is_no_error_and_is_told_apart() -> None:
 def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> None:
     vitals = RollingStats(Clock())
     for _ in range(10):
-        vitals.saw(degraded(reason))
-        vitals.saw(record(status=503, error_code=reason))
+        vitals.observe(degraded(reason))
+        vitals.observe(record(status=503, error_code=reason))
     assert vitals.error_rate() == 0.0
     assert vitals.figures()["shed_last_minute"] == 20
 
@@ -70,7 +72,7 @@ def test_an_overload_does_not_take_the_gateway_out_of_service(reason: str) -> No
 def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> None:
     vitals = RollingStats(Clock())
     for _ in range(10):
-        vitals.saw(degraded(reason))
+        vitals.observe(degraded(reason))
     assert vitals.error_rate() == 1.0
     assert vitals.figures()["errors_last_minute"] == 10
 
@@ -79,7 +81,7 @@ def test_degraded_text_because_the_backend_fails_is_an_error(reason: str) -> Non
 def test_a_caller_cannot_take_the_gateway_out_of_service_by_what_it_asks_for(reason: str) -> None:
     vitals = RollingStats(Clock())
     for _ in range(100):
-        vitals.saw(degraded(reason))
+        vitals.observe(degraded(reason))
     assert vitals.error_rate() == 0.0
 
 
@@ -87,7 +89,7 @@ def test_what_is_older_than_a_minute_counts_no_more() -> None:
     clock = Clock()
     vitals = RollingStats(clock)
     for _ in range(20):
-        vitals.saw(record(status=500, error_code="internal"))
+        vitals.observe(record(status=500, error_code="internal"))
     clock.now = 61.0
     assert vitals.error_rate() == 0.0
     assert vitals.figures()["requests_last_minute"] == 0
@@ -97,31 +99,31 @@ def test_what_failed_with_a_dead_engine_says_nothing_of_the_next_one() -> None:
     clock = Clock()
     vitals = RollingStats(clock)
     for _ in range(20):
-        vitals.saw(record(status=500, error_code="internal"))
+        vitals.observe(record(status=500, error_code="internal"))
     clock.now = 5.0
     vitals.engine_restarted()
     assert vitals.error_rate() == 0.0
     assert vitals.figures()["errors_last_minute"] == 20, "they are told all the same"
     for _ in range(10):
-        vitals.saw(record(status=500, error_code="internal"))
+        vitals.observe(record(status=500, error_code="internal"))
     assert vitals.error_rate() == 1.0
 
 
 def test_preemptions_are_counted_from_the_engines_total() -> None:
     clock = Clock()
     vitals = RollingStats(clock)
-    vitals.saw_preemptions(5)
+    vitals.observe_preemptions(5)
     clock.now = 100.0
-    vitals.saw_preemptions(7)
-    vitals.saw_preemptions(9)
+    vitals.observe_preemptions(7)
+    vitals.observe_preemptions(9)
     assert vitals.figures()["preemptions_last_minute"] == 4
 
 
 def test_percentiles_come_from_the_requests_that_had_tokens() -> None:
     vitals = RollingStats(Clock())
     for i in range(100):
-        vitals.saw(record(ttft_ms=float(i)))
-    vitals.saw(record(ttft_ms=None))
+        vitals.observe(record(ttft_ms=float(i)))
+    vitals.observe(record(ttft_ms=None))
     figures = vitals.figures()
     assert (figures["ttft_ms_p50"], figures["ttft_ms_p99"]) == (50.0, 99.0)
     assert figures["ttft_ms_avg"] == 49.5
@@ -132,7 +134,7 @@ def test_the_rate_of_requests_is_over_the_time_that_was_seen() -> None:
     vitals = RollingStats(clock)
     clock.now = 10.0
     for _ in range(20):
-        vitals.saw(record())
+        vitals.observe(record())
     assert vitals.figures()["requests_per_second"] == 2.0
     clock.now = 69.0
     assert vitals.figures()["requests_per_second"] == pytest.approx(20 / 60, abs=0.001)
@@ -158,7 +160,7 @@ def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
             anew_at = clock.now
         else:
             failed = event == "failed"
-            vitals.saw(record(status=503, error_code="backend_unavailable") if failed else record())
+            vitals.observe(record(status=503, error_code="backend_unavailable") if failed else record())
             seen.append((clock.now, failed))
         counted = [failed for at, failed in seen if at >= max(clock.now - WINDOW_S, anew_at)]
         expected = sum(counted) / len(counted) if len(counted) >= MIN_SAMPLES else 0.0
@@ -169,8 +171,8 @@ def test_the_rate_is_that_of_the_samples_within_a_minute_and_since_the_restart(
 def test_of_more_samples_than_there_is_room_for_the_newest_count() -> None:
     vitals = RollingStats(Clock())
     for _ in range(MAX_SAMPLES):
-        vitals.saw(record(status=503, error_code="backend_unavailable"))
+        vitals.observe(record(status=503, error_code="backend_unavailable"))
     for _ in range(MAX_SAMPLES // 2):
-        vitals.saw(record())
+        vitals.observe(record())
     assert vitals.figures()["requests_last_minute"] == MAX_SAMPLES
     assert vitals.error_rate() == 0.5

@@ -85,7 +85,7 @@ class Process:
     def serve(self, backend: str, requests: int, failed: int = 0, session: int | None = None) -> None:
         for number in range(requests):
             bad = number < failed
-            self.tally.saw(
+            self.tally.observe(
                 RequestRecord(
                     "r", "g", "t", "tenant", "native", 503 if bad else 200, 100.0, route="chat", ttft_ms=50.0,
                     backend_name=None if bad else backend, drawn=backend, error_code="x" if bad else None,
@@ -124,7 +124,7 @@ async def window(found: list[Process], *, seconds: float = 5.0) -> None:
     await until(lambda: len({one.driver.head for one in found}) == 1)
     found[0].time.now += seconds
     for one in found:
-        await one.driver.hand_on()
+        await one.driver.publish_counts()
     for one in reversed(found):
         await one.driver.tick()
     await until(lambda: len({(one.driver.head, one.book.head) for one in found}) == 1)
@@ -135,7 +135,7 @@ async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes(
         one, other = found
         shown = await one.desk.start(ORDER)
         assert one.share == 5.0 and shown["canary"]["percent"] == 5.0  # type: ignore[index]
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         for share in (50.0, 100.0):
             for process in found:
                 process.serve("new", 50)
@@ -159,11 +159,11 @@ async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> Non
             await one.desk.start(replace(ORDER, backend="mars", dry_run=True))
         with pytest.raises(RevisionConflict, match="no canary to abort"):
             await one.desk.abort("key_1", "", dry_run=True)
-        assert one.driver.standing is None and one.share == 0.0
+        assert one.driver.state is None and one.share == 0.0
         await one.desk.start(ORDER)
         back: Any = await one.desk.abort("key_1", "why", dry_run=True)
         assert {"path": "routes.chat.backends[new].weight", "before": 5.0, "after": 0.0} in back["changes"]
-        assert one.share == 5.0 and one.driver.standing is not None and not one.driver.standing.ended
+        assert one.share == 5.0 and one.driver.state is not None and not one.driver.state.ended
         assert [entry["action"] for entry in await one.routing.audit(9)] == ["canary.step", "canary.start"]
 
 
@@ -171,7 +171,7 @@ async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> 
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER)
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         for _ in range(FORGET_EVERY):
             await one.store.append(SAMPLES, b"{}", author="another canary's")
         for _ in range(2):
@@ -189,7 +189,7 @@ async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER)
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         for _ in range(2 if end == "done" else 1):
             for process in found:
                 process.serve("new", 50)
@@ -202,8 +202,8 @@ async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end
             await window(found)
         await until(lambda: len({process.driver.head for process in found}) == 1)
         for process in found:
-            assert process.driver.standing is not None and process.driver.standing.phase.value == end
-            assert process.driver.standing.applied
+            assert process.driver.state is not None and process.driver.state.phase.value == end
+            assert process.driver.state.applied
         [kept] = one.streams.records[STREAM]
         assert kept.number == one.driver.head == (await one.store.heads())[STREAM]
         assert one.streams.records[SAMPLES] == []
@@ -215,7 +215,7 @@ async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER)
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         one.serve("new", 8, failed=8)
         other.serve("new", 8, failed=8)
         for process in found:
@@ -235,7 +235,7 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER)
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         for _ in range(2):
             one.serve("new", 20)
             one.serve("old", 20)
@@ -253,9 +253,9 @@ async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_p
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER)
-        await until(lambda: other.driver.standing is not None)
+        await until(lambda: other.driver.state is not None)
         await until(lambda: one.driver.head == other.driver.head)
-        standing = other.driver.standing
+        standing = other.driver.state
         assert standing is not None
         await other.driver.put(end(standing, Phase.ROLLED_BACK, "its writer died here", one.time()))
         assert one.share == 5.0
@@ -293,13 +293,13 @@ async def test_a_process_that_has_not_the_canary_s_own_revision_yet_takes_it_for
     async with processes(1) as found:
         one = found[0]
         await one.desk.start(ORDER)
-        standing = one.driver.standing
+        standing = one.driver.state
         assert standing is not None
         to_come = {**standing.placed, "new": 50.0, "old": 50.0}
         ahead = replace(standing, step=1, placed=to_come, revision=one.book.head + 1)
         await one.driver.put(ahead)
         await window(found)
-        assert one.driver.standing == ahead
+        assert one.driver.state == ahead
 
 
 async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
@@ -363,7 +363,7 @@ async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards
         one.serve("new", 30, failed=30)
         one.serve("old", 30)
         one.time.now += 5.0
-        await one.driver.hand_on()
+        await one.driver.publish_counts()
         await one.driver.tick()
         assert one.share == 5.0
         one.streams.down = False

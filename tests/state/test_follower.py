@@ -71,7 +71,7 @@ async def test_what_is_there_and_what_comes_is_applied_once_and_in_order(world: 
     async with world.running() as writer:
         await add(writer, 250)
         async with following(world.make(), projection) as follower:
-            assert follower.number == 250 and follower.standing is ProjectionState.FOLLOWING
+            assert follower.number == 250 and follower.state is ProjectionState.FOLLOWING
             for number in range(251, 261):
                 await writer.append("s", b"{}", author="ann", expected=number - 1)
                 assert await follower.caught_up_to(number, 5.0)
@@ -97,7 +97,7 @@ async def test_a_gateway_starts_with_the_last_good_state_while_the_store_is_away
     with capture_logs() as logs:
         async with following(memory(streams), late, copy=copy) as follower:
             assert late.numbers == [1, 2, 3] and follower.number == 3
-            assert follower.standing is ProjectionState.AWAY and not follower.healthy
+            assert follower.state is ProjectionState.AWAY and not follower.healthy
             assert any("local copy is in force" in line["event"] and line["number"] == 3 for line in logs)
             streams.down = False
             await add(memory(streams), 2)
@@ -119,9 +119,7 @@ async def test_a_store_that_hangs_does_not_keep_a_gateway_from_starting(tmp_path
         Hanging(unix_time=time.time), "s", Projection().apply, copy=None, clock=time.monotonic
     )
     await follower.start(0.05)
-    assert (
-        time.monotonic() - begun < 30 and follower.number == 0 and follower.standing is ProjectionState.AWAY
-    )
+    assert time.monotonic() - begun < 30 and follower.number == 0 and follower.state is ProjectionState.AWAY
 
 
 @pytest.mark.parametrize("how", ["emptied", "shorter", "rewritten", "rewritten and longer"])
@@ -140,7 +138,7 @@ async def test_a_store_that_lost_records_undoes_nothing_and_is_told_of_loudly(ho
                 await writer.append("s", b'"another"', author="bob")
             # A stream of the same length is compared every ten seconds; here at once.
             follower._verified_at = None
-            await until(lambda: follower.standing is ProjectionState.LOST)
+            await until(lambda: follower.state is ProjectionState.LOST)
             assert not follower.healthy and projection.seen == before
             await asyncio.sleep(0.1)
             assert sum(line["log_level"] == "error" for line in logs) == 1, "said once"
@@ -154,7 +152,7 @@ async def test_a_store_emptied_while_the_gateway_was_down_is_seen_by_the_local_c
     copy.extend([Record("s", number, 0.0, "ann", b"{}") for number in (1, 2)])
     projection = Projection()
     async with following(memory(MemoryStreams()), projection, copy=copy) as follower:
-        assert follower.standing is ProjectionState.LOST and projection.numbers == [1, 2]
+        assert follower.state is ProjectionState.LOST and projection.numbers == [1, 2]
     assert copy.head() == 2
 
 
@@ -167,7 +165,7 @@ async def test_a_stream_of_unchanged_length_is_compared_again_after_a_while(
         await add(memory(streams), 1)
         assert await follower.caught_up_to(1, 5.0)
         streams.records["s"][0] = Record("s", 1, 0.0, "bob", b"{}")
-        await until(lambda: follower.standing is ProjectionState.LOST)
+        await until(lambda: follower.state is ProjectionState.LOST)
 
 
 async def test_a_record_that_cannot_be_applied_stops_the_stream_before_it_and_is_tried_again() -> None:
@@ -176,7 +174,7 @@ async def test_a_record_that_cannot_be_applied_stops_the_stream_before_it_and_is
     with capture_logs() as logs:
         async with following(memory(streams), projection) as follower:
             await add(memory(streams), 3)
-            await until(lambda: follower.standing is ProjectionState.REFUSED)
+            await until(lambda: follower.state is ProjectionState.REFUSED)
             await asyncio.sleep(0.1)
             assert projection.numbers == [1] and follower.number == 1 and not follower.healthy
             projection.refused = 0

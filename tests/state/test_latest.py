@@ -31,7 +31,7 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
             await writer.append("s", b"%d" % number, author="x")
         await writer.forget("s", 4)
         async with latest(reader, seen) as one:
-            assert (one.number, one.standing) == (5, ProjectionState.FOLLOWING)
+            assert (one.number, one.state) == (5, ProjectionState.FOLLOWING)
             await writer.append("s", b"6", author="x")
             await writer.forget("s", 5)
             await writer.append("s", b"7", author="x")
@@ -43,7 +43,7 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
 async def test_nothing_there_is_nothing_in_force_and_a_wait_for_more_ends_in_time(world: World) -> None:
     seen: list[Record] = []
     async with world.running() as store, latest(store, seen) as one:
-        assert (one.number, one.standing, seen) == (0, ProjectionState.FOLLOWING, [])
+        assert (one.number, one.state, seen) == (0, ProjectionState.FOLLOWING, [])
         assert not await one.caught_up_to(1, 0.01)
 
 
@@ -54,12 +54,12 @@ async def test_while_the_store_is_away_the_last_one_stays_and_it_is_caught_up_wi
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
         async with latest(store, seen) as one:
-            assert one.standing is ProjectionState.AWAY
+            assert one.state is ProjectionState.AWAY
             streams.down = False
             await store.append("s", b"1", author="x")
             assert await one.caught_up_to(1, 30)
-            assert one.standing is ProjectionState.FOLLOWING
+            assert one.state is ProjectionState.FOLLOWING
             streams.records["s"].clear()
-            await until(lambda: one.standing is ProjectionState.LOST)
+            await until(lambda: one.state is ProjectionState.LOST)
             assert (one.number, len(seen)) == (1, 1)
         task.cancel()

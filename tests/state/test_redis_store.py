@@ -86,7 +86,7 @@ async def test_killed_and_restarted_during_appends_nothing_acknowledged_is_lost_
     assert [record.number for record in kept] == list(range(1, len(kept) + 1))
     assert all(kept[number - 1].data == data for number, data in acknowledged)
     assert seen == [record.data for record in kept], "each once, in order, through three restarts"
-    assert follower.standing is ProjectionState.FOLLOWING
+    assert follower.state is ProjectionState.FOLLOWING
     assert sum("state store is away" in line["event"] for line in logs) <= 6, "not at every poll"
     await store.close()
     await watching.close()

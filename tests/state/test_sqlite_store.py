@@ -108,7 +108,7 @@ async def test_a_file_that_is_replaced_is_opened_anew_and_what_it_lost_is_seen(t
         loops = [group.create_task(store.run()), group.create_task(follower.run())]
         await until(lambda: store.healthy)
         remove(path)
-        await until(lambda: follower.standing is ProjectionState.LOST)
+        await until(lambda: follower.state is ProjectionState.LOST)
         assert seen == [1]
         await until(lambda: store.healthy)
         other = on(path)
@@ -197,7 +197,7 @@ async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path
         )
         await store.open()
         await follower.start(0.5)
-        assert seen == [1] and follower.standing is ProjectionState.AWAY and not follower.healthy
+        assert seen == [1] and follower.state is ProjectionState.AWAY and not follower.healthy
         lock.execute("rollback")
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(store.run()), group.create_task(follower.run())]

@@ -76,7 +76,7 @@ class Appending(RuleBasedStateMachine):
         follower = self.followers[stream]
         self.run(follower.start(1.0))
         if not self.streams.down:
-            assert follower.standing is ProjectionState.FOLLOWING
+            assert follower.state is ProjectionState.FOLLOWING
             assert follower.number == len(self.model[stream])
 
     @invariant()

@@ -67,7 +67,7 @@ async def test_a_store_that_all_share_counts_until_it_was_reached_or_a_local_cop
         for one, ready in ((nothing, False), (held, True)):
             await one.open()
             assert one.ready is ready and not one.healthy
-        assert later == [1] and follower.standing is ProjectionState.AWAY
+        assert later == [1] and follower.state is ProjectionState.AWAY
         for one in (nothing, held):
             await one.close()
 

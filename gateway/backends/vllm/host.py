@@ -57,7 +57,7 @@ class VllmHost:
         on_death: called once, when the engine's core dies.
         new_seed: seeds requests that bring none, when ``engine.seed`` is unset.
         clock: monotonic seconds.
-        make_shelf: makes the slots of its adapters.
+        make_slots: makes the slots of its adapters.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class VllmHost:
         on_death: Callable[[EngineDead], None],
         new_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
-        make_shelf: MakeSlots = LoraSlots,
+        make_slots: MakeSlots = LoraSlots,
     ) -> None:
         self._section = section
         self._defaults = defaults
@@ -84,7 +84,7 @@ class VllmHost:
         self._board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self._shelf = make_shelf(self._adapters, places)
+        self._shelf = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
         self._begun = False
         self._engine: VllmEngine | None = None
