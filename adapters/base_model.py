@@ -1,4 +1,4 @@
-"""What an adapter must fit: the base model's linear layers, read from its ``config.json``."""
+"""The base model's linear layers, which an adapter must fit, read from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The served base model, as far as an adapter must fit it.
+    """The properties of the served base model that an adapter must fit.
 
     Args:
         model_id: the id it is served under.
         layers: decoder layers.
-        shapes: module name to (inputs, outputs); empty when the architecture is not known here, and then an
-            adapter's shapes are compared with each other only.
+        shapes: module name to (inputs, outputs); empty for an unknown architecture: an adapter's shapes are
+            then compared with each other only.
         aliases: other names under which adapters may have been trained (``org/name``).
         max_lora_rank: highest rank that the engine runs.
-        embedded: the embedded engine runs it, which adapts all layers, or none.
+        embedded: whether the embedded engine runs it, which adapts all layers or none.
     """
 
     model_id: str
@@ -36,7 +36,7 @@ class BaseModel:
     embedded: bool = False
 
     def tensor_name(self, layer: str, module: str, side: str) -> str | None:
-        """What PEFT calls an adapter's tensor; ``None`` when the architecture is not known here."""
+        """PEFT's name of an adapter's tensor; ``None`` for an unknown architecture."""
         if module not in self.shapes:
             return None
         part = "self_attn" if module in _ATTENTION else "mlp"
@@ -45,7 +45,7 @@ class BaseModel:
     def serves(self, name: str) -> bool:
         """Whether ``name``, as an adapter's configuration gives it, is this model.
 
-        A path or ``org/name`` counts by its last part, as training scripts leave either.
+        Of a path or ``org/name`` the last part counts, as training scripts write either.
         """
         return name in (self.model_id, *self.aliases) or name.rstrip("/").rsplit("/", 1)[-1] == self.model_id
 

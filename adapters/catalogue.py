@@ -1,4 +1,4 @@
-"""The registry as a value: what its events, in order, add up to.
+"""The registry as a value: its events applied in order.
 
 An event is a small JSON object and is never changed; a rollback is a further event. ``apply`` is pure, so
 that every process that has read the same events has the same catalogue, and refuses an event that contradicts
@@ -16,12 +16,12 @@ from typing import Any
 
 from adapters.errors import AdapterError
 
-# Earlier targets that an alias remembers for its rollback.
+# Earlier targets stored with an alias for its rollback.
 MAX_HISTORY = 100
 
 
 class AdapterState(StrEnum):
-    """Where a version stands: ``staged → canary → active → retired``."""
+    """A version's state: ``staged → canary → active → retired``."""
 
     STAGED = "staged"
     CANARY = "canary"
@@ -29,8 +29,8 @@ class AdapterState(StrEnum):
     RETIRED = "retired"
 
 
-# A retired version does not come back: what replaces it is registered under a name of its own, so that no
-# engine can answer from the old one's cache.
+# A retired version does not return: its replacement is registered under another name, so that no engine can
+# answer from the old version's cache.
 TRANSITIONS: Mapping[AdapterState, frozenset[AdapterState]] = MappingProxyType(
     {
         AdapterState.STAGED: frozenset({AdapterState.CANARY, AdapterState.ACTIVE, AdapterState.RETIRED}),
@@ -47,19 +47,19 @@ class CatalogueError(AdapterError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One registered version; everything but its standing never changes.
+    """One registered version; only state, pin, labels and report ever change.
 
     Args:
         adapter_id: its name.
-        engine_id: the number that engines know it by: of the event that registered it, so never reused.
+        engine_id: its number in engines: that of the event that registered it, so never reused.
         base_model: the served base model it belongs to.
         base_revision: that model's revision, when one was named.
         rank, alpha, target_modules, size_bytes, sha256: as verified.
-        location: where it was taken from: a folder, an archive, ``s3://…``.
-        labels: free words for selection and reports.
-        state: where it stands.
-        pinned: kept loaded.
-        report: the last evaluation: ``passed`` and what the evaluation wrote beside it.
+        location: its source: a folder, an archive, ``s3://…``.
+        labels: free text for selection and reports.
+        state: see :class:`AdapterState`.
+        pinned: whether it stays loaded.
+        report: the last evaluation: ``passed`` and the evaluation's other fields.
         author, at: who registered it and when (Unix seconds).
     """
 
@@ -88,7 +88,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name that moves: to one version, and for a share of the sessions to another.
+    """A name that can be moved: for one version, and for a share of the sessions for another.
 
     ``canary`` gets ``percent`` of the sessions; ``history`` are earlier targets, the latest last.
     """
@@ -102,7 +102,7 @@ class Alias:
     def resolve(self, fraction: float) -> str | None:
         """The version for a session at ``fraction`` (0 to 1, the same for a session everywhere).
 
-        A session that is on the canary stays on it when its share grows.
+        A session on the canary stays on it when the share grows.
         """
         return self.canary if self.canary is not None and fraction * 100 < self.percent else self.target
 
@@ -124,7 +124,7 @@ class Catalogue:
         return found
 
     def named_by(self, adapter_id: str) -> tuple[str, ...]:
-        """The aliases that lead to a version now."""
+        """The aliases of a version."""
         return tuple(sorted(a.name for a in self.aliases.values() if adapter_id in (a.target, a.canary)))
 
 
@@ -132,8 +132,8 @@ def apply(catalogue: Catalogue, data: bytes, *, number: int, author: str, at: fl
     """The catalogue after one more event.
 
     Raises:
-        CatalogueError: the event contradicts those before it, or is of a kind that is not known here (a newer
-            version wrote it); the catalogue stays what it was.
+        CatalogueError: the event contradicts those before it, or has an unknown kind (a newer version wrote
+            it); the catalogue stays unchanged.
     """
     if number != catalogue.number + 1:
         raise CatalogueError(f"event {number} does not follow {catalogue.number}")
@@ -154,22 +154,22 @@ class _Stamp:
 
 
 def _registered(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
-    told = event["adapter"]
-    name = str(told["id"])
+    fields = event["adapter"]
+    name = str(fields["id"])
     if name in catalogue.versions or name in catalogue.aliases:
         raise CatalogueError(f"the name {name!r} is taken; register another one")
     version = Version(
         adapter_id=name,
         engine_id=stamp.number,
-        base_model=str(told["base_model"]),
-        base_revision=told.get("base_revision"),
-        rank=int(told["rank"]),
-        alpha=float(told["alpha"]),
-        target_modules=tuple(map(str, told["target_modules"])),
-        size_bytes=int(told["size_bytes"]),
-        sha256=str(told["sha256"]),
-        location=str(told["location"]),
-        labels=MappingProxyType({str(key): str(value) for key, value in told.get("labels", {}).items()}),
+        base_model=str(fields["base_model"]),
+        base_revision=fields.get("base_revision"),
+        rank=int(fields["rank"]),
+        alpha=float(fields["alpha"]),
+        target_modules=tuple(map(str, fields["target_modules"])),
+        size_bytes=int(fields["size_bytes"]),
+        sha256=str(fields["sha256"]),
+        location=str(fields["location"]),
+        labels=MappingProxyType({str(key): str(value) for key, value in fields.get("labels", {}).items()}),
         author=stamp.author,
         at=stamp.at,
     )
@@ -193,13 +193,13 @@ def _promoted(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> 
             raise CatalogueError(f"{version.adapter_id!r} has all of {name!r}; a canary is another version")
         after = catalogue
         if alias.canary not in (None, version.adapter_id):
-            after = _stand_down(after, str(alias.canary), but=name)
+            after = _end_canary(after, str(alias.canary), but=name)
         moved = replace(alias, canary=version.adapter_id, percent=percent)
         state = version.state if version.state is AdapterState.ACTIVE else AdapterState.CANARY
         return _with(_aliased(after, moved), _moved(version, state))
     after = _aliased(catalogue, _to(alias, version.adapter_id))
     if alias.canary not in (None, version.adapter_id):
-        after = _stand_down(after, str(alias.canary), but=name)
+        after = _end_canary(after, str(alias.canary), but=name)
     return _with(after, _moved(version, AdapterState.ACTIVE))
 
 
@@ -212,16 +212,16 @@ def _rolled_back(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) 
         raise CatalogueError(f"{target.adapter_id!r} is retired; choose another version")
     after = _with(_aliased(catalogue, _to(alias, target.adapter_id)), _moved(target, AdapterState.ACTIVE))
     if alias.canary not in (None, target.adapter_id):
-        after = _stand_down(after, str(alias.canary), but=alias.name)
+        after = _end_canary(after, str(alias.canary), but=alias.name)
     return after
 
 
-def _canary_ended(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
+def _ended_canary(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
     alias = catalogue.aliases.get(str(event["alias"]))
     if alias is None or alias.canary is None:
         raise CatalogueError(f"{event['alias']!r} has no canary")
     after = _aliased(catalogue, replace(alias, canary=None, percent=0.0))
-    return _stand_down(after, alias.canary, but=alias.name)
+    return _end_canary(after, alias.canary, but=alias.name)
 
 
 def _retired(catalogue: Catalogue, event: Mapping[str, Any], stamp: _Stamp) -> Catalogue:
@@ -259,7 +259,7 @@ _CHANGES = MappingProxyType(
         "registered": _registered,
         "promoted": _promoted,
         "rolled_back": _rolled_back,
-        "canary_ended": _canary_ended,
+        "canary_ended": _ended_canary,
         "retired": _retired,
         "evaluated": _evaluated,
         "labelled": _labelled,
@@ -278,13 +278,13 @@ def _moved(version: Version, state: AdapterState) -> Version:
 
 
 def _to(alias: Alias, target: str) -> Alias:
-    """The alias on one version alone."""
+    """The alias for one version alone."""
     past = () if alias.target in (None, target) else (str(alias.target),)
     return Alias(alias.name, target, history=(*alias.history, *past)[-MAX_HISTORY:])
 
 
-def _stand_down(catalogue: Catalogue, adapter_id: str, *, but: str) -> Catalogue:
-    """A canary that no alias leads to any more is staged again."""
+def _end_canary(catalogue: Catalogue, adapter_id: str, *, but: str) -> Catalogue:
+    """Stage a former canary of ``but`` again, unless another alias uses it."""
     version = catalogue.version(adapter_id)
     elsewhere = set(catalogue.named_by(adapter_id)) - {but}
     if version.state is not AdapterState.CANARY or elsewhere:

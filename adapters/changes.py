@@ -1,4 +1,4 @@
-"""What operators may do to the registry: each function checks the rules and gives the event to append."""
+"""Operators' changes of the registry: each function checks the rules and returns the event to append."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(
     """A new version; ``None`` when the same content is registered under that name already.
 
     Raises:
-        CatalogueError: the name is not allowed, or stands for other content.
+        CatalogueError: the name is not allowed, or has other content.
     """
     _check_name("id", adapter_id)
     if adapter_id in catalogue.aliases:
@@ -62,7 +62,7 @@ def register(
 
 
 def check_new(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> None:
-    """Refuse a name or labels that cannot be, before anything is fetched. Raises CatalogueError."""
+    """Refuse an invalid name or labels before anything is fetched. Raises CatalogueError."""
     _check_name("id", adapter_id)
     _checked_labels(labels)
     held = catalogue.versions.get(adapter_id)
@@ -80,7 +80,7 @@ def promote(
     force: bool = False,
     comment: str = "",
 ) -> bytes:
-    """Lead an alias to a version: for all sessions, or as a canary for ``percent`` of them.
+    """Point an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
     Without an alias the version is served under its own name.
 
@@ -130,7 +130,7 @@ def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, commen
             raise CatalogueError(f"alias: {alias!r} has no earlier version that is not retired; name one")
         to = usable[-1]
     elif catalogue.version(to).adapter_id not in (found.target, *found.history):
-        # Back is where it was: what never served there is promoted, with the evaluation that takes.
+        # A rollback returns to an earlier target; any other version needs a promotion, with its evaluation.
         before = ", ".join(dict.fromkeys(reversed(found.history))) or "none"
         raise CatalogueError(
             f"to: {alias!r} never led to {to!r}; allowed: {before}; to lead it elsewhere, promote"
@@ -139,19 +139,19 @@ def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, commen
 
 
 def end_canary(catalogue: Catalogue, alias: str, *, comment: str = "") -> bytes:
-    """Take an alias' canary away. Raises CatalogueError when it has none."""
+    """End an alias' canary. Raises CatalogueError when it has none."""
     return _checked(catalogue, _event("canary_ended", alias=alias, comment=comment))
 
 
 def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes:
-    """Serve a version no more. Raises CatalogueError while an alias leads to it."""
+    """Stop serving a version. Raises CatalogueError while an alias points to it."""
     return _checked(catalogue, _event("retired", id=adapter_id, comment=comment))
 
 
 def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -> bytes:
-    """Keep an evaluation with a version; ``report`` says at least whether it ``passed``.
+    """Store an evaluation with a version; ``report`` has at least ``passed``.
 
-    Raises CatalogueError when it does not, or says that other content was compared (``candidate_sha256``).
+    Raises CatalogueError when it lacks that, or compared other content (``candidate_sha256``).
     """
     held, compared = catalogue.version(adapter_id).sha256, report.get("candidate_sha256", None)
     if compared is not None and compared != held:
@@ -176,7 +176,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _checked(catalogue: Catalogue, event: bytes) -> bytes:
-    """The event, once applying it has shown that it is allowed."""
+    """The event, after a trial application has shown that it is allowed."""
     apply(catalogue, event, number=catalogue.number + 1, author="-", at=0.0)
     return event
 

@@ -6,13 +6,15 @@
     ├── RegistryFileError   the registry's file cannot be used
     ├── UnknownAdapter      no adapter of that name is served
     ├── AdapterForbidden    the caller's key is limited to others
-    ├── AdapterNotHere      its files could not be brought onto this machine
-    ├── AdapterRejected     it did not pass the checks (``adapters.rejection``)
+    ├── AdapterNotHere      its files could not be fetched to this machine
+    ├── AdapterRejected     it did not pass the checks
     └── CatalogueError      the registry's rules forbid the change (``adapters.catalogue``)
         └── NotEvaluatedError  no passing evaluation, and no force (``adapters.changes``)
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 
 class AdapterError(Exception):
@@ -24,7 +26,7 @@ class RegistryFileError(AdapterError):
 
 
 class UnknownAdapter(AdapterError):
-    """No adapter of that name is served; ``why`` tells of one that is registered all the same."""
+    """No adapter of that name is served; ``why`` explains one that is registered all the same."""
 
     def __init__(self, adapter_id: str, known: tuple[str, ...], *, why: str | None = None) -> None:
         self.adapter_id = adapter_id
@@ -42,4 +44,39 @@ class AdapterForbidden(AdapterError):
 
 
 class AdapterNotHere(AdapterError):
-    """Its files could not be brought onto this machine; the message says what to do."""
+    """Its files could not be fetched to this machine; the message says what to do."""
+
+
+class Rejection(StrEnum):
+    """Why an adapter is refused before an engine loads it; stable codes for scripts."""
+
+    NOT_FOUND = "not_found"  # the folder or one of its two files is not there
+    OUTSIDE_FOLDER = "outside_folder"  # a symlink or an archive's name leads out of the folder
+    TOO_LARGE = "too_large"  # more bytes or files than an adapter has
+    NOT_SAFETENSORS = "not_safetensors"  # weights in another format, pickle above all
+    BAD_CONFIG = "bad_config"  # adapter_config.json cannot be read, or lacks what it must say
+    UNSUPPORTED = "unsupported"  # it needs what engines here do not run
+    WRONG_BASE = "wrong_base"  # trained for another base model
+    RANK_TOO_HIGH = "rank_too_high"  # above max_lora_rank
+    UNKNOWN_TARGET = "unknown_target"  # a module that the base model does not have
+    TRUNCATED = "truncated"  # the file ends before what its header promises
+    BAD_HEADER = "bad_header"  # the header contradicts itself
+    BAD_SHAPE = "bad_shape"  # a tensor does not fit the base model, or its partner
+    MISSING_TENSOR = "missing_tensor"  # one of a pair, or a whole target, is not there
+    NOT_FINITE = "not_finite"  # NaN or infinity among the weights
+    WRONG_CHECKSUM = "wrong_checksum"  # not the expected bytes
+    BAD_ARCHIVE = "bad_archive"  # the archive cannot be unpacked
+
+
+class AdapterRejected(AdapterError):
+    """The adapter cannot be used.
+
+    Args:
+        code: the stable reason.
+        detail: one line: where, what was found, what is allowed.
+    """
+
+    def __init__(self, code: Rejection, detail: str) -> None:
+        self.code = code
+        self.detail = detail
+        super().__init__(f"{code.value}: {detail}")

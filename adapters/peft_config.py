@@ -1,4 +1,4 @@
-"""An adapter's ``adapter_config.json`` as PEFT writes it: read, and held to what the engines run."""
+"""An adapter's ``adapter_config.json`` as PEFT writes it: read, and checked against what the engines run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from adapters.base_model import BaseModel
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 
-# What is read here or by the engines, and what says nothing of how the adapter computes. Every other key that
-# is set changes that in a way that no engine here runs, and vLLM would leave it out without a word.
+# Keys that are read here or by the engines, and keys without an effect on the computation. Every other set
+# key changes the computation in a way that no engine here runs, and vLLM would ignore it silently.
 _READ = frozenset(("peft_type", "bias", "r", "lora_alpha", "use_rslora", "target_modules"))
-_TELLS_NOTHING = frozenset(
+_NO_EFFECT = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
         *("task_type", "lora_dropout", "init_lora_weights", "corda_config", "eva_config", "loftq_config"),
@@ -25,14 +25,14 @@ _TELLS_NOTHING = frozenset(
         "runtime_config",
     )
 )
-# Beginnings that leave the base model's weights alone; the others (PiSSA, OLoRA …) take something from them,
-# which PEFT puts back when it converts the adapter.
-_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+# Initializations that leave the base model's weights unchanged; the others (PiSSA, OLoRA …) subtract from
+# them, which PEFT reverts when it converts the adapter.
+_INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What the configuration says: rank and scale, the sorted names of the target modules, the base model."""
+    """Rank and scale, the sorted names of the target modules, the base model."""
 
     rank: int
     alpha: float
@@ -41,7 +41,7 @@ class PeftConfig:
 
 
 def read_config(folder: Path, base: BaseModel) -> PeftConfig:
-    """Read and check it. Blocks. Raises AdapterRejected with the first thing that is wrong."""
+    """Read and check it. Blocks. Raises AdapterRejected at the first problem."""
     config = _read(folder)
     _check_kind(config, base)
     base_name = _check_base(config, base)
@@ -72,17 +72,17 @@ def _check_kind(config: Mapping[str, Any], base: BaseModel) -> None:
         raise AdapterRejected(
             Rejection.UNSUPPORTED, f"{CONFIG_FILE}: bias is {config['bias']!r}; allowed: 'none'"
         )
-    begun = config.get("init_lora_weights", True)
-    if begun not in _BEGINNINGS:
+    start = config.get("init_lora_weights", True)
+    if start not in _INITIALIZATIONS:
         raise AdapterRejected(
             Rejection.UNSUPPORTED,
-            f"{CONFIG_FILE}: init_lora_weights is {begun!r}, which changes the base model's weights; "
+            f"{CONFIG_FILE}: init_lora_weights is {start!r}, which changes the base model's weights; "
             "allowed: true, or the adapter converted by PEFT (path_initial_model_for_weight_conversion)",
         )
     for key in config:
-        # Where only some layers need to be there their tensors say which.
-        meant = key in _READ or key in _TELLS_NOTHING or (key == "layers_to_transform" and not base.embedded)
-        if config[key] and not meant:
+        # Where an adapter may cover some layers only, its tensors show which.
+        known = key in _READ or key in _NO_EFFECT or (key == "layers_to_transform" and not base.embedded)
+        if config[key] and not known:
             raise AdapterRejected(
                 Rejection.UNSUPPORTED, f"{CONFIG_FILE}: {key} is set; engines do not run it"
             )
@@ -122,7 +122,7 @@ def _check_targets(config: Mapping[str, Any], base: BaseModel) -> tuple[str, ...
         raise AdapterRejected(
             Rejection.BAD_CONFIG, f"{CONFIG_FILE}: target_modules must be a list of module names"
         )
-    # The embedded engine looks for the names as they stand.
+    # The embedded engine looks up the names unchanged.
     names = tuple(sorted({one if base.embedded else one.rsplit(".", 1)[-1] for one in targets}))
     unknown = [name for name in names if base.shapes and name not in base.shapes]
     if unknown:

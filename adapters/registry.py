@@ -19,8 +19,8 @@ from adapters.values import Adapter, Selection
 class Lease:
     """An adapter in use by one request; ``None`` is the base model.
 
-    ``rule`` tells what decided: ``explicit``, ``rule[0]``…, ``canary(25%)``, ``none``; ``missing`` what it
-    named when the base model stands in for it.
+    ``rule`` is what decided: ``explicit``, ``rule[0]``…, ``canary(25%)``, ``none``; ``missing`` the named
+    adapter when the base model is used instead.
     """
 
     adapter: Adapter | None
@@ -36,8 +36,8 @@ class Lease:
 class AdapterRegistry:
     """The adapters that requests may use.
 
-    A lease keeps an adapter counted as in use, so that what retires or evicts adapters can see that a
-    request still needs one. Not for several threads: it lives on the event loop.
+    A lease counts an adapter as in use, so that retirement and eviction see that a request still needs it.
+    Not for several threads: it lives on the event loop.
 
     Args:
         adapters: adapters that are active, with unique names.
@@ -68,14 +68,14 @@ class AdapterRegistry:
         return cls(content.adapters, content.aliases)
 
     def offer(self, offer: AdapterOffer) -> None:
-        """Put other adapters in force, all at once; leases that are out keep theirs."""
+        """Replace all adapters at once; existing leases keep theirs."""
         self._offer = offer
         served = set(offer.served)
         self._known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
         self._name()
 
     def expect(self, names: Iterable[str]) -> None:
-        """Names that are known to the configuration, whether they are registered yet or not."""
+        """Set names that the configuration uses, registered already or not."""
         self._expected = frozenset(names)
         self._name()
 
@@ -88,7 +88,7 @@ class AdapterRegistry:
 
     @property
     def offered(self) -> AdapterOffer:
-        """What is in force."""
+        """The offer in force."""
         return self._offer
 
     @property
@@ -103,17 +103,17 @@ class AdapterRegistry:
 
     @property
     def names(self) -> Collection[str]:
-        """The same, as it stands whenever it is looked at."""
+        """The same, as a live view."""
         return _Names(lambda: self._ids)
 
     @property
     def servable(self) -> Collection[str]:
-        """What any caller gets, or will once the file is taken in; as it stands whenever it is looked at."""
+        """Names that any caller may use now, or once the registry's file is imported; a live view."""
         return _Names(lambda: self._servable)
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Alias to the name of the adapter that it leads all other sessions to."""
+        """Alias to its target, the adapter of sessions outside the canary."""
         return MappingProxyType(
             {name: one.target for name, one in self._offer.aliases.items() if one.target is not None}
         )
@@ -126,25 +126,25 @@ class AdapterRegistry:
         return adapter
 
     def lease(self, selection: Selection) -> AbstractContextManager[Lease]:
-        """``with lease(selection) as lease``: selects on entry, gives back on exit.
+        """``with lease(selection) as lease``: selects on entry, releases on exit.
 
-        Entry raises :class:`~adapters.errors.UnknownAdapter` when the wish, or the rule that decided,
+        Entry raises :class:`~adapters.errors.UnknownAdapter` when the explicit wish or the deciding rule
         names an adapter that is not served, and :class:`~adapters.errors.AdapterForbidden`.
         """
         return _Lending(self, selection)
 
     def leased(self) -> Mapping[str, int]:
-        """Leases out now, by the adapter's own name; adapters not in use are absent."""
+        """Current leases by the adapter's own name; adapters not in use are absent."""
         return MappingProxyType(dict(self._in_use))
 
-    def _take(self, selection: Selection) -> Lease:
+    def _acquire(self, selection: Selection) -> Lease:
         choice = select(selection, self._offer)
         adapter = choice.adapter
         if adapter is not None:
             self._in_use[adapter.adapter_id] = self._in_use.get(adapter.adapter_id, 0) + 1
         return Lease(adapter, choice.rule, choice.missing)
 
-    def _give_back(self, lease: Lease) -> None:
+    def _release(self, lease: Lease) -> None:
         if lease.adapter is None:
             return
         name = lease.adapter.adapter_id
@@ -170,7 +170,7 @@ class _Lending(AbstractContextManager[Lease]):
         if self._entered:
             raise RuntimeError("a lease is entered once; ask lease() for another")
         self._entered = True
-        self._held = self._registry._take(self._selection)
+        self._held = self._registry._acquire(self._selection)
         return self._held
 
     def __exit__(
@@ -178,20 +178,20 @@ class _Lending(AbstractContextManager[Lease]):
     ) -> None:
         held, self._held = self._held, None
         if held is not None:
-            self._registry._give_back(held)
+            self._registry._release(held)
 
 
 class _Names(Collection[str]):
-    """Names of the registry, looked up when asked."""
+    """A live view of names."""
 
-    def __init__(self, look: Callable[[], frozenset[str]]) -> None:
-        self._look = look
+    def __init__(self, read: Callable[[], frozenset[str]]) -> None:
+        self._read = read
 
     def __contains__(self, name: object) -> bool:
-        return name in self._look()
+        return name in self._read()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._look())
+        return iter(self._read())
 
     def __len__(self) -> int:
-        return len(self._look())
+        return len(self._read())

@@ -22,17 +22,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from adapters.errors import RegistryFileError
 from adapters.values import Adapter
 
-# An entry is about 200 bytes: room for thousands of adapters, none for a file given by mistake.
+# An entry is about 200 bytes: enough for thousands of adapters, too small for most files given by mistake.
 MAX_FILE_BYTES = 1_048_576
 MAX_ADAPTERS = 10_000
-# Longest part of a wrong value that a message repeats.
+# Longest part of a wrong value in a message.
 MAX_SHOWN = 60
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _NAME_ALLOWED = "1 to 128 of A-Z a-z 0-9 . _ -, a letter or digit first"
 _TEXT_ALLOWED = "a text of 1 to 1,024 characters"
 
-# By the key's name: what a message says is allowed there.
+# The allowed values by key, for messages.
 _ALLOWED: Mapping[str, str] = MappingProxyType(
     {
         "adapters": f"a list of at most {MAX_ADAPTERS:,} adapters",
@@ -72,7 +72,7 @@ class _RegistryDocument(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class RegistryContent:
-    """What a registry file says."""
+    """The content of a registry file."""
 
     adapters: tuple[Adapter, ...]
     aliases: Mapping[str, str]
@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader for which a key given twice is a mistake, where YAML's own keeps the last silently."""
+    """A safe loader that refuses a repeated key, where YAML's own silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping; raises ConstructorError at the second of two equal keys."""

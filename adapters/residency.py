@@ -1,9 +1,8 @@
-"""Which adapters one engine holds: decided here, carried out by whoever can load.
+"""Decides which adapters one engine holds; the caller loads and unloads them.
 
-No I/O and no clock: each method takes what happened and the time, and tells what to do. An adapter that a
-request uses is never taken away, a pinned one never either; else the least hot makes room, of equally hot
-ones the longest idle. A load that failed is not tried again at once, so that one broken adapter costs nobody
-else.
+No I/O and no clock: each method takes an event and the time, and returns what to do. An adapter in use or
+pinned is never evicted; else the one with the least demand is, among equals the longest idle. A failed load
+is not retried at once, so that one broken adapter does not delay the others.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 
 from adapters.demand import AdapterDemand
 
-# A broken folder is tried again after one second, then two, at most a minute: an operator who mends it does
-# not wait long, and a caller who asks for it all the time costs an engine one read a minute.
+# A broken folder is retried after one second, then two, at most a minute: an operator who repairs it does not
+# wait long, and constant requests for it cost an engine one read a minute.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 
@@ -33,7 +32,7 @@ class LoadDecision:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """No place can be freed now."""
+    """No place can be freed now; ``pinned`` adapters occupy some."""
 
     pinned: int
 
@@ -59,17 +58,17 @@ class _Failure:
 class Residency:
     """At most ``places`` adapters.
 
-    A resident adapter is one that requests may use at once; ``held`` is what the engine says it holds, which
-    may be more: a load whose caller was cancelled goes on.
+    A resident adapter is one that requests may use at once; ``held`` is what the engine reports as loaded,
+    which may be more: a load whose caller was cancelled continues.
 
     Args:
         places: adapters that the engine holds.
-        heat: how much each is asked for; engines may share it.
+        demand: of each adapter; engines may share it.
     """
 
-    def __init__(self, places: int, heat: AdapterDemand | None = None) -> None:
+    def __init__(self, places: int, demand: AdapterDemand | None = None) -> None:
         self.places = places
-        self.heat = heat if heat is not None else AdapterDemand()
+        self.demand = demand if demand is not None else AdapterDemand()
         self._resident: dict[str, str] = {}  # name and folder
         self._users: dict[str, int] = {}
         self._used_at: dict[str, float] = {}
@@ -78,28 +77,28 @@ class Residency:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """What requests may use at once."""
+        """Adapters that requests may use at once."""
         return tuple(self._resident)
 
     @property
     def in_use(self) -> tuple[str, ...]:
-        """What requests use or wait for."""
+        """Adapters that requests use or wait for."""
         return tuple(self._users)
 
     @property
     def pinned(self) -> frozenset[str]:
-        """What is never taken away."""
+        """Adapters that are never evicted."""
         return self._pinned
 
     def pin(self, names: Iterable[str]) -> None:
-        """These, and no others, are never taken away once they are loaded."""
+        """Set the adapters that are never evicted once loaded."""
         self._pinned = frozenset(names)
 
     def enter(self, name: str, now: float) -> None:
         """A request begins to need it."""
         self._users[name] = self._users.get(name, 0) + 1
         self._used_at[name] = now
-        self.heat.touch(name, now)
+        self.demand.touch(name, now)
 
     def leave(self, name: str, now: float) -> None:
         """A request needs it no longer."""
@@ -129,12 +128,15 @@ class Residency:
         return LoadDecision(victim)
 
     def victim(self, held: Collection[str], now: float) -> str | None:
-        """What makes room: first what nobody counts on, then the least hot idle one that is not pinned."""
+        """The adapter to evict: one that is not resident, else the idle unpinned one with the least
+        demand."""
         free = [name for name in held if name not in self._users and name not in self._pinned]
         orphans = [name for name in free if name not in self._resident]
         if orphans:
             return orphans[0]
-        return min(free, key=lambda one: (self.heat.of(one, now), self._used_at.get(one, 0.0)), default=None)
+        return min(
+            free, key=lambda one: (self.demand.of(one, now), self._used_at.get(one, 0.0)), default=None
+        )
 
     def loaded(self, name: str, folder: str, now: float) -> None:
         """The engine has it."""
@@ -143,30 +145,30 @@ class Residency:
         self._failures.pop(name, None)
 
     def failed(self, name: str, reason: str, now: float) -> float:
-        """The engine could not take it; returns after how many seconds it may be tried again."""
+        """The engine could not take it; returns the seconds until a retry."""
         before = self._failures.get(name)
         wait_s = FIRST_WAIT_S if before is None else min(LONGEST_WAIT_S, 2 * before.wait_s)
         self._failures[name] = _Failure(reason, wait_s, now + wait_s)
         return wait_s
 
     def unloaded(self, name: str) -> None:
-        """The engine has it no longer, or is about to give it up."""
+        """The engine has unloaded it, or is about to."""
         self._resident.pop(name, None)
         if name not in self._users:
             self._used_at.pop(name, None)
 
     def retry(self, name: str) -> None:
-        """Something about it has changed: an earlier failure counts no more."""
+        """Forget an earlier failure: the adapter has changed."""
         self._failures.pop(name, None)
 
     def wanted(self, known: Collection[str], now: float) -> tuple[str, ...]:
-        """What is worth holding, at most ``places``: the pinned ones, then the hottest of the known."""
+        """Adapters worth loading, at most ``places``: the pinned ones, then those with the most demand."""
         pinned = sorted(self._pinned & set(known))
-        hot = [name for name in self.heat.hottest(known, now) if name not in self._pinned]
-        return tuple([*pinned, *hot][: self.places])
+        demanded = [name for name in self.demand.most_demanded(known, now) if name not in self._pinned]
+        return tuple([*pinned, *demanded][: self.places])
 
     def next_load(self, known: Collection[str], held: Collection[str], now: float) -> str | None:
-        """What to load ahead of its first request: a pinned one, or a hot one while a place is free."""
+        """The adapter to preload: a pinned one, or one with demand while a place is free."""
         for name in self.wanted(known, now):
             failure = self._failures.get(name)
             if name in self._resident or (failure is not None and now < failure.until):

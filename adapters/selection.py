@@ -1,4 +1,4 @@
-"""Which adapter a request gets: a pure function of what was asked, the route's rules and the registry."""
+"""The adapter of a request: a pure function of the request, the route's rules and the registry."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SERVED = frozenset({AdapterState.ACTIVE, AdapterState.CANARY})
 
 @dataclass(frozen=True, slots=True)
 class AdapterOffer:
-    """What can be selected: every registered version and how it stands, the aliases, and what was refused.
+    """What can be selected: every registered version with its state, the aliases, and refused names.
 
     Args:
         adapters: by their names.
         states: of each of them.
         aliases: by their names.
-        refused: names that the registry's file lists and that did not pass, with the reason.
+        refused: names in the registry's file that failed the checks, with the reason.
     """
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,8 +45,8 @@ class AdapterOffer:
 class AdapterChoice:
     """The adapter, ``None`` for the base model, and what decided.
 
-    ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session that an alias leads to
-    its canary. ``missing`` is what the rule named and the base model stands in for.
+    ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session on an alias'
+    canary. ``missing`` is the named adapter when the base model is used instead.
     """
 
     adapter: Adapter | None
@@ -72,10 +72,10 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
 def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
     """The adapter of a request.
 
-    What a caller names must be served to him; where a rule leads to what is not, the base model may answer.
+    An adapter that the caller names must be served; for one that a rule names, the base model may answer.
 
     Raises:
-        UnknownAdapter: the wish, or the rule that decided, names none that is served; tells why.
+        UnknownAdapter: the wish, or the deciding rule, names an adapter that is not served; says why.
         AdapterForbidden: the caller's key is limited to others.
     """
     wish, rule = choose(selection)
@@ -105,7 +105,7 @@ def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
-    """Refuse a key that is limited to other adapters; an alias allows whatever it leads to.
+    """Refuse a key that is limited to other adapters; an allowed alias allows its versions.
 
     Raises AdapterForbidden.
     """
@@ -114,9 +114,9 @@ def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | 
 
 
 def session_fraction(alias: str, sticky_key: str) -> float:
-    """Where a session stands between 0 and 1 for an alias: the same on every process and machine.
+    """A session's position between 0 and 1 for an alias, the same on every machine.
 
-    Each alias has an order of its own, so that no session is the canary of everything.
+    Each alias has an order of its own, so that no session is on every canary.
     """
     digest = hashlib.blake2b(f"{alias}\x1f{sticky_key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
@@ -137,7 +137,7 @@ def _served(name: str, offer: AdapterOffer, selection: Selection) -> Adapter:
 
 
 def _known(offer: AdapterOffer, selection: Selection) -> tuple[str, ...]:
-    """What the caller may be told of."""
+    """The names that the caller may see."""
     allowed = selection.allowed
     return tuple(one for one in offer.served if allowed is None or one in allowed)
 

@@ -1,7 +1,7 @@
-"""The adapters on this machine: each under the SHA-256 of its content, whole, checked, and never changed.
+"""The adapters on this machine: each under the SHA-256 of its content, complete, checked, never changed.
 
-What engines load comes from here alone. An adapter is copied first and the copy is what is checked, so that
-nobody can swap a file between the check and the load; then the copy gets its name in one step. All functions
+Engines load from here only. An adapter is copied and the copy is checked, so that no file can be swapped
+between the check and the load; then the copy is renamed atomically. All functions
 block: call them in a thread.
 """
 
@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from adapters.base_model import BaseModel
+from adapters.errors import AdapterRejected, Rejection
 from adapters.peft_config import CONFIG_FILE
-from adapters.rejection import AdapterRejected, Rejection
 from adapters.unpack import is_archive, unpack
 from adapters.verify import WEIGHTS_FILE, Verified, list_files, verify
 
@@ -27,22 +27,22 @@ class AdapterStore:
     """A folder of adapters; several processes may use it at once.
 
     Args:
-        folder: made when the first adapter comes.
+        folder: created with the first adapter.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Where the adapter with that content lies, once it is here."""
+        """The folder of the adapter with that content, once it is stored."""
         return self.folder / sha256
 
     def has(self, sha256: str) -> bool:
-        """Whether it is here."""
+        """Whether it is stored."""
         return (self.path(sha256) / CONFIG_FILE).is_file()
 
     def take(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
-        """Copy, check and keep the adapter in a folder or an archive.
+        """Copy, check and store the adapter in a folder or an archive.
 
         Args:
             source: a folder, ``.tar.gz``, ``.tgz``, ``.tar`` or ``.zip``.
@@ -50,7 +50,7 @@ class AdapterStore:
             sha256: its content, when it is known.
 
         Raises:
-            AdapterRejected: it does not pass; nothing is kept.
+            AdapterRejected: it does not pass; nothing is stored.
             OSError: the store cannot be written.
         """
         parts = self.folder / _PARTS
@@ -65,16 +65,16 @@ class AdapterStore:
                     raise AdapterRejected(Rejection.NOT_FOUND, f"{source.name}: no such file")
                 unpack(source, unpacked)
                 source = unpacked
-            # All of it is looked at, two files are kept: a readme does not load.
+            # All files are checked, two are stored: engines read no others.
             list_files(source)
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 _copy(source / name, folder / name)
             verified = verify(folder, base, sha256=sha256)
-            self._keep(folder, verified.sha256)
+            self._store(folder, verified.sha256)
         return verified
 
     def check(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
-        """Check without keeping. Raises AdapterRejected, OSError."""
+        """Check without storing. Raises AdapterRejected, OSError."""
         if not is_archive(source):
             return verify(source, base, sha256=sha256)
         with tempfile.TemporaryDirectory() as scratch:
@@ -83,14 +83,14 @@ class AdapterStore:
             unpack(source, Path(scratch))
             return verify(Path(scratch), base, sha256=sha256)
 
-    def _keep(self, folder: Path, sha256: str) -> None:
+    def _store(self, folder: Path, sha256: str) -> None:
         target = self.path(sha256)
         for file in folder.iterdir():
             file.chmod(stat.S_IRUSR | stat.S_IRGRP)
         try:
             os.replace(folder, target)
         except OSError:
-            if not self.has(sha256):  # another process may have been first: its copy is as good
+            if not self.has(sha256):  # another process may have been first with the same content
                 raise
 
 

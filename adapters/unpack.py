@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
 from adapters.verify import MAX_BYTES, MAX_FILES
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -31,9 +31,9 @@ class _Member:
 
 
 def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Unpack ``archive`` into the empty folder ``into``; a single folder around everything is left away.
+    """Unpack ``archive`` into the empty folder ``into``; a single folder around everything is dropped.
 
-    Blocks. What the archive says of sizes is not believed: bytes are counted as they are written.
+    Blocks. Sizes in the archive are not trusted: bytes are counted as they are written.
 
     Raises:
         AdapterRejected: ``outside_folder`` for absolute names, ``..``, links and devices; ``too_large``;

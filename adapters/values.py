@@ -15,10 +15,10 @@ class Adapter:
 
     Args:
         adapter_id: its name, unique, e.g. ``manga_domain_v3``.
-        engine_id: the integer an engine knows it by; positive, never reused.
+        engine_id: its integer id in engines; positive, never reused.
         base_model: the served base model it belongs to.
         path: the folder with ``adapter_config.json`` and its weights.
-        labels: free words for selection and reports.
+        labels: free text for selection and reports.
     """
 
     adapter_id: str
@@ -32,7 +32,7 @@ class Adapter:
 class SelectionRule:
     """A route's rule: every entry of ``when`` must equal the request's field of that name.
 
-    It leads to ``adapter_id``, or where that is ``None`` to the newest active version with all ``labels``.
+    It selects ``adapter_id``, or if that is ``None`` the newest active version with all ``labels``.
     """
 
     when: Mapping[str, str]
@@ -42,16 +42,16 @@ class SelectionRule:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What selection looks at: the explicit wish, then the rules over the request's fields, in order.
+    """The input of a selection: the explicit wish, then the rules over the request's fields, in order.
 
     Args:
         adapter_id: what the caller named: a version or an alias.
         rules: the route's.
         fields: the request's, for the rules.
-        sticky_key: the session, else the request; keeps a caller on one version of an alias.
+        sticky_key: the session, else the request, so that a caller stays on one version of an alias.
         allowed: the versions and aliases that the key may use; ``None``: all.
         operator: may name versions that are staged.
-        or_base: where a rule leads to what is not served, the base model answers.
+        or_base: the base model answers when a rule names an adapter that is not served.
     """
 
     adapter_id: str | None

@@ -1,6 +1,6 @@
-"""Admission of an adapter to the registry: everything that can be known without an engine is checked here.
+"""Checks an adapter before its registration, as far as possible without an engine.
 
-An adapter is a folder as PEFT saves it: ``adapter_config.json`` and ``adapter_model.safetensors``. Nothing of
+An adapter is a folder as PEFT saves it: ``adapter_config.json`` and ``adapter_model.safetensors``. Nothing in
 it is executed or unpickled, and the weights are read in pieces. All functions block: call them in a thread.
 """
 
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.base_model import BaseModel
-from adapters.finite import is_finite
+from adapters.errors import AdapterRejected, Rejection
 from adapters.peft_config import CONFIG_FILE, read_config
-from adapters.rejection import AdapterRejected, Rejection
-from adapters.safetensors_header import TensorPlace, read_header
+from adapters.safetensors import TensorPlace, is_finite, read_header
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 # A rank-256 adapter of a 70B model has about 3.3 GB.
@@ -25,11 +24,11 @@ MAX_BYTES = 8 << 30
 MAX_FILES = 64
 _HASH_BYTES = 1 << 20
 
-# Weights in formats that run code when loaded, or may.
+# Formats of weights that may run code when loaded.
 _OTHER_WEIGHTS = frozenset(
     {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy", ".joblib", ".h5"}
 )
-# As PEFT names them in the file of a causal model; engines find them by these names alone.
+# PEFT's names for a causal model; engines find tensors by these names only.
 _TENSOR = re.compile(
     r"base_model\.model\.(?:.*\.)?layers\.(?P<layer>[0-9]+)\.(?:[a-z_]+\.)*(?P<module>[a-z0-9_]+)"
     r"\.lora_(?P<side>[AB])\.weight"
@@ -38,7 +37,7 @@ _TENSOR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What is known of an adapter that may be used.
+    """The properties of an adapter that passed the checks.
 
     Args:
         rank: of the updates.
@@ -65,10 +64,10 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
     Args:
         folder: the adapter.
         base: what it must fit.
-        sha256: the manifest's digest, when it was promised.
+        sha256: the expected digest of the manifest.
 
     Raises:
-        AdapterRejected: the first thing that is wrong.
+        AdapterRejected: at the first problem.
     """
     files = list_files(folder)
     digest = manifest_sha256(folder, files)
@@ -96,8 +95,8 @@ def list_files(folder: Path) -> Mapping[str, int]:
     """The folder's files and their sizes, by path in the folder.
 
     Raises:
-        AdapterRejected: one is missing, is no plain file, leads out of the folder, holds weights in another
-            format, or there is too much.
+        AdapterRejected: one is missing, is no plain file, leads out of the folder or holds weights in another
+            format; or they are too many or too large.
     """
     if not folder.is_dir():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{folder.name}: no such folder")
@@ -170,7 +169,7 @@ def _check_tensors(
                 Rejection.BAD_SHAPE, f"{WEIGHTS_FILE}: {name!r}: the base model has {base.layers} layers"
             )
         if match["side"] in pairs[layer, match["module"]]:
-            raise AdapterRejected(Rejection.BAD_HEADER, f"{WEIGHTS_FILE}: {name!r} stands there twice")
+            raise AdapterRejected(Rejection.BAD_HEADER, f"{WEIGHTS_FILE}: {name!r} is there twice")
         pairs[layer, match["module"]][match["side"]] = tensor
     for (layer, module), pair in pairs.items():
         _check_pair(layer, module, pair, rank, base.shapes.get(module))

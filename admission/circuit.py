@@ -36,9 +36,9 @@ class Circuit:
         self._ended = 0
         self._failed = 0
         self._open_until = 0.0
-        self._asked = 0
+        self._half_open_requests = 0
 
-    def saw(self, failed: bool, now: float) -> None:
+    def record(self, failed: bool, now: float) -> None:
         """An answer has ended."""
         start = now - now % BUCKET_S
         if self._buckets and self._buckets[-1][0] == start:
@@ -53,7 +53,7 @@ class Circuit:
             self._open_until = now + OPEN_S
 
     def state(self, now: float) -> CircuitState:
-        """How it stands."""
+        """The state now."""
         if now < self._open_until:
             return CircuitState.OPEN
         if not self._failed:
@@ -62,15 +62,15 @@ class Circuit:
         return CircuitState.HALF_OPEN if self._rate() > HALF_AT else CircuitState.CLOSED
 
     def admits(self, now: float) -> bool:
-        """Whether the next request may pass; in the half-open state every tenth one that asks."""
+        """Whether the next request may pass; in the half-open state every tenth request."""
         state = self.state(now)
         if state is CircuitState.HALF_OPEN:
-            self._asked += 1
-            return self._asked % round(1 / HALF_SHARE) == 1
+            self._half_open_requests += 1
+            return self._half_open_requests % round(1 / HALF_SHARE) == 1
         return state is CircuitState.CLOSED
 
     def retry_after_s(self, now: float) -> float:
-        """Seconds until it may be worth trying."""
+        """Seconds until the breaker closes or half opens."""
         return max(0.0, self._open_until - now)
 
     def error_rate(self, now: float) -> float:

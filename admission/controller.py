@@ -1,4 +1,4 @@
-"""Admission as the journey meets it: ``async with admit(demand) as slot``."""
+"""Admission as the journey uses it: ``async with admit(demand) as slot``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["AdmissionController", "Slot"]
 
 
 class AdmissionController:
-    """Gives out slots as backends can take more, in the order of the line, and tells why not otherwise.
+    """Gives out slots in the order of the queue, as backends can take more; refuses with a reason otherwise.
 
     Args:
-        limits: the thresholds of requests that bring none of their own.
-        load: a backend's load as last told, by name; ``None`` when unknown. Must not block.
+        limits: the thresholds of requests without thresholds of their own.
+        load: a backend's load as last reported, by name; ``None`` when unknown. Must not block.
         clock: seconds, monotonic.
         emit: takes each event; must not block.
         random: source of the jitter in ``retry_after_s``.
         engine_of: the engine of each backend that shares one with others; all that run on one engine have one
-            gate, by the engine's name. A backend that is not named has an engine of its own.
+            gate, by the engine's name. A backend that is not in the mapping has an engine of its own.
     """
 
     def __init__(
@@ -44,36 +44,36 @@ class AdmissionController:
         self._clock = clock
         self._emit = emit
         self._random = random
-        self._desks: dict[str, AdmissionQueue] = {}
+        self._queues: dict[str, AdmissionQueue] = {}
 
     def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
-        """``async with admit(demand) as slot``: waits in line on entry, gives the slot back on exit.
+        """``async with admit(demand) as slot``: waits in the queue on entry, gives the slot back on exit.
 
-        Entry raises :class:`Refused`. A request that is cancelled leaves the line, or gives its slot back,
-        at once. Exit never waits.
+        Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
+        Exit never waits.
         """
-        return _Admission(self._desk(demand.backend), demand)
+        return _Admission(self._queue(demand.backend), demand)
 
     def wake(self, backend: str) -> None:
-        """The backend has made a step: take its word, and look whether more can be handed on."""
-        desk = self._desks.get(self.gate_name(backend))
-        if desk is not None:
-            desk.stepped()
+        """The backend has run a step: read its load, and hand more on if possible."""
+        queue = self._queues.get(self.gate_name(backend))
+        if queue is not None:
+            queue.stepped()
 
     def scale(self, backend: str, factor: float) -> None:
         """From now on use only ``factor`` of the sequences and blocks of ``backend``'s engine; 1: all.
 
-        Those already handed on stay; a backend that nothing runs on always takes one.
+        Requests already handed on stay; an idle backend always takes one.
 
         Raises:
             ValueError: the factor is not above 0 and at most 1.
         """
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"factor is {factor:g}; allowed: above 0, at most 1")
-        desk = self._desk(backend)
-        desk.gate.scale(factor)
-        if desk.gate.queued:
-            desk.look()
+        queue = self._queue(backend)
+        queue.gate.scale(factor)
+        if queue.gate.queued:
+            queue.look()
 
     def gate_name(self, backend: str) -> str:
         """The name of the gate that ``backend``'s requests pass: its engine's, or its own."""
@@ -81,39 +81,39 @@ class AdmissionController:
 
     def in_flight(self, backend: str) -> int:
         """Slots that are out now on the engine of ``backend``."""
-        desk = self._desks.get(self.gate_name(backend))
-        return desk.gate.in_flight if desk else 0
+        queue = self._queues.get(self.gate_name(backend))
+        return queue.gate.in_flight if queue else 0
 
     def gate(self, backend: str) -> BackendGate:
-        """The gate of one backend, for operators' eyes."""
-        return self._desk(backend).gate
+        """The gate of one backend, for display."""
+        return self._queue(backend).gate
 
     @property
     def gates(self) -> Mapping[str, BackendGate]:
-        """The gates that have been asked so far, by the engine's or else the backend's name."""
-        return {name: desk.gate for name, desk in self._desks.items()}
+        """The gates that have had a request, by the engine's or else the backend's name."""
+        return {name: queue.gate for name, queue in self._queues.items()}
 
-    def _desk(self, backend: str) -> AdmissionQueue:
+    def _queue(self, backend: str) -> AdmissionQueue:
         # Backends are configured, so their number is bounded.
         engine = self.gate_name(backend)
-        desk = self._desks.get(engine)
-        if desk is None:
-            desk = self._desks[engine] = AdmissionQueue(
+        queue = self._queues.get(engine)
+        if queue is None:
+            queue = self._queues[engine] = AdmissionQueue(
                 BackendGate(self._limits, random=self._random),
                 load=lambda: self._load(backend),
                 clock=self._clock,
                 emit=self._emit,
             )
-        return desk
+        return queue
 
 
 class _Admission(AbstractAsyncContextManager[Slot]):
     """One pass through admission. Entered once: a slot belongs to one block of code."""
 
-    __slots__ = ("_demand", "_desk", "_entered", "_slot")
+    __slots__ = ("_demand", "_entered", "_queue", "_slot")
 
-    def __init__(self, desk: AdmissionQueue, demand: Demand) -> None:
-        self._desk = desk
+    def __init__(self, queue: AdmissionQueue, demand: Demand) -> None:
+        self._queue = queue
         self._demand = demand
         self._entered = False
         self._slot: Slot | None = None
@@ -122,7 +122,7 @@ class _Admission(AbstractAsyncContextManager[Slot]):
         if self._entered:
             raise RuntimeError("an admission is entered once; ask admit() for another")
         self._entered = True
-        self._slot = await self._desk.enter(self._demand)
+        self._slot = await self._queue.enter(self._demand)
         return self._slot
 
     async def __aexit__(
@@ -131,11 +131,12 @@ class _Admission(AbstractAsyncContextManager[Slot]):
         slot, self._slot = self._slot, None
         if slot is None:
             return
-        # Exception: the work failed. Cancellation, and what else is no Exception, is nobody's failure.
+        # An Exception: the work failed. A cancellation, or another BaseException, is no failure of the
+        # backend.
         if error is None:
-            unsaid = SlotOutcome.SUCCEEDED
+            default = SlotOutcome.SUCCEEDED
         elif isinstance(error, Exception):
-            unsaid = SlotOutcome.DROPPED
+            default = SlotOutcome.DROPPED
         else:
-            unsaid = SlotOutcome.IGNORED
-        self._desk.leave(slot, unsaid)
+            default = SlotOutcome.IGNORED
+        self._queue.leave(slot, default)

@@ -16,7 +16,7 @@ class AdmissionError(Exception):
 
 
 class Refused(AdmissionError):
-    """The request was kept from its backend.
+    """The request was refused.
 
     Args:
         reason: the stable code.

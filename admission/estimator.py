@@ -1,4 +1,4 @@
-"""What a backend has been seen to do, and what is expected of it by that."""
+"""Expectations of one backend, learned from its past answers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from admission.rates import CachedShares, Rates
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, Demand
 
-# An engine that has given no first token for so long is tried, when idle, whatever it was like before.
+# An idle engine without a first token for this long is tried again, whatever its estimates say.
 RELEARN_S = 5.0
 
 
 class Estimator:
-    """One backend's rates, lengths of answers, pace, cached shares, and how many sequences it should run.
+    """One backend's rates, lengths of answers, pace, cached shares, and the number of sequences that it
+    should run.
 
     Args:
         limits: the backend's thresholds.
@@ -41,7 +42,7 @@ class Estimator:
         return max(1, demand.input_tokens - cached)
 
     def expect(self, demand: Demand, max_tokens: int, *, produced: int = 0) -> int:
-        """Tokens its answers will likely have together; lengths are learned of one answer."""
+        """Expected tokens of all its answers together; lengths are learned from single answers."""
         n = demand.sequences
         if n == 1:
             return self.lengths.expect(demand.kind, max_tokens, produced=produced)
@@ -53,16 +54,15 @@ class Estimator:
             return False
         if self.forgotten(now, busy=busy):
             return now >= due
-        # An idle engine is tried without a margin: nobody else is held up. And a few first tokens that were
-        # far off, while something was compiled, must not keep all others out: the margin is never more than
-        # the estimate itself.
+        # An idle engine is tried without a margin: no other request is delayed. The margin is at most the
+        # estimate itself, so that a few late first tokens, as during a compilation, do not block all others.
         margin_s = min(self.rates.error_s.value, first_s) if busy else 0.0
         return now + first_s + margin_s >= due
 
     def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
         """Expected seconds from hand-over to the first token.
 
-        What an idle engine did the last time counts more than what it did on average, work beside included.
+        For an idle engine its last first token while idle counts more than the average over busy times.
         """
         expected_s = self.rates.first_token_s(tokens_ahead)
         if busy or self._alone is None:
@@ -71,17 +71,17 @@ class Estimator:
         return min(expected_s, took_s + self.rates.s_per_token * max(0, tokens_ahead - tokens))
 
     def forgotten(self, now: float, *, busy: bool) -> bool:
-        """Whether the last first token is so long ago that what it took is no reason to refuse for.
+        """Whether the last first token is too old to refuse a request because of it.
 
-        Without this, the estimates of a bad minute would send away all who have a deadline, for good.
+        Without this, the estimates of one bad minute would refuse every request with a deadline, for ever.
         """
         return not busy and now - self._first_token_at > RELEARN_S
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """The first piece of an answer is there."""
+        """An answer has its first token."""
         self._first_token_at = now
         computed = ticket.ahead_at_hand_over
-        if cached_tokens is not None:  # the engine's own word of how much of the prompt it had to compute
+        if cached_tokens is not None:  # as the engine reported it
             computed += max(1, ticket.demand.input_tokens - cached_tokens) - ticket.uncached
         took_s = now - ticket.handed_on_at
         self.rates.first_token(computed, took_s)
@@ -96,30 +96,30 @@ class Estimator:
         self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
 
     def look(self, now: float) -> None:
-        """Keep the limit to what the pace of those in flight allows."""
+        """Lower the limit to what the pace of the requests in flight allows."""
         if self.pace.look(now) and (allows := self.pace.allows()) is not None:
             self.limit.paced(*allows)
 
     def succeeded(
         self, ticket: AdmissionTicket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1
     ) -> None:
-        """An answer is whole; ``in_flight`` sequences ran while it did, on so many engines."""
+        """An answer is complete; ``in_flight`` sequences ran meanwhile on ``workers`` engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
         self.lengths.learn(ticket.kind, each)
         in_slo = self._in_slo(ticket, each, now)
         if in_slo is not None:
-            self.limit.saw(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
+            self.limit.record(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
 
     def _in_slo(self, ticket: AdmissionTicket, tokens: int, now: float) -> bool | None:
-        """Whether the answer met its route's targets; ``None`` where it says nothing about the batch."""
+        """Whether the answer met its route's targets; ``None``: it does not depend on the batch."""
         limits, first_at = ticket.demand.limits or self._limits, ticket.first_token_at
         if first_at is None:
             return None
         met: list[bool] = []
         if limits.tpot_slo_s is not None and tokens > 1:
             met.append((now - first_at) / (tokens - 1) <= limits.tpot_slo_s)
-        # A prompt that alone takes longer than the target says nothing about the size of the batch.
+        # A prompt whose prefill alone takes longer than the target does not depend on the size of the batch.
         if limits.ttft_slo_s is not None and self.rates.s_per_token * ticket.uncached <= limits.ttft_slo_s:
             met.append(first_at - ticket.handed_on_at <= limits.ttft_slo_s)
         return all(met) if met else None

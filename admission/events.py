@@ -1,4 +1,4 @@
-"""What admission tells: frozen facts for metrics, spans and logs; admission itself knows none of those."""
+"""Admission's events, for metrics, spans and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from admission.values import Reason
 
 
 class SlotOutcome(StrEnum):
-    """How a slot ended; only ``succeeded`` teaches the service time."""
+    """How a slot ended; only ``succeeded`` updates the estimates."""
 
     SUCCEEDED = "succeeded"
     DROPPED = "dropped"
@@ -20,9 +20,9 @@ class SlotOutcome(StrEnum):
 class Admitted:
     """A slot was given.
 
-    ``queue_depth`` and ``kv_usage`` are what the decision saw; ``in_flight`` counts the new slot;
-    ``waited_s`` is its time in the line, ``shrunk`` whether a long line has shortened its answer, ``beyond``
-    why it was handed on although the memory forecast passes the watermark with it.
+    ``queue_depth`` and ``kv_usage`` are those at the decision; ``in_flight`` counts the new slot;
+    ``waited_s`` is the time in the queue, ``shrunk`` whether a long queue has shortened the answer,
+    ``beyond`` why it was handed on although the memory forecast passes the watermark with it.
     """
 
     backend: str
@@ -39,7 +39,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """A request was kept from its backend, after waiting in line when ``queued``; figures as then seen."""
+    """A request was refused, after waiting in the queue when ``queued``; figures of that moment."""
 
     backend: str
     tenant: str
@@ -67,7 +67,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first piece of an answer is there, ``took_s`` after the offer, which foresaw ``estimated_s``."""
+    """An answer has its first token, ``took_s`` after the offer; the estimate was ``estimated_s``."""
 
     backend: str
     estimated_s: float

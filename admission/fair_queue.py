@@ -3,13 +3,13 @@
 Order of service:
 
 1. The higher class first; a request that has waited ``aging_s`` moves up a class, so that none starves.
-2. Inside a class fair queuing among tenants, in tokens (start-time fair queuing, Goyal et al. 1996): whoever
-   was served less comes first, so a tenant with long prompts gets fewer of them, not more of the engine, and
-   one that asks seldom does not wait for a round of all the others.
-3. Inside a tenant the earliest deadline first; those without one after those with one, in order of arrival.
+2. Inside a class fair queuing among tenants, in tokens (start-time fair queuing, Goyal et al. 1996): the
+   tenant that was served less comes first. A tenant with long prompts gets fewer of them served, not more of
+   the engine; a tenant with few requests does not wait for a round of all others.
+3. Inside a tenant the earliest deadline first; then requests without a deadline, in order of arrival.
 
-Sans I/O: every method takes the time. Removal is lazy (an entry knows whether it still counts), and what is
-dead is swept out before it outweighs what lives, so that memory follows the bound on the living.
+Sans I/O: every method takes the time. Removal is lazy (an entry knows whether it is live), and dead entries
+are swept before they outnumber the live ones, so that memory follows the bound on live entries.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Tenants without a waiting request whose last turns are remembered; the one seen longest ago is forgotten.
+# Tenants without a waiting request whose last turns are stored; the least recently used is evicted.
 MAX_AWAY = 1_000
-# Tokens by which a tenant that asked little may be ahead of one that asked much: some twenty-five usual
-# requests. It is served at once, and cannot save up for a burst that would shut the others out for long.
+# Tokens by which a tenant with little use may be ahead of one with much: some twenty-five usual requests. It
+# is served at once, and cannot save up for a burst that would block the others for long.
 CREDIT = 50_000
-# Sweep when this many dead entries outnumber the living.
+# Sweep when the dead entries outnumber the live ones by this many.
 SWEEP_FROM = 64
 
 NEVER = float("inf")
@@ -35,17 +35,17 @@ _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One request in the line.
+    """One request in the queue.
 
     Args:
         number: order of arrival; names the request.
-        tenant: whose it is.
-        rank: its class now; grows by aging.
-        cost: tokens of service it stands for (uncached input, output counted twice).
+        tenant: of the request.
+        rank: its class now; raised by aging.
+        cost: tokens of service (uncached input, output counted twice).
         tokens: prompt tokens, for the bound on the queue.
-        size_bytes: bytes it keeps in memory, for the bound on the queue.
+        size_bytes: its bytes in memory, for the bound on the queue.
         arrived_at: when it joined.
-        leave_at: when it must have been served, or leaves.
+        leave_at: when it leaves unless it was served.
         deadline: the caller's own, for the order among equals.
     """
 
@@ -58,7 +58,7 @@ class Waiting:
     arrived_at: float
     leave_at: float
     deadline: float | None = None
-    place: int = field(default=0, init=False)  # which entry in the heaps counts; 0: in none
+    place: int = field(default=0, init=False)  # its live entry in the heaps; 0: none
 
 
 @dataclass(slots=True)
@@ -70,13 +70,13 @@ class _Tenant:
     living: int = 0
 
     def sweep(self) -> None:
-        """Drop the dead once they outweigh the living."""
+        """Drop dead entries once they outnumber the live ones."""
         if len(self.heap) > SWEEP_FROM + 2 * self.living:
             self.heap = [entry for entry in self.heap if entry[2] == entry[3].place]
             heapq.heapify(self.heap)
 
     def head(self) -> Waiting:
-        """The first that still counts; there is one while ``living`` is above 0."""
+        """The first live entry; there is one while ``living`` is above 0."""
         while self.heap[0][2] != self.heap[0][3].place:
             heapq.heappop(self.heap)
         return self.heap[0][3]
@@ -86,8 +86,8 @@ class _Class:
     """The tenants with requests of one priority, in turn.
 
     Virtual time counts tokens of service: a tenant's next turn is at the time at which its last one began
-    plus what that cost, and never before the time of the class, which is that of the turn last served. So who
-    was served less comes first, and being idle earns nothing.
+    plus what that cost, and never before the time of the class, which is that of the turn last served. So the
+    tenant that was served less comes first, and being idle earns nothing.
     """
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class _Class:
         self._turns: list[_Turn] = []  # of the tenants, in order
         self._time = 0
         self._entries = 0
-        self._cost = 0  # of all that live
-        # Turns ahead of the class's time of tenants with nothing waiting: what they had is not forgotten.
+        self._cost = 0  # of all live requests
+        # Next turns of tenants without a waiting request that are ahead of the class's time.
         self._away: OrderedDict[str, int] = OrderedDict()
 
     def add(self, item: Waiting) -> None:
@@ -111,7 +111,7 @@ class _Class:
         self.living += 1
         self._cost += item.cost
 
-    def gone(self, item: Waiting) -> None:
+    def discard(self, item: Waiting) -> None:
         tenant = self.tenants[item.tenant]
         tenant.living -= 1
         self.living -= 1
@@ -126,17 +126,17 @@ class _Class:
                     self._away.popitem(last=False)
 
     def next(self) -> Waiting:
-        """Whose turn it is; asking again without a change gives the same one."""
+        """The next request; the same again until something changes."""
         return self.tenants[self._turns[0][2]].head()
 
     def served(self, item: Waiting) -> None:
-        """Its tenant's next turn comes later by what it cost."""
+        """Move the tenant's next turn by the request's cost."""
         tenant = self.tenants[item.tenant]
         at = tenant.turn[0]
         self._time = max(self._time, at)
         self._turns.remove(tenant.turn)
         tenant.turn = self._enter(at + item.cost, item.tenant)
-        self.gone(item)
+        self.discard(item)
 
     def ahead_of(self, name: str) -> int:
         """About how many would be served before a new request of that tenant."""
@@ -180,11 +180,11 @@ class FairQueue:
         return len(self._living)
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Those who wait, in order of arrival."""
+        """The waiting requests, in order of arrival."""
         return iter(self._living.values())
 
     def join(self, item: Waiting) -> None:
-        """Add one at its class."""
+        """Add a request to its class."""
         item.rank = min(max(item.rank, self._order[-1]), self._top)
         self._living[item.number] = item
         self.tokens += item.tokens
@@ -193,35 +193,35 @@ class FairQueue:
         self._push(self._leaving, item.leave_at, item)
 
     def leave(self, item: Waiting) -> None:
-        """Take one out that was not served: cancelled, expired, pushed out."""
-        self._classes[item.rank].gone(item)
+        """Remove a request that was not served: cancelled, expired, displaced."""
+        self._classes[item.rank].discard(item)
         self._forget(item)
 
     def peek(self) -> Waiting | None:
         """The next to be served."""
         for rank in self._order:
-            line = self._classes[rank]
-            if line.living:
-                return line.next()
+            found = self._classes[rank]
+            if found.living:
+                return found.next()
         return None
 
     def serve(self, item: Waiting) -> None:
-        """Take out the one that :meth:`peek` gave: it is handed on."""
+        """Remove the request that :meth:`peek` returned: it is handed on."""
         self._classes[item.rank].served(item)
         self._forget(item)
 
     def age(self, now: float) -> None:
-        """Raise those who have waited long enough."""
+        """Raise requests that have waited long enough by a class."""
         while self._aging and self._aging[0][0] <= now:
             _, _, place, item = heapq.heappop(self._aging)
             if place == item.place and item.rank < self._top:
-                self._classes[item.rank].gone(item)
+                self._classes[item.rank].discard(item)
                 item.rank += 1
                 self._enter(item, now)
                 self._push(self._leaving, item.leave_at, item)
 
     def expired(self, now: float) -> list[Waiting]:
-        """Take out all whose time has come."""
+        """Remove the requests whose ``leave_at`` has passed."""
         out = []
         while self._leaving and self._leaving[0][0] <= now:
             _, _, place, item = heapq.heappop(self._leaving)
@@ -241,7 +241,7 @@ class FairQueue:
         return min(times, default=None)
 
     def least(self) -> Waiting | None:
-        """The one that would be missed least: the newest of the lowest class."""
+        """The request to displace first: the newest of the lowest class."""
         for rank in reversed(self._order):
             if self._classes[rank].living:
                 return next(item for item in reversed(self._living.values()) if item.rank == rank)
@@ -262,8 +262,8 @@ class FairQueue:
         """How many wait, by class and tenant."""
         return {
             (rank, name): tenant.living
-            for rank, line in self._classes.items()
-            for name, tenant in line.tenants.items()
+            for rank, found in self._classes.items()
+            for name, tenant in found.tenants.items()
         }
 
     def _enter(self, item: Waiting, now: float) -> None:

@@ -1,8 +1,8 @@
-"""How full the KV cache will get: the sequences that run now, each growing until its expected end.
+"""The forecast of KV cache usage: each running sequence grows until its expected end.
 
 A sequence holds its prompt and what it has produced, grows by a token a step, and gives all back when it
-ends. The fullest moment lies just before some sequence's end; admitting looks at that moment instead of at
-now (Mooncake, FAST '25: rejecting on the current load alone oscillates).
+ends. The peak lies just before some sequence's end; admission decides by that peak instead of by the current
+load (Mooncake, FAST '25: rejecting by the current load alone oscillates).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class ReservedTokens:
 
     Args:
         prompt: tokens of the prompt that need KV blocks of their own (cached prefixes are shared).
-        expected: tokens the answer will likely have in the end.
+        expected: expected final tokens of the answer.
         produced: tokens of the answer so far.
-        width: sequences that grow side by side from one prompt, whose tokens the other counts add up.
+        width: sequences that grow from one prompt; the other counts are sums over them.
 
     Attributes:
         now: tokens held at this moment.
-        left: steps it will still run; at least one, however wrong the expectation was.
+        left: steps it will still run; at least one, even when it is already longer than expected.
         final: tokens it will hold in the end.
         growing: the same for :func:`fullest`.
     """
 
-    # The derived figures are stored: a forecast reads them of every sequence, and they change rarely.
+    # The derived figures are stored: a forecast reads them for every sequence, and they change rarely.
     __slots__ = ("expected", "final", "growing", "left", "now", "produced", "prompt", "width")
 
     def __init__(self, prompt: int, expected: int, produced: int = 0, *, width: int = 1) -> None:
@@ -51,7 +51,7 @@ class ReservedTokens:
 
 @dataclass(slots=True)
 class Moment:
-    """One moment to come, and what will be held then.
+    """One moment of the forecast, and the tokens held then.
 
     Args:
         steps: from now.
@@ -64,7 +64,7 @@ class Moment:
     alive: int
 
     def count(self, held: ReservedTokens, sign: int) -> None:
-        """Add or take away what one will hold then."""
+        """Add (``sign`` 1) or subtract (-1) the tokens of one request at that moment."""
         if held.left >= self.steps:
             self.tokens += sign * (held.now + self.steps * held.width)
             self.alive += sign * held.width
@@ -87,7 +87,7 @@ def fullest(
         growing: those that will run longest first.
         sequence_slack: tokens lost per sequence in its last, half-filled block.
         extra: one more, of any length.
-        enough: a moment at which more than this is held may be given in place of the fullest.
+        enough: the search may stop at a moment with more tokens than this.
     """
     running = growing if extra is None else _with(extra.growing, growing)
     total = peak = alive = steps = there = 0
@@ -110,7 +110,7 @@ def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
 
 @dataclass(frozen=True, slots=True)
 class KvPoolTokens:
-    """A KV pool's size; 0 tokens when the backend has not told."""
+    """A KV pool's size; 0 tokens when the backend has not reported it."""
 
     total_blocks: int = 0
     block_size: int = 0
@@ -132,9 +132,9 @@ class KvForecast:
     def __init__(self) -> None:
         self._held: dict[int, ReservedTokens] = {}
         self._longest_first: list[Growing] = []
-        self._stale = False  # whether that list is to be made again
-        # The fullest moment at the last look, kept up to date: when one more is too much for it, no further
-        # look is needed. It need not be the fullest any more.
+        self._stale = False  # whether that list must be sorted again
+        # The peak of the last search, kept up to date: when one more request is too much for it, no further
+        # search is needed. It may no longer be the peak.
         self._moment: Moment | None = None
         self._now_tokens = 0
         self._final_tokens = 0
@@ -150,7 +150,7 @@ class KvForecast:
         self._count(held, 1)
 
     def remove(self, ticket: int) -> ReservedTokens:
-        """It has ended. Raises KeyError for one that is not there: it would be released twice."""
+        """It has ended. Raises KeyError for an unknown one: it would be released twice."""
         held = self._held.pop(ticket)
         self._unlist(held)
         self._count(held, -1)
@@ -161,7 +161,7 @@ class KvForecast:
         return self._held[ticket]
 
     def produced(self, ticket: int, tokens: int, expected: int) -> None:
-        """So many tokens of the answer are there, and so many are expected in all."""
+        """Set the tokens produced so far, and those expected in all."""
         self._stale, self._moment = True, None
         held = self._held[ticket]
         self._count(held, -1)
@@ -169,13 +169,13 @@ class KvForecast:
         self._count(held, 1)
 
     def sort(self) -> None:
-        """Put them in order again after :meth:`produced` has told of all that changed."""
+        """Restore the order after a round of :meth:`produced`."""
         if self._stale:
             self._longest_first = sorted([held.growing for held in self._held.values()])
             self._stale = False
 
     def cached(self, ticket: int, private_prompt: int) -> None:
-        """The engine has told how much of the prompt it found; the rest needs blocks of its own."""
+        """Set the prompt tokens that need blocks of their own, once the engine reported its cache hit."""
         held = self._held[ticket]
         self._unlist(held)
         self._count(held, -1)
@@ -191,13 +191,13 @@ class KvForecast:
     def fits_surely(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
         """Whether even the sum of what all will hold in the end, never less than the peak, fits.
 
-        Costs the same however many there are; a ``False`` says nothing.
+        Takes constant time; ``False`` means that :meth:`fits` must decide.
         """
         slack = pool.sequence_slack * (self._sequences + extra.width)
         return self._final_tokens + extra.final + slack <= share * pool.tokens - self._others(pool, used)
 
     def fits(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
-        """Whether ``extra`` can be added without the fullest moment to come passing ``share`` of the pool."""
+        """Whether ``extra`` can be added without the forecast's peak passing ``share`` of the pool."""
         room, slack, known = share * pool.tokens - self._others(pool, used), pool.sequence_slack, self._moment
         if known is not None:
             there = known.with_slack(slack)
@@ -208,15 +208,15 @@ class KvForecast:
         self.sort()
         found = fullest(self._longest_first, sequence_slack=slack, extra=extra, enough=room)
         fits = found.with_slack(slack) <= room
-        found.count(extra, -1)  # it is not there yet
+        found.count(extra, -1)  # it is not handed on yet
         self._moment = found
         return fits
 
     def usage(self, pool: KvPoolTokens, *, used: float = 0.0) -> float:
-        """Share of the pool in use at the fullest moment to come; may exceed 1.
+        """Share of the pool in use at the forecast's peak; may exceed 1.
 
-        ``used`` is what the engine says of now. What it holds beyond our own counts (other callers, blocks
-        not yet given back) is there at the peak as well.
+        ``used`` is the share that the engine reports now. What it holds beyond our own counts (other callers,
+        blocks not yet freed) is taken to be held at the peak as well.
         """
         if pool.tokens <= 0:
             return 0.0

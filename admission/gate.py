@@ -1,31 +1,39 @@
-"""All decisions about one backend: who is handed on, who waits, who is sent away. Sans I/O.
+"""All admission decisions about one backend: which requests are handed on, wait or are refused. Sans I/O.
 
-``controller`` drives it: it offers requests, reports what became of them and what the engine said, and after
-each of these calls :meth:`BackendGate.pump` and :meth:`BackendGate.expired`, and acts on what they return.
+``queue`` drives it: it offers requests, reports their ends and the engine's load, calls
+:meth:`BackendGate.pump` and :meth:`BackendGate.expired` after each of these, and acts on what they return.
 The simulator drives the same class with its own clock.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
-from admission.circuit import CircuitState
+from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
-from admission.fair_queue import Waiting
-from admission.gate_state import GateState
-from admission.in_flight_work import NOBODY, Ahead
+from admission.fair_queue import FairQueue, Waiting
+from admission.in_flight_work import NONE_AHEAD, Ahead, InFlightWork
+from admission.ladder import Ladders, Rung
 from admission.rates import retry_after_s
 from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 
 __all__ = ["AdmissionTicket", "BackendGate", "Hold", "Refusal", "TicketState"]
 
-# Output counts twice in a tenant's share: a token of it holds the engine for a whole step (as VTC weighs it).
+# Output counts twice in a tenant's share: each token occupies the engine for a whole step (as VTC weighs it).
 OUTPUT_WEIGHT = 2
 
 
-class BackendGate(GateState):
+class BackendGate:
     """One backend's gate.
+
+    Attributes:
+        circuit: the breaker, by the share of failed answers.
+        rates: learned speeds.
+        limit: learned number of sequences to run.
+        pace: time per token of the requests in flight.
+        forecast: reserved memory.
 
     Args:
         limits: the thresholds of requests that bring none of their own.
@@ -33,49 +41,59 @@ class BackendGate(GateState):
     """
 
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
-        super().__init__(limits)
+        self.limits = limits
+        self._queue = FairQueue(aging_s=limits.aging_s)
+        self._tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
+        self._hold: Hold | None = None
+        self._work = InFlightWork(limits)
+        self._ladders = Ladders(limits.rungs)
+        self.circuit = Circuit()
+        self.rates = self._work.estimator.rates
+        self.limit = self._work.estimator.limit
+        self.pace = self._work.estimator.pace
+        self.forecast = self._work.memory.forecast
         self._random = random
         self._numbers = 0
-        self._pushed: list[AdmissionTicket] = []
+        self._displaced: list[AdmissionTicket] = []
 
-    # What the backend says
+    # The backend's reports
 
-    def told(self, load: BackendLoad | None, now: float) -> None:
-        """The engine's word after a step; ``None`` changes nothing but is no sign of life either."""
+    def report(self, load: BackendLoad | None, now: float) -> None:
+        """The engine's load after a step; ``None`` changes nothing and is no sign of life."""
         if load is None:
             return
-        self._flight.told(load, now)
-        if self._line:
-            self._flight.memory.refresh(now)  # here once a step, not in the decisions after it
+        self._work.report(load, now)
+        if self._queue:
+            self._work.memory.refresh(now)  # here once a step, not in the decisions after it
 
     def scale(self, factor: float) -> None:
-        """Use only so much of the sequences and blocks, until told otherwise; above 0, at most 1."""
-        self._flight.scale = factor
+        """Use only this share of the sequences and blocks from now on; above 0, at most 1."""
+        self._work.scale = factor
 
-    # A request's way
+    # The life of a request
 
     def offer(self, demand: Demand, now: float) -> AdmissionTicket | Refusal:
-        """Take a request into the line, or say why not.
+        """Queue a request, or refuse it.
 
-        Refusals, in this order, so that the first reason that holds is the one told:
+        Refusals, in this order; the first that applies is reported:
 
         1. ``circuit_open``: too many answers of this backend failed lately.
-        2. ``low_priority_shed`` or ``queue_full``: the ladder has climbed that far.
-        3. ``token_budget_exceeded``: the prompt is longer than this backend should take.
+        2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
+        3. ``token_budget_exceeded``: the prompt is longer than the limit.
         4. ``memory_pressure``: the pool is in its out-of-memory zone.
-        5. ``queue_full``: no room for one more, and nobody of a lower class waits who could make room.
-        6. ``wait_exceeded`` (``memory_pressure`` when memory is what it would wait for): the estimated wait
+        5. ``queue_full``: the queue is full, and no request of a lower class can be displaced.
+        6. ``wait_exceeded`` (``memory_pressure`` when it would wait for memory): the estimated wait
            passes the wait budget, or the first token would come later than it is due.
 
-        One of a lower class that makes room is found with :meth:`pushed_out`.
+        A request displaced by this one is returned by :meth:`displaced`.
         """
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
-        flight = self._flight
-        flight.asked(demand.priority, now)
-        uncached, due = flight.experience.uncached(demand), demand.due(limits)
+        work = self._work
+        work.note_priority(demand.priority, now)
+        uncached, due = work.estimator.uncached(demand), demand.due(limits)
         waiting = self._waiting_in_all
-        rung = self._ladders.of(limits.rungs).at(waiting // flight.signals.workers)
+        rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
@@ -90,11 +108,11 @@ class BackendGate(GateState):
             reason = Reason.QUEUE_FULL
         elif demand.input_tokens > limits.max_input_tokens:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
-        elif flight.out_of_memory(demand.priority, limits, now):
+        elif work.out_of_memory(demand.priority, limits, now):
             reason = Reason.MEMORY_PRESSURE
         elif self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now):
             reason = Reason.QUEUE_FULL
-        elif wait_s >= limits.max_wait_s * factor or flight.misses(due, first_s, now):
+        elif wait_s >= limits.max_wait_s * factor or work.misses(due, first_s, now):
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
@@ -102,9 +120,9 @@ class BackendGate(GateState):
         self._numbers += 1
         leave_at = now + limits.max_wait_s * factor
         if due is not None:
-            # By then even an empty engine would be too slow; what is too late before that, `pump` finds.
-            leave_at = min(leave_at, due - flight.alone_s(uncached, now))
-        expected = flight.experience.expect(demand, max_tokens)
+            # After that even an idle engine would be too slow; `pump` finds requests that are late before it.
+            leave_at = min(leave_at, due - work.alone_s(uncached, now))
+        expected = work.estimator.expect(demand, max_tokens)
         item = Waiting(
             number=self._numbers,
             tenant=demand.tenant,
@@ -118,132 +136,132 @@ class BackendGate(GateState):
         )
         ticket = AdmissionTicket(demand, item, demand.kind, uncached, max_tokens, expected, wait_s, first_s)
         self._tickets[item.number] = ticket
-        self._line.join(item)
+        self._queue.join(item)
         return ticket
 
-    def pushed_out(self) -> list[AdmissionTicket]:
-        """Those who had to make room, or whose turn came too late, since this was last asked."""
-        out, self._pushed = self._pushed, []
+    def displaced(self) -> list[AdmissionTicket]:
+        """Requests refused after queueing since the last call: displaced by others, or too late."""
+        out, self._displaced = self._displaced, []
         return out
 
     def pump(self, now: float) -> list[AdmissionTicket]:
-        """Hand on as many as the backend should have now, in the order of the line.
+        """Hand on as many requests as the backend should have now, in the order of the queue.
 
-        One whose first token would come too late is not begun, and while the circuit is open none is:
-        :meth:`pushed_out` tells them.
+        A request whose first token would come too late is refused, and while the circuit is open all are:
+        :meth:`displaced` returns them.
         """
         handed_on: list[AdmissionTicket] = []
-        if not self._line:
+        if not self._queue:
             self._hold = None
             return handed_on
         if self.circuit.state(now) is CircuitState.OPEN:
-            self._all_away(Reason.CIRCUIT_OPEN, now)
+            self._refuse_all(Reason.CIRCUIT_OPEN, now)
             return handed_on
-        self._line.age(now)
-        while (item := self._line.peek()) is not None:
+        self._queue.age(now)
+        while (item := self._queue.peek()) is not None:
             ticket = self._tickets[item.number]
-            self._hold = self._flight.holds(ticket, now)
+            self._hold = self._work.holds(ticket, now)
             if self._hold is not None:
                 break
             del self._tickets[item.number]
-            if self._flight.too_late(ticket, now):
-                self._line.leave(item)
-                self._gone(ticket, Reason.WAIT_EXCEEDED, now)
-                self._pushed.append(ticket)
+            if self._work.too_late(ticket, now):
+                self._queue.leave(item)
+                self._mark_refused(ticket, Reason.WAIT_EXCEEDED, now)
+                self._displaced.append(ticket)
                 continue
-            self._line.serve(item)
-            self._flight.add(ticket, now)
+            self._queue.serve(item)
+            self._work.add(ticket, now)
             handed_on.append(ticket)
         return handed_on
 
     def expired(self, now: float) -> list[AdmissionTicket]:
-        """Those whose time has come: they leave at once, with the reason that held them."""
+        """Requests whose wait budget or deadline has passed: refused with the reason that held them."""
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         out = []
-        for item in self._line.expired(now):
+        for item in self._queue.expired(now):
             ticket = self._tickets.pop(item.number)
             by_deadline = item.leave_at < item.arrived_at + self._wait_of(ticket)
-            self._gone(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
+            self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
             out.append(ticket)
         return out
 
     def next_change(self) -> float | None:
-        """When the clock alone will change something."""
-        return self._line.next_change()
+        """When time alone will change something."""
+        return self._queue.next_change()
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """The first piece of its answer is there."""
+        """Its answer has its first token."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
-        self._flight.first_token(ticket, now, cached_tokens)
+        self._work.first_token(ticket, now, cached_tokens)
 
     def release(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
-        """Its work has ended, or it left the line by itself; a second word about it changes nothing."""
+        """Its work has ended, or it left the queue by itself; a second call changes nothing."""
         if ticket.state is TicketState.WAITING:
             del self._tickets[ticket.number]
-            self._line.leave(ticket.waiting)
+            self._queue.leave(ticket.waiting)
             ticket.state = TicketState.GONE
             return
         if ticket.state is not TicketState.HANDED_ON:
             return
-        self._flight.remove(ticket, outcome, now, output_tokens=output_tokens)
+        self._work.remove(ticket, outcome, now, output_tokens=output_tokens)
         if outcome is not SlotOutcome.IGNORED:
-            self.circuit.saw(outcome is SlotOutcome.DROPPED, now)
+            self.circuit.record(outcome is SlotOutcome.DROPPED, now)
 
     # Parts of the decisions
 
     def _estimates(self, demand: Demand, uncached: int, now: float) -> tuple[float, float]:
         """Seconds until it would be handed on, and to its first token."""
-        ahead, by_memory = NOBODY, False
+        ahead, by_memory = NONE_AHEAD, False
         if self._tickets:
-            requests = self._line.ahead_of(demand.tenant, demand.priority)
+            requests = self._queue.ahead_of(demand.tenant, demand.priority)
             if requests:
-                ahead = Ahead(requests, self._line.tokens * requests // len(self._tickets))
+                ahead = Ahead(requests, self._queue.tokens * requests // len(self._tickets))
             by_memory = self._hold is Hold.MEMORY
-        return self._flight.estimates(demand, uncached, ahead, now, by_memory=by_memory)
+        return self._work.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
     def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
-        workers = self._flight.signals.workers
+        workers = self._work.signals.workers
         if not waiting:
-            flight = self._flight
-            return limits.max_queue == 0 and flight.sequences + flight.foreign >= flight.capacity(now)
+            work = self._work
+            return limits.max_queue == 0 and work.sequences + work.foreign >= work.capacity(now)
         return (
             waiting >= limits.max_queue * factor * workers
-            or self._line.tokens + demand.input_tokens > limits.max_queue_tokens * workers
-            or self._line.size_bytes + demand.size_bytes > limits.max_queue_bytes
+            or self._queue.tokens + demand.input_tokens > limits.max_queue_tokens * workers
+            or self._queue.size_bytes + demand.size_bytes > limits.max_queue_bytes
         )
 
     def _make_room(self, demand: Demand, now: float) -> bool:
-        """Push out the one that is missed least, if somebody of a lower class waits."""
-        least = self._line.least()
+        """Displace a waiting request of a lower class, if there is one."""
+        least = self._queue.least()
         if least is None or least.rank >= demand.priority:
             return False
         ticket = self._tickets.pop(least.number)
-        self._line.leave(least)
-        self._gone(ticket, Reason.LOW_PRIORITY_SHED, now)
-        self._pushed.append(ticket)
+        self._queue.leave(least)
+        self._mark_refused(ticket, Reason.LOW_PRIORITY_SHED, now)
+        self._displaced.append(ticket)
         return True
 
-    def _all_away(self, reason: Reason, now: float) -> None:
-        """Nobody waits any longer; :meth:`pushed_out` tells them."""
+    def _refuse_all(self, reason: Reason, now: float) -> None:
+        """Refuse all waiting requests; :meth:`displaced` returns them."""
         for ticket in self._tickets.values():
-            self._line.leave(ticket.waiting)
-            self._gone(ticket, reason, now)
-            self._pushed.append(ticket)
+            self._queue.leave(ticket.waiting)
+            self._mark_refused(ticket, reason, now)
+            self._displaced.append(ticket)
         self._tickets.clear()
         self._hold = None
 
-    def _gone(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
+    def _mark_refused(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
         ticket.state = TicketState.GONE
-        # Whoever asks again joins the line as it is now.
+        # A new attempt would join the queue as it is now.
         again_s, _ = self._estimates(ticket.demand, ticket.uncached, now)
         wait_s = max(again_s, now - ticket.waiting.arrived_at)
         ticket.refusal = self._refusal(reason, wait_s, now, queued=True)
 
     def _refusal(self, reason: Reason, wait_s: float, now: float, *, queued: bool = False) -> Refusal:
-        turnover_s = self._flight.hold_s(now) / max(1, self.limit.value)
+        turnover_s = self._work.hold_s(now) / max(1, self.limit.value)
         again_s = retry_after_s(wait_s, turnover_s, self._random.random())
         if reason is Reason.CIRCUIT_OPEN:
             again_s = max(again_s, self.circuit.retry_after_s(now))
@@ -252,3 +270,92 @@ class BackendGate(GateState):
     def _wait_of(self, ticket: AdmissionTicket) -> float:
         limits = ticket.demand.limits or self.limits
         return limits.max_wait_s * (limits.priority_factor if ticket.demand.priority > 0 else 1.0)
+
+    # Figures, for display and tests
+
+    @property
+    def load(self) -> BackendLoad | None:
+        """The backend's last report."""
+        return self._work.signals.load
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the backend's last report."""
+        return self._work.signals.silent_s(now)
+
+    def rung(self, rungs: tuple[Rung, ...] | None = None) -> tuple[int, Rung]:
+        """The overload level of a new request, by these rungs or the gate's own, and what it says."""
+        ladder = self._ladders.look(self.limits.rungs if rungs is None else rungs)
+        climbed = ladder.climbed(self.depth)
+        return climbed, ladder.rung(climbed)
+
+    @property
+    def factor(self) -> float:
+        """Share of the sequences and blocks that is used."""
+        return self._work.scale
+
+    @property
+    def prefill_backlog(self) -> int:
+        """Uncached prompt tokens handed on and without a first token."""
+        return self._work.prefill.total
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Uncached prompt tokens in the queue."""
+        return self._queue.tokens
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the queued requests."""
+        return self._queue.size_bytes
+
+    def capacity(self, now: float) -> int:
+        """Sequences that may be in flight now."""
+        return self._work.capacity(now)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests handed on and not released."""
+        return len(self._work.tickets)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of those requests."""
+        return self._work.sequences
+
+    @property
+    def running(self) -> Collection[AdmissionTicket]:
+        """Requests handed on and not released, in order."""
+        return self._work.tickets.values()
+
+    @property
+    def waiting(self) -> Collection[AdmissionTicket]:
+        """Queued requests, in order of arrival."""
+        return self._tickets.values()
+
+    @property
+    def queued(self) -> int:
+        """Number of queued requests."""
+        return len(self._queue)
+
+    @property
+    def hold(self) -> Hold | None:
+        """What held the next request at the last :meth:`pump`; ``None`` with an empty queue."""
+        return self._hold if self._queue else None
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait for each of the backend's engines, rounded down; with one engine all of them."""
+        return self._waiting_in_all // self._work.signals.workers
+
+    @property
+    def _waiting_in_all(self) -> int:
+        """Queued here, and other callers' requests queued inside the backend."""
+        return len(self._tickets) + self._work.foreign_waiting
+
+    def queue_counts(self) -> dict[tuple[int, str], int]:
+        """Waiting requests by class and tenant."""
+        return self._queue.counts()
+
+    def usage(self, now: float) -> tuple[float, float]:
+        """Share of the KV pool in use now, and at the forecast's peak."""
+        return self._work.memory.usage(now)

@@ -1,6 +1,6 @@
-"""What a backend has been handed: what it works on, what it says of itself, what it has been seen to do.
+"""The requests handed to a backend, its reports, and the estimates learned from it.
 
-The gate asks it whether one more may go on, and how long that will take; it decides nothing about the line.
+The gate asks it whether one more request fits, and how long that will take; it knows nothing of the queue.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from admission.signals import LoadSignals
 from admission.ticket import AdmissionTicket, Beyond, Hold, TicketState
 from admission.values import AdmissionLimits, BackendLoad, Demand
 
-# Of so many places one is kept free for the high priority, while such requests come: else each of them would
-# wait for an answer to end, and those who come together for several. Fewer places are all for everybody.
+# One place in this many is reserved for high priority while such requests arrive; else each of them would
+# wait for an answer to end, and several at once for several answers. With fewer places none is reserved.
 PLACES_A_RESERVE = 16
-# They come while the last one was so long ago.
+# They are taken to arrive for this long after the last one.
 RESERVE_FOR_S = 10.0
 
 
 class Ahead(NamedTuple):
-    """What of the line would be served before a request: how many, and their uncached prompt tokens."""
+    """Queued requests that would be served before another: their number and uncached prompt tokens."""
 
     requests: int = 0
     tokens: int = 0
 
 
-NOBODY = Ahead()
+NONE_AHEAD = Ahead()
 
 
 class InFlightWork:
@@ -43,7 +43,7 @@ class InFlightWork:
     """
 
     __slots__ = (
-        "_high_seen_at", "_limits", "experience", "memory", "prefill", "scale", "sequences", "signals",
+        "_high_seen_at", "_limits", "estimator", "memory", "prefill", "scale", "sequences", "signals",
         "tickets",
     )  # fmt: skip
 
@@ -55,88 +55,88 @@ class InFlightWork:
         self._high_seen_at = float("-inf")
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
-        self.experience = Estimator(limits)
-        self.memory = KvMemory(self.signals, self.experience)
+        self.estimator = Estimator(limits)
+        self.memory = KvMemory(self.signals, self.estimator)
 
-    # What becomes of the work
+    # Changes
 
-    def told(self, load: BackendLoad, now: float) -> None:
-        """The engine's word after a step."""
-        self.signals.told(load, now)
-        self.prefill.bound(self.signals.workers, now, self.experience.rates.s_per_token)
+    def report(self, load: BackendLoad, now: float) -> None:
+        """The engine's load after a step."""
+        self.signals.report(load, now)
+        self.prefill.bound(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
-            self.experience.limit.bound(load.max_running)
-        self.experience.pace.beside(self.sequences + self.foreign, now)
-        self.experience.look(now)
+            self.estimator.limit.bound(load.max_running)
+        self.estimator.pace.set_running(self.sequences + self.foreign, now)
+        self.estimator.look(now)
 
     def add(self, ticket: AdmissionTicket, now: float) -> None:
-        """It is handed on, and what it will need is reserved."""
+        """Hand a request on and reserve what it will need."""
         ticket.state = TicketState.HANDED_ON
         ticket.handed_on_at = now
         ticket.alone = self.idle
         ticket.ahead_at_hand_over = self.prefill_ahead(now) + ticket.uncached
-        self.prefill.add(ticket.number, ticket.uncached, now, self.experience.rates.s_per_token)
+        self.prefill.add(ticket.number, ticket.uncached, now, self.estimator.rates.s_per_token)
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
-        self.experience.pace.beside(self.sequences + self.foreign, now)
+        self.estimator.pace.set_running(self.sequences + self.foreign, now)
         self.memory.add(ticket)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """The first piece of its answer is there."""
+        """Its answer has its first token."""
         ticket.first_token_at = now
-        self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
-        self.experience.first_token(ticket, now, cached_tokens)
+        self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
+        self.estimator.first_token(ticket, now, cached_tokens)
         if cached_tokens is not None:
             self.memory.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
 
     def remove(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
-        """It has ended, and what was reserved is free. Raises KeyError when that was done before."""
+        """The request has ended: free what was reserved. Raises KeyError when it was removed before."""
         ticket.state = TicketState.GONE
         in_flight, sequences = self.sequences, ticket.demand.sequences
         del self.tickets[ticket.number]
         self.sequences -= sequences
         self.signals.left(sequences, ticket.handed_on_at)
-        self.experience.pace.end(ticket.number, output_tokens, now)
-        self.experience.pace.beside(self.sequences + self.foreign, now)
-        self.experience.look(now)
+        self.estimator.pace.end(ticket.number, output_tokens, now)
+        self.estimator.pace.set_running(self.sequences + self.foreign, now)
+        self.estimator.look(now)
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
-            self.prefill.done(ticket.number, now, self.experience.rates.s_per_token)
+            self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
         if outcome is SlotOutcome.SUCCEEDED:
             workers = self.signals.workers
-            self.experience.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
+            self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
-    # How it stands
+    # State
 
     @property
     def idle(self) -> bool:
-        """Whether the backend has nothing to do, neither from here nor, as told, from elsewhere."""
+        """Whether the backend has no work, neither from here nor, as reported, from other callers."""
         return not self.tickets and not self.foreign
 
     @property
     def foreign(self) -> int:
-        """Sequences there that are none of ours."""
+        """Sequences there from other callers."""
         return self.signals.foreign(self.sequences)
 
     @property
     def foreign_waiting(self) -> int:
-        """Of those that wait inside the engine, as many as may be none of ours."""
+        """Sequences waiting inside the engine that may be other callers'."""
         return min(self.signals.waiting, self.foreign) if self.signals.waiting else 0
 
     def capacity(self, now: float) -> int:
         """Sequences that may be in flight now; at least one."""
-        most = int(self.experience.limit.value * self.scale)
+        most = int(self.estimator.limit.value * self.scale)
         return self.signals.capacity(most, now, busy=bool(self.tickets))
 
-    def asked(self, priority: int, now: float) -> None:
-        """A request of that priority has come."""
+    def note_priority(self, priority: int, now: float) -> None:
+        """Note that a request of this priority has arrived."""
         if priority > 0:
             self._high_seen_at = now
 
     def places(self, rank: int, now: float) -> int:
-        """Sequences up to which one of that class is handed on."""
+        """Sequences up to which a request of this class is handed on."""
         most = self.capacity(now)
         if rank > 0 or now - self._high_seen_at > RESERVE_FOR_S:
             return most
@@ -144,26 +144,26 @@ class InFlightWork:
 
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that one of the backend's workers must compute before a new one's."""
-        return self.prefill.ahead(now, self.experience.rates.s_per_token)
+        return self.prefill.ahead(now, self.estimator.rates.s_per_token)
 
     def hold_s(self, now: float) -> float:
-        """How long a place is held; while no answer has ended, as long as the oldest has been there."""
-        if self.experience.rates.hold_s.samples or not self.tickets:
-            return self.experience.rates.hold_s.value
+        """How long a place is occupied; before the first answer has ended, the age of the oldest request."""
+        if self.estimator.rates.hold_s.samples or not self.tickets:
+            return self.estimator.rates.hold_s.value
         return now - next(iter(self.tickets.values())).handed_on_at
 
     def out_of_memory(self, priority: int, limits: AdmissionLimits, now: float) -> bool:
-        """Whether waiting would not help: the pool is all but full, or full of what is not ours."""
+        """Whether waiting would not help: the pool is all but full, or full of other callers' sequences."""
         used = self.memory.used(now)
         if not self.tickets:
             return bool(self.foreign) and used >= limits.pressure_of(priority)[0]
         return used >= limits.oom_watermark
 
     def holds(self, ticket: AdmissionTicket, now: float) -> Hold | None:
-        """What keeps this one from being handed on now."""
+        """What keeps this request from being handed on now."""
         limits, foreign = ticket.demand.limits or self._limits, self.foreign
         if not self.tickets and not foreign:
-            # An idle backend takes anything; what never fits is its own to refuse.
+            # An idle backend takes any request; it refuses itself what can never fit.
             if self.memory.holds(ticket, limits, now, scale=self.scale):
                 ticket.beyond = Beyond.IDLE_ENGINE
             return None
@@ -171,7 +171,7 @@ class InFlightWork:
             return Hold.SLOTS
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
-        rates = self.experience.rates
+        rates = self.estimator.rates
         if self.prefill_ahead(now) >= limits.max_prefill_tokens and not rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
@@ -185,13 +185,13 @@ class InFlightWork:
 
     def misses(self, due: float | None, first_s: float, now: float) -> bool:
         """Whether a first token that is expected in ``first_s`` comes too late."""
-        return self.experience.misses(due, first_s, now, busy=bool(self.tickets))
+        return self.estimator.misses(due, first_s, now, busy=bool(self.tickets))
 
     def alone_s(self, uncached: int, now: float) -> float:
-        """Seconds to the first token on an empty engine; 0 where what is known is too old to refuse for."""
-        if self.experience.forgotten(now, busy=bool(self.tickets)):
+        """Seconds to the first token on an idle engine; 0 when the estimate is too old to refuse for."""
+        if self.estimator.forgotten(now, busy=bool(self.tickets)):
             return 0.0
-        return self.experience.first_token_s(uncached, busy=False)
+        return self.estimator.first_token_s(uncached, busy=False)
 
     def estimates(
         self, demand: Demand, uncached: int, ahead: Ahead, now: float, *, by_memory: bool
@@ -199,9 +199,9 @@ class InFlightWork:
         """Seconds until it would be handed on (for a slot, or for prefill ahead), and to its first token.
 
         Args:
-            by_memory: memory is what bounds the batch: it holds what it holds now.
+            by_memory: memory bounds the batch, so its size stays what it is now.
         """
-        rates, signals = self.experience.rates, self.signals
+        rates, signals = self.estimator.rates, self.signals
         tokens_ahead = self.prefill_ahead(now) + ahead.tokens // signals.workers
         places = self.places(demand.priority, now)
         if by_memory and self.sequences:
@@ -218,4 +218,4 @@ class InFlightWork:
         return max(slot_s, prefill_s), first_s
 
     def _first_token_s(self, tokens_ahead: int) -> float:
-        return self.experience.first_token_s(tokens_ahead, busy=bool(self.tickets))
+        return self.estimator.first_token_s(tokens_ahead, busy=bool(self.tickets))

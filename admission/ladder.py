@@ -1,4 +1,4 @@
-"""Degradation before refusal: what a growing queue does to new requests."""
+"""The degradation ladder: a growing queue shortens, then refuses new requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """From ``depth`` waiting requests on: answers of at most ``max_tokens``, or refusals.
+    """One overload level: from ``depth`` waiting requests on, shorter answers or refusals.
 
     Args:
         depth: requests in the queue.
-        max_tokens: longest answer that a new request gets; ``None`` leaves it alone.
+        max_tokens: longest answer of a new request; ``None``: as asked.
         shed_low: refuse priority below 0.
         shed_all: refuse every new request.
     """
@@ -32,30 +32,30 @@ RUNGS = (
     Rung(1000, max_tokens=512, shed_low=True, shed_all=True),
 )
 LEVEL = Rung(0)
-# A rung is left only when the queue is this much shorter than where it was entered: no flapping.
+# A level is left only when the queue is this much shorter than where it was entered, against flapping.
 HYSTERESIS = 0.8
 
 
-# Ladders of routes that are kept; the one asked for longest ago is forgotten, and with it where it stands.
+# Stored ladders of routes; the least recently used is evicted with its level.
 MAX_LADDERS = 64
 
 
 class Ladder:
-    """Where on the ladder a queue stands; remembers the rung it is on."""
+    """The overload level of one queue, with hysteresis."""
 
     __slots__ = ("_at", "_rungs")
 
     def __init__(self, rungs: Sequence[Rung] = RUNGS) -> None:
         self._rungs = tuple(sorted(rungs, key=lambda rung: rung.depth))
-        self._at = 0  # rungs climbed
+        self._at = 0  # levels reached
 
     def at(self, depth: int) -> Rung:
-        """The rung for a queue of ``depth``, after climbing or leaving as far as that says."""
+        """Move to the level for a queue of ``depth``, and return it."""
         self._at = self.climbed(depth)
         return self._rungs[self._at - 1] if self._at else LEVEL
 
     def climbed(self, depth: int) -> int:
-        """How many rungs up :meth:`at` would lead; 0 is level ground. Changes nothing."""
+        """How many levels :meth:`at` would reach; 0: none. Changes nothing."""
         at = self._at
         while at < len(self._rungs) and depth >= self._rungs[at].depth:
             at += 1
@@ -64,12 +64,12 @@ class Ladder:
         return at
 
     def rung(self, climbed: int) -> Rung:
-        """The rung that is so many up."""
+        """The level with this number; 0: no degradation."""
         return self._rungs[climbed - 1] if climbed else LEVEL
 
 
 class Ladders:
-    """The ladders of one queue: its own, and those that routes bring.
+    """The ladders of one queue: its own, and those of routes with rungs of their own.
 
     Args:
         rungs: of its own ladder.
@@ -83,13 +83,13 @@ class Ladders:
         self._others: OrderedDict[tuple[Rung, ...], Ladder] = OrderedDict()
 
     def look(self, rungs: tuple[Rung, ...]) -> Ladder:
-        """The ladder with these rungs, for eyes alone: one that nobody has asked for is not kept."""
+        """The ladder with these rungs, for display: a new one is not stored."""
         if rungs == self._rungs:
             return self.own
         return self._others.get(rungs) or Ladder(rungs)
 
     def of(self, rungs: tuple[Rung, ...]) -> Ladder:
-        """The ladder with these rungs, kept from now on."""
+        """The ladder with these rungs, stored from now on."""
         if rungs is self._rungs or rungs == self._rungs:
             return self.own
         ladder = self._others.get(rungs)

@@ -1,7 +1,7 @@
-"""How long answers really are, learned online for each kind of request.
+"""Real lengths of answers, learned online for each kind of request.
 
-A request's ``max_tokens`` says what it may produce; what its route and intent do produce is usually a part
-of that. A forecast that reserved the former would leave most of the KV cache idle.
+A request's ``max_tokens`` is an upper bound; the answers of its route and intent are usually much shorter. A
+forecast that reserved the bound would leave most of the KV cache idle.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ STEPS_PER_OCTAVE = 4
 BUCKETS = 20 * STEPS_PER_OCTAVE  # up to a million tokens
 # A sample's weight against the next one's: half of the memory is the last 350 answers.
 DECAY = 0.998
-# Kinds of request that are told apart; the one seen longest ago is forgotten.
+# Kinds of request with an entry of their own; the least recently used is evicted.
 MAX_KINDS = 1_000
-# Below this weight of samples the kind alone says too little, and what all requests do counts as well.
+# Below this weight of samples the lengths of all requests are used instead of the kind's.
 TRUSTED_WEIGHT = 20.0
 
 
@@ -35,24 +35,22 @@ UPPER_EDGES = tuple(math.floor(2 ** (bucket / STEPS_PER_OCTAVE)) for bucket in r
 
 
 class LengthHistogram:
-    """Lengths with exponentially fading weights; learning and asking cost the same however many were seen."""
+    """Lengths with exponentially decaying weights; learning and queries take constant time."""
 
-    __slots__ = ("_asked", "_counts", "_gain", "_used", "weight")
+    __slots__ = ("_counts", "_gain", "_last_quantile", "_used", "weight")
 
     def __init__(self) -> None:
         self._counts = [0.0] * BUCKETS
         self._used = 0  # buckets below the first that has never had one
-        self._asked: tuple[float, int] | None = (
-            None  # the last share of all, and its answer until the next one
-        )
+        self._last_quantile: tuple[float, int] | None = None  # its share and length, until the next sample
         self._gain = 1.0
         self.weight = 0.0
 
     def learn(self, tokens: int) -> None:
-        """Take one length. New samples weigh more, which is the same as fading the old ones."""
+        """Add a length. New samples weigh more, which equals decaying the old ones."""
         bucket = bucket_of(tokens)
         self._counts[bucket] += self._gain
-        self._used, self._asked = max(self._used, bucket + 1), None
+        self._used, self._last_quantile = max(self._used, bucket + 1), None
         self.weight = self.weight * DECAY + 1.0
         self._gain /= DECAY
         if self._gain > 1e12:
@@ -61,15 +59,15 @@ class LengthHistogram:
 
     def quantile(self, share: float, *, beyond: int = 0) -> int | None:
         """The length that ``share`` of those longer than ``beyond`` do not exceed; ``None`` without any."""
-        if beyond <= 0 and self._asked is not None and self._asked[0] == share:
-            return self._asked[1]
+        if beyond <= 0 and self._last_quantile is not None and self._last_quantile[0] == share:
+            return self._last_quantile[1]
         first = bucket_of(beyond) + 1 if beyond > 0 else 0
         sums = list(accumulate(self._counts[first : self._used]))
         if not sums or sums[-1] <= 0.0:
             return None
         found = UPPER_EDGES[first + bisect_left(sums, share * sums[-1] - 1e-9)]
         if not first:
-            self._asked = (share, found)
+            self._last_quantile = (share, found)
         return found
 
 
@@ -77,8 +75,8 @@ class OutputLengths:
     """Expected lengths of answers by kind; a kind is whatever the caller keys by (route and intent).
 
     Args:
-        share: the quantile that is expected, 0 to 1: more keeps more KV blocks free for answers that turn
-            out long, less keeps the batch fuller.
+        share: the expected quantile, 0 to 1: a higher one leaves more KV blocks free for answers that turn
+            out long, a lower one fills the batch more.
     """
 
     def __init__(self, share: float) -> None:
@@ -87,7 +85,7 @@ class OutputLengths:
         self._all = LengthHistogram()
 
     def learn(self, kind: Hashable, tokens: int) -> None:
-        """An answer of that kind had so many tokens."""
+        """Add an answer's length."""
         histogram = self._kinds.get(kind)
         if histogram is None:
             histogram = self._kinds[kind] = LengthHistogram()
@@ -99,10 +97,10 @@ class OutputLengths:
         self._all.learn(tokens)
 
     def expect(self, kind: Hashable, cap: int, *, produced: int = 0) -> int:
-        """Tokens the whole answer will likely have, of which ``produced`` are there already.
+        """Expected tokens of a whole answer, of which ``produced`` exist already.
 
-        At most ``cap`` (its ``max_tokens``), and that is also the answer while nothing is known: the
-        forecast errs on the side of room.
+        At most ``cap`` (its ``max_tokens``), which is also the result before anything is known: the forecast
+        rather reserves too much.
         """
         histogram = self._kinds.get(kind)
         if histogram is None or histogram.weight < TRUSTED_WEIGHT:

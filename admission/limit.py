@@ -1,23 +1,25 @@
-"""How many sequences a backend should run side by side, learned from how fast it serves them.
+"""The number of sequences that a backend should run, learned from how fast it serves them.
 
 More sequences in a batch mean more tokens a second and a longer time between two tokens of each. The limit
 grows while answers keep to the route's SLO and the batch is full, and shrinks when they do not
 (additive increase, multiplicative decrease; algorithm and limiter apart, as in Netflix' concurrency-limits).
-By that alone it would keep to where some answer in ten is late; the pace of those in flight
-(``admission.pace``) bounds it to where they hardly are, before the first of them has ended.
+That alone settles where about one answer in ten is late; the pace of the requests in flight
+(``admission.pace``) bounds the limit to where hardly any is, before the first of them has ended.
 
-Of several engines behind one name an answer tells about one: it moves the limit by that one's share. Else one
-late answer in a hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
+With several engines behind one name an answer concerns one of them, and moves the limit by that engine's
+share. Else one late answer in a hundred would halve the work of a hundred engines within seconds
+(docs/fleet-simulation.md).
 """
 
 from __future__ import annotations
 
 BACKOFF = 0.9
-# Shrinking waits this long for the last shrink to show; growing needs as many good answers as the limit.
+# After a decrease the next one waits this long for its effect; an increase needs as many good answers as the
+# limit.
 SETTLE_S = 2.0
-# The limit only grows while it is what holds requests back.
+# The limit grows only while at least this share of it is in use.
 FULL_SHARE = 0.9
-# What the pace allows is followed down by at most so much a window: one that was a chance costs little.
+# A window's pace lowers the limit to at most this share of it: a window that was noise costs little.
 LEAST_SHARE = 0.7
 
 
@@ -45,7 +47,7 @@ class AdaptiveLimit:
         return int(self._value)
 
     def bound(self, most: int) -> None:
-        """The engine's own bound has become known or has changed."""
+        """Set the engine's own bound, when it becomes known or changes."""
         if most == self._most:
             return
         was_full = self._value >= self._most
@@ -53,18 +55,18 @@ class AdaptiveLimit:
         self._value = float(self._most) if was_full else min(self._value, float(self._most))
 
     def paced(self, allowed: float, sequences: float) -> None:
-        """The pace of ``sequences`` in flight says that ``allowed`` keep to their targets."""
+        """Lower the limit: by the pace of ``sequences`` in flight, ``allowed`` would meet their targets."""
         self._allowed = allowed
         if allowed < sequences and allowed < self._value:
             self._value = max(float(self._least), allowed, self._value * LEAST_SHARE)
 
-    def saw(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
-        """An answer has ended, and whether its pace met the targets; so many ``workers`` are side by side."""
+    def record(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
+        """Learn from an ended answer, one of ``workers`` engines', and whether it met its targets."""
         if not in_slo:
             self._good = 0
             if now - self._shrunk_at >= SETTLE_S / workers:
                 self._shrunk_at = now
-                # From where the load really is: a limit far above it would take many steps to matter.
+                # From the real load: a limit far above it would take many steps to have an effect.
                 to = min(self._value, float(in_flight)) * BACKOFF
                 self._value = max(float(self._least), self._value + (to - self._value) / workers)
             return

@@ -1,4 +1,4 @@
-"""Whether a backend's KV pool has room: what it says of now, and the forecast of what is handed on."""
+"""Whether a backend's KV pool has room: its reported usage, and the forecast for the requests handed on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from admission.signals import LoadSignals
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits
 
-# How old the counts of produced tokens in a forecast may be: about one step of a decoding GPU.
+# Maximum age of the counts of produced tokens in a forecast: about one step of a decoding GPU.
 REFRESH_S = 0.02
-# How old they may be where memory is not short.
+# The same while memory is not short.
 CALM_S = 1.0
 
 
@@ -18,35 +18,35 @@ class KvMemory:
     """One backend's KV pool.
 
     Args:
-        signals: what the backend tells.
-        experience: how long answers become.
+        signals: the backend's reports.
+        estimator: expects the lengths of answers.
     """
 
-    __slots__ = ("_experience", "_refreshed_at", "_signals", "_tickets", "forecast")
+    __slots__ = ("_estimator", "_refreshed_at", "_signals", "_tickets", "forecast")
 
-    def __init__(self, signals: LoadSignals, experience: Estimator) -> None:
+    def __init__(self, signals: LoadSignals, estimator: Estimator) -> None:
         self._signals = signals
-        self._experience = experience
+        self._estimator = estimator
         self._tickets: dict[int, AdmissionTicket] = {}
         self._refreshed_at = float("-inf")
         self.forecast = KvForecast()
 
     def add(self, ticket: AdmissionTicket) -> None:
-        """Reserve what it will need."""
+        """Reserve the memory that the request will need."""
         self._tickets[ticket.number] = ticket
         self.forecast.add(ticket.number, _held(ticket))
 
     def remove(self, ticket: AdmissionTicket) -> None:
-        """Give back what was reserved. Raises KeyError when that was done before."""
+        """Free the reservation. Raises KeyError when that was done before."""
         del self._tickets[ticket.number]
         self.forecast.remove(ticket.number)
 
     def used(self, now: float) -> float:
-        """Share of the pool in use, as far as is known."""
+        """Share of the pool in use, as reported."""
         return self._signals.kv_usage(now, busy=bool(self._tickets))
 
     def usage(self, now: float) -> tuple[float, float]:
-        """Share of the pool in use now, and at the fullest moment to come."""
+        """Share of the pool in use now, and at the forecast's peak."""
         self.refresh(now)
         used = self.used(now)
         return used, self.forecast.usage(self._signals.pool, used=used)
@@ -54,10 +54,10 @@ class KvMemory:
     def holds(
         self, ticket: AdmissionTicket, limits: AdmissionLimits, now: float, *, scale: float = 1.0
     ) -> bool:
-        """Whether it must wait for memory; never where the pool's size is unknown.
+        """Whether the request must wait for memory; never while the pool's size is unknown.
 
         Args:
-            scale: share of the thresholds that holds.
+            scale: factor on the thresholds.
         """
         pool = self._signals.pool
         if not pool.tokens:
@@ -68,8 +68,8 @@ class KvMemory:
             return True
         watermark *= scale
         held = _held(ticket)
-        # Counts that are a little old will do here: what was produced since is in `used`, as if it were
-        # others', and so counts twice.
+        # Slightly old counts are safe here: tokens produced since are in `used` as if they were other
+        # callers', and so count twice.
         self.refresh(now, CALM_S)
         if self.forecast.fits_surely(pool, watermark, used=used, extra=held):
             return False
@@ -77,7 +77,7 @@ class KvMemory:
         return not self.forecast.fits(pool, watermark, used=used, extra=held)
 
     def refresh(self, now: float, age_s: float = REFRESH_S) -> None:
-        """Bring the forecast up to what the running ones have produced, when its counts are that old."""
+        """Update the forecast's counts of produced tokens when they are at least ``age_s`` old."""
         if now - self._refreshed_at < age_s:
             return
         self._refreshed_at = now
@@ -87,7 +87,7 @@ class KvMemory:
             if produced != held.produced:
                 expected = held.expected
                 if produced >= expected:
-                    expected = self._experience.expect(ticket.demand, ticket.max_tokens, produced=produced)
+                    expected = self._estimator.expect(ticket.demand, ticket.max_tokens, produced=produced)
                 self.forecast.produced(number, produced, expected)
         self.forecast.sort()
 

@@ -1,7 +1,7 @@
-"""How fast those who are being answered get their tokens, and how many side by side their targets allow.
+"""The time between tokens of the answers in progress, and the concurrency at which it meets the targets.
 
-An answer tells its pace when it is whole; those that began beside it are then late as well. So the pace is
-taken of all in flight, over windows of a few steps. Figures from runs on an engine whose speed wanders:
+An ended answer shows its pace too late: the ones started with it are late as well by then. So the pace of all
+requests in flight is measured, over windows of a few steps. Figures from runs on an engine of varying speed:
 docs/admission-simulator.md.
 """
 
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Tokens of each text that a window spans: about what the shorter answers of chat traffic have. With 16 what
-# differs between windows is mostly whose prompts were computed meanwhile, and the limit falls for nothing.
+# Tokens of each text in a window: about the length of short chat answers. With 16 the windows differ mostly
+# by the prompts that were computed meanwhile, and the limit falls without a reason.
 STEPS = 32
 # Weight of a new window: a change of speed is followed within some five windows.
 WEIGHT = 0.2
-# Windows before anything is said; one is enough where it is over the target by so much.
+# Windows before the pace counts; one is enough when it is over the target by this factor.
 ENOUGH_WINDOWS, LATE = 4, 1.25
-# The tokens of those in flight are counted no oftener.
+# Tokens in flight are counted at most this often.
 LOOK_S = 0.05
-# What was learned with fewer or more side by side, by this share and by more than two, is begun anew.
+# When the concurrency has changed by this share, and by more than two, learning starts again.
 ALIKE_SHARE, ALIKE_LEAST = 0.3, 2.0
 
 
 @dataclass(slots=True)
 class _Answering:
-    """One that has its first token; ``tokens`` and ``since``: as the window or its answer began."""
+    """An answer in progress; ``tokens`` and ``since`` are those at the start of the window or the answer."""
 
     produced: Callable[[], int]
     texts: int
@@ -35,18 +35,18 @@ class _Answering:
 
 
 class Pace:
-    """Mean time between two tokens of a text as a share of its target, with its spread, and at how many.
+    """Mean time between two tokens of a text over its target, its spread, and the concurrency meanwhile.
 
-    Answers without a target are only counted among those side by side.
+    Answers without a target only count for the concurrency.
     """
 
     __slots__ = (
         "_answering",
         "_begun_at",
-        "_beside",
-        "_beside_seconds",
         "_counted_at",
         "_looked_at",
+        "_running",
+        "_running_seconds",
         "_seconds",
         "_sequences",
         "_share",
@@ -58,35 +58,36 @@ class Pace:
 
     def __init__(self) -> None:
         self._answering: dict[int, _Answering] = {}
-        # This window: since when; of those that have left it, text seconds, the same over their targets, and
-        # tokens; sequences in flight, summed over time.
+        # This window: its start; sums over answers that ended in it (seconds of text, the same over their
+        # targets, tokens); sequences in flight, integrated over time.
         self._begun_at = self._looked_at = self._counted_at = 0.0
         self._seconds = self._shares = 0.0
         self._tokens = 0
-        self._beside = 0
-        self._beside_seconds = 0.0
-        # Of the windows so far.
+        self._running = 0
+        self._running_seconds = 0.0
+        # Averages over the windows so far.
         self._windows = 0
         self._sequences = self._share = self._spread = 0.0
 
-    def beside(self, sequences: int, now: float) -> None:
-        """From now on so many are in flight."""
-        self._beside_seconds += self._beside * (now - self._counted_at)
-        self._beside, self._counted_at = sequences, now
+    def set_running(self, sequences: int, now: float) -> None:
+        """Set the number of sequences in flight."""
+        self._running_seconds += self._running * (now - self._counted_at)
+        self._running, self._counted_at = sequences, now
 
     def begin(
         self, number: int, produced: Callable[[], int], now: float, *, texts: int, target_s: float | None
     ) -> None:
-        """It has its first token; ``produced`` counts those of all its texts, ``target_s`` is for each."""
+        """A request has its first token; ``produced`` counts tokens of all its texts, ``target_s`` is per
+        text."""
         if target_s is None:
             return
         if not self._answering:
             self._open(now)
-        # The count of a first token that is just being passed on may not have it yet.
+        # The first token may not be counted yet.
         self._answering[number] = _Answering(produced, texts, target_s, max(1, produced()), now)
 
     def end(self, number: int, tokens: int, now: float) -> None:
-        """Its answer has ended with so many tokens; one that is not there changes nothing."""
+        """An answer has ended with ``tokens``; an unknown number changes nothing."""
         one = self._answering.pop(number, None)
         if one is None:
             return
@@ -107,17 +108,16 @@ class Pace:
         window_s = now - self._begun_at
         if tokens == 0 or tokens * window_s < STEPS * seconds:
             return False
-        self.beside(self._beside, now)
-        self._learn(shares / tokens, self._beside_seconds / window_s)
+        self.set_running(self._running, now)
+        self._learn(shares / tokens, self._running_seconds / window_s)
         self._open(now)
         return True
 
     def allows(self) -> tuple[float, float] | None:
-        """Sequences that keep to the targets, and how many there were; ``None`` while too little is known.
+        """Sequences that would meet the targets, and how many ran; ``None`` while too little is known.
 
-        The mean with its spread, so that answers slower than most keep to them as well. That the time of a
-        step grows with the number, its fixed part too, is too much for more of them and too little for fewer:
-        the next windows tell.
+        Uses the mean plus its spread, so that slower answers meet them too. The time of a step is taken to be
+        proportional to the concurrency, its fixed part included; the next windows correct the error.
         """
         if self._windows < (ENOUGH_WINDOWS if self._share <= LATE else 1):
             return None
@@ -130,7 +130,7 @@ class Pace:
 
     def _open(self, now: float) -> None:
         self._begun_at, self._seconds, self._shares, self._tokens = now, 0.0, 0.0, 0
-        self._beside_seconds, self._counted_at = 0.0, now
+        self._running_seconds, self._counted_at = 0.0, now
         for one in self._answering.values():
             one.tokens, one.since = max(one.tokens, one.produced()), now
 

@@ -1,4 +1,4 @@
-"""The prompts that a backend has been handed and has not yet computed."""
+"""The prompts handed to a backend and not yet computed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import math
 class PrefillBacklog:
     """Uncached prompt tokens handed on and without a first token.
 
-    Each of the backend's engines computes them one by one; the first ones in order of hand-over are taken to
-    be under way, one an engine. Every method costs the same however many there are, but for a logarithm.
+    Each engine of the backend computes one prompt at a time; the first ones in order of hand-over are taken
+    to be in progress, one per engine. Every method takes logarithmic time.
     """
 
     __slots__ = (
@@ -19,12 +19,12 @@ class PrefillBacklog:
 
     def __init__(self) -> None:
         self._workers = 1
-        # Tokens by ticket, in order of hand-over: under way, with the time since when; and after those.
+        # Tokens by ticket, in order of hand-over: those in progress, with their start; and those after.
         self._begun: dict[int, tuple[int, float]] = {}
         self._next: dict[int, int] = {}
         self._total = 0
         self._begun_tokens = 0
-        # Of those under way: when each should be whole; tokens of those that should; others' times, summed.
+        # Of those in progress: expected ends; tokens of those past their end; the sum of the others' starts.
         self._ends: list[tuple[float, int]] = []
         self._whole: set[int] = set()
         self._whole_tokens = 0
@@ -35,11 +35,11 @@ class PrefillBacklog:
 
     @property
     def total(self) -> int:
-        """Tokens of all of them, as if none had been begun."""
+        """Tokens of all prompts, those in progress in full."""
         return self._total
 
     def bound(self, workers: int, now: float, s_per_token: float) -> None:
-        """So many engines work side by side."""
+        """Set the number of engines."""
         self._workers = workers
         self._begin(now, s_per_token)
 
@@ -50,7 +50,7 @@ class PrefillBacklog:
         self._begin(now, s_per_token)
 
     def done(self, number: int, now: float, s_per_token: float) -> None:
-        """It has its first token, or has ended without one. Raises KeyError for one that is not there."""
+        """It has its first token, or has ended without one. Raises KeyError for an unknown one."""
         if number not in self._begun:
             self._total -= self._next.pop(number)
             return
@@ -62,14 +62,14 @@ class PrefillBacklog:
             self._whole_tokens -= tokens
         else:
             self._since -= since
-        if not self._begun:  # nothing of what was summed is left, rounding included
+        if not self._begun:  # resets the sums, rounding errors included
             self._since, self._ends = 0.0, []
         self._begin(now, s_per_token)
 
     def ahead(self, now: float, s_per_token: float) -> int:
-        """Tokens that one engine must still compute before a new prompt's; none while an engine has none.
+        """Tokens that one engine must compute before a new prompt's; 0 while an engine is free.
 
-        Of those under way, only as many as the time since they began leaves.
+        Of prompts in progress, the tokens that should be computed by now are subtracted.
         """
         if len(self._begun) < self._workers:
             return 0

@@ -1,7 +1,6 @@
 """A thin asyncio shell over :class:`admission.gate.BackendGate`.
 
-It keeps the time, wakes those who may go on and those who must leave, and tells what happened. It decides
-nothing itself.
+It keeps the time, wakes requests that are handed on or refused, and emits the events. It decides nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from admission.values import BackendLoad, Demand
 class Slot:
     """The permission to generate; given back when its ``async with`` block is left.
 
-    Say how the work ended with :meth:`succeeded`, :meth:`dropped` or :meth:`ignored`; the first word
-    counts. Unsaid, leaving normally is a success, an exception means dropped, a cancellation ignored.
+    Report how the work ended with :meth:`succeeded`, :meth:`dropped` or :meth:`ignored`; the first call
+    counts. Without one, a normal exit is a success, an exception means dropped, a cancellation ignored.
     """
 
-    __slots__ = ("_desk", "_ended_at", "_outcome", "ticket")
+    __slots__ = ("_ended_at", "_outcome", "_queue", "ticket")
 
-    def __init__(self, desk: AdmissionQueue, ticket: AdmissionTicket) -> None:
-        self._desk = desk
+    def __init__(self, queue: AdmissionQueue, ticket: AdmissionTicket) -> None:
+        self._queue = queue
         self.ticket = ticket
         self._outcome: SlotOutcome | None = None
         self._ended_at = 0.0
@@ -38,7 +37,7 @@ class Slot:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens the answer may have: what was asked, or what a long queue leaves of it."""
+        """Tokens that the answer may have: as asked, or less because of a long queue."""
         return self.ticket.max_tokens
 
     @property
@@ -52,34 +51,34 @@ class Slot:
         return self.ticket.handed_on_at - self.ticket.waiting.arrived_at
 
     def first_token(self, cached_tokens: int | None) -> None:
-        """The first piece of the answer is there; ``cached_tokens`` as the backend told them."""
-        self._desk.first_token(self.ticket, cached_tokens)
+        """The answer has its first token; ``cached_tokens`` as the backend reported."""
+        self._queue.first_token(self.ticket, cached_tokens)
 
     def succeeded(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         self._end(SlotOutcome.SUCCEEDED)
 
     def dropped(self) -> None:
-        """The backend failed; its time says nothing about a working one."""
+        """The backend failed; its time is not learned from."""
         self._end(SlotOutcome.DROPPED)
 
     def ignored(self) -> None:
-        """It ended for reasons that say nothing about the backend (the caller left)."""
+        """It ended for a reason outside the backend, such as a disconnect."""
         self._end(SlotOutcome.IGNORED)
 
     def _end(self, outcome: SlotOutcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
-            self._ended_at = self._desk.clock()
+            self._ended_at = self._queue.clock()
 
-    def ended(self, unsaid: SlotOutcome) -> tuple[SlotOutcome, float]:
-        """How and when the work ended; ``unsaid`` when nobody has told."""
-        self._end(unsaid)
-        return self._outcome or unsaid, self._ended_at
+    def ended(self, default: SlotOutcome) -> tuple[SlotOutcome, float]:
+        """How and when the work ended; ``default`` when it was not reported."""
+        self._end(default)
+        return self._outcome or default, self._ended_at
 
 
 class AdmissionQueue:
-    """One gate, the futures of those who wait at it, and the timer of what the clock alone changes."""
+    """One gate, the futures of its waiting requests, and a timer for changes by time alone."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class AdmissionQueue:
         self._timer_at = 0.0
 
     async def enter(self, demand: Demand) -> Slot:
-        """A slot, after waiting for it if need be."""
+        """Wait for a slot."""
         now = self.clock()
         self._listen(now)
         offered = self.gate.offer(demand, now)
@@ -112,9 +111,9 @@ class AdmissionQueue:
             raise self._refused(demand, offered.refusal, waited_s)
         return Slot(self, offered)
 
-    def leave(self, slot: Slot, unsaid: SlotOutcome) -> None:
-        """A slot comes back; somebody else may go on."""
-        outcome, ended_at = slot.ended(unsaid)
+    def leave(self, slot: Slot, default: SlotOutcome) -> None:
+        """Take a slot back, and hand others on."""
+        outcome, ended_at = slot.ended(default)
         ticket = slot.ticket
         self.gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
         self._emit(
@@ -131,7 +130,7 @@ class AdmissionQueue:
             self.look()
 
     def first_token(self, ticket: AdmissionTicket, cached_tokens: int | None) -> None:
-        """A prefill has ended; somebody else's may begin."""
+        """A prefill has ended; hand others on."""
         if ticket.first_token_at is not None:
             return
         now = self.clock()
@@ -143,33 +142,33 @@ class AdmissionQueue:
             self.look()
 
     def stepped(self) -> None:
-        """The backend lives, even when its load is what it was."""
+        """The backend has run a step: a sign of life even with an unchanged load."""
         now = self.clock()
-        self.gate.told(self._load(), now)
+        self.gate.report(self._load(), now)
         if self.gate.queued:
             self._settle(now)
 
     def look(self) -> None:
-        """Hand on, and send away, what this moment says."""
+        """Hand on and refuse requests as of now."""
         now = self.clock()
         self._listen(now)
         self._settle(now)
 
     def _listen(self, now: float) -> None:
-        # The same word read again is no sign of life: it may be an old one.
+        # The same report read again is no sign of life: it may be an old one.
         load = self._load()
         if load is not None and load != self.gate.load:
-            self.gate.told(load, now)
+            self.gate.report(load, now)
 
     def _settle(self, now: float) -> None:
-        """Act on what the gate says, until it says nothing more."""
-        self._resolve(self.gate.pushed_out())
+        """Act on the gate's decisions."""
+        self._resolve(self.gate.displaced())
         if self.gate.queued:
             self._resolve(self.gate.expired(now))
             for ticket in self.gate.pump(now):
                 self._emit(self._admitted(ticket))
                 self._resolve((ticket,))
-            self._resolve(self.gate.pushed_out())
+            self._resolve(self.gate.displaced())
         self._set_timer(now)
 
     async def _wait(self, ticket: AdmissionTicket) -> None:
@@ -178,7 +177,7 @@ class AdmissionQueue:
         try:
             await future
         except asyncio.CancelledError:
-            # Perhaps it was handed on in the same turn of the loop: either way the gate is told once.
+            # It may have been handed on in the same turn of the loop; the gate releases it once either way.
             self.gate.release(ticket, SlotOutcome.IGNORED, self.clock(), output_tokens=0)
             self.look()
             raise

@@ -1,33 +1,34 @@
-"""How fast a backend prefills and how long it keeps a place, learned from what it has done."""
+"""A backend's prefill speed and the time that it holds a place, learned from past requests."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from admission.slope import FadingLine
-
-# Weight of a new sample once some ten have been seen: a change of regime is followed within about twenty.
+# Weight of a new sample after the first ten: a change of regime is followed within about twenty.
 SMOOTHING = 0.1
-# Bounds of "try again": below, clients would hammer; above, they would stay away long after the load is gone.
+# Bounds of "retry after": below, clients would retry too often; above, too long after the load is gone.
 MIN_RETRY_AFTER_S = 0.1
 MAX_RETRY_AFTER_S = 30.0
-# When all prompts were alike there is no slope to see; from this many uncached tokens on the whole time to
-# the first token is put down to them, which errs on the side of slow. Below, the step's own time rules.
+# Prompts of equal length show no slope; from this many uncached tokens on, the whole time to the first token
+# is attributed to them, which overestimates. Below, it is attributed to the step.
 MIN_PREFILL_SAMPLE = 256
-# What the rate is learned from: the last twenty first tokens. Where those are too noisy to tell one, the last
-# two hundred: a few prompts that the cache held by surprise do not make prefill free. Tests at about 2 % and
-# 0.1 %: the long one is asked at every first token, and a slope found by chance would stay.
+# What the rate is learned from: the last twenty first tokens. Where those are too noisy, the last two
+# hundred: a few unexpected cache hits do not make prefill free. Significance tests at about 2 % and 0.1 %:
+# the long one runs at every first token, and a slope found by chance would stay.
 SHORT_FADE, SHORT_SIGNIFICANT = 0.95, 2.0
 LONG_FADE, LONG_SIGNIFICANT = 0.995, 3.0
-# First tokens after which the absence of a slope is taken for what it is.
+# First tokens after which the absence of a slope is believed.
 ENOUGH_SAMPLES = 20
-# Kinds of request that are told apart; the one seen longest ago is forgotten.
+# Kinds of request with an entry of their own; the least recently used is evicted.
 MAX_KINDS = 1_000
+# A slope counts when the x differ by this share of their mean; between nearly equal x, differences in y are
+# noise.
+MIN_SPREAD = 0.1
 
 
 class Mean:
-    """A mean that follows: plain over the first samples, exponentially weighted after."""
+    """A running mean: plain over the first samples, exponentially weighted after."""
 
     __slots__ = ("samples", "value")
 
@@ -42,8 +43,62 @@ class Mean:
         self.value += weight * (max(0.0, sample) - self.value)
 
 
+class DecayingLine:
+    """Linear regression over decaying sums: how y grows with x, if significant; learning and queries take
+    constant time.
+
+    Args:
+        fade: weight of all older points when one is added, below 1: its memory is about ``1 / (1 - fade)``
+            points.
+        significant: a slope counts when it is so many standard errors from 0.
+        alike_from: from this mean x on, a steady y is attributed to x alone when all x were alike.
+    """
+
+    __slots__ = ("_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points")
+
+    def __init__(self, fade: float, *, significant: float, alike_from: float) -> None:
+        self._fade = fade
+        self._significant = significant
+        self._alike_from = alike_from
+        self.points = self._sx = self._sy = self._sxx = self._sxy = self._syy = 0.0
+
+    def learn(self, x: float, y: float) -> None:
+        """Add a point; neither coordinate is below 0."""
+        fade = self._fade
+        self.points = self.points * fade + 1.0
+        self._sx = self._sx * fade + x
+        self._sy = self._sy * fade + y
+        self._sxx = self._sxx * fade + x * x
+        self._sxy = self._sxy * fade + x * y
+        self._syy = self._syy * fade + y * y
+
+    @property
+    def steepest(self) -> float:
+        """The slope of a line through the origin and the mean, with intercept 0."""
+        return self._sy / self._sx if self._sx > 0.0 else 0.0
+
+    def slope(self) -> float:
+        """Growth of y with x, at most :attr:`steepest`; 0 when it is not significant."""
+        n, sx = self.points, self._sx
+        if n < 2.0 or sx <= 0.0:
+            return 0.0
+        xx, yy = n * self._sxx - sx * sx, n * self._syy - self._sy * self._sy
+        if xx <= (MIN_SPREAD * sx) ** 2:
+            steady = yy <= (self._sy / 2) ** 2
+            return self.steepest if steady and sx > self._alike_from * n else 0.0
+        xy = n * self._sxy - sx * self._sy
+        # t² = r² (n - 2) / (1 - r²), without the division by 0 of a perfect line.
+        if xy <= 0.0 or xy * xy * max(0.5, n - 2.0) < self._significant**2 * (xx * yy - xy * xy):
+            return 0.0
+        return min(xy / xx, self.steepest)
+
+    def intercept(self, slope: float) -> float:
+        """Where a line of that slope through the mean meets x = 0; never below 0."""
+        return max(0.0, (self._sy - slope * self._sx) / self.points) if self.points else 0.0
+
+
 class Rates:
-    """What one backend has been seen to do.
+    """One backend's learned times.
 
     The time to a first token is modelled as ``step_s + tokens_ahead / prefill_rate``: a step's own time,
     decode interference included, and the uncached prompt tokens that are computed before it, its own among
@@ -51,9 +106,9 @@ class Rates:
     may be chance is taken for none.
 
     Attributes:
-        hold_s: how long a place is held.
-        error_s: how far a first token comes from where it was expected at hand-over.
-        ttft_error_s: the same from where its offer foresaw it.
+        hold_s: how long a place is occupied.
+        error_s: error of the first token's estimate at hand-over.
+        ttft_error_s: the same of the estimate at the offer.
         s_per_token: seconds of prefill per uncached token; 0 while unknown.
         step_s: seconds to a first token with nothing to compute before it; 0 while unknown.
     """
@@ -67,8 +122,8 @@ class Rates:
         self.ttft_error_s = Mean()
         self.error_s = Mean()
         alike_from = MIN_PREFILL_SAMPLE
-        self._short = FadingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT, alike_from=alike_from)
-        self._long = FadingLine(LONG_FADE, significant=LONG_SIGNIFICANT, alike_from=alike_from)
+        self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT, alike_from=alike_from)
+        self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT, alike_from=alike_from)
         self._seen = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
@@ -98,20 +153,20 @@ class Rates:
 def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
     """When trying again makes sense: after the wait, at least after one turnover; bounded, seconds.
 
-    ``jitter`` (0 to 1) spreads those who were refused together over a quarter of that time.
+    ``jitter`` (0 to 1) spreads requests refused together over a quarter of that time.
     """
     bounded = min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, wait_s, one_turnover_s))
     return bounded * (1.0 + 0.25 * jitter)
 
 
 class CachedShares:
-    """How much of a prompt a backend finds in its prefix cache, by kind of request."""
+    """The share of a prompt that a backend finds in its prefix cache, by kind of request."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, Mean] = OrderedDict()
 
     def learn(self, kind: Hashable, cached: int, prompt: int) -> None:
-        """A prompt of that kind was found in part."""
+        """Add the cached part of a prompt."""
         if prompt <= 0:
             return
         mean = self._kinds.get(kind)
@@ -124,6 +179,6 @@ class CachedShares:
         mean.learn(min(1.0, cached / prompt))
 
     def expect(self, kind: Hashable, prompt: int) -> int:
-        """Tokens of such a prompt that will likely be found; none while nothing is known."""
+        """Expected cached tokens of such a prompt; 0 before anything is known."""
         mean = self._kinds.get(kind)
         return int(prompt * mean.value) if mean is not None else 0

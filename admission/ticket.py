@@ -11,7 +11,7 @@ from admission.values import Demand, Reason
 
 
 class Hold(StrEnum):
-    """What keeps the next in line from being handed on."""
+    """What keeps the next queued request from being handed on."""
 
     SLOTS = "slots"
     PREFILL = "prefill"
@@ -19,14 +19,14 @@ class Hold(StrEnum):
 
 
 class Beyond(StrEnum):
-    """Why one was handed on although the forecast passes the watermark with it."""
+    """Why a request was handed on although the forecast passes the watermark with it."""
 
     IDLE_ENGINE = "idle_engine"  # nothing runs that could give memory back: waiting would not help
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request was sent away, and when trying again makes sense."""
+    """Why a request was refused, and when a retry makes sense."""
 
     reason: Reason
     estimated_wait_s: float
@@ -35,7 +35,7 @@ class Refusal:
 
 
 class TicketState(StrEnum):
-    """Where a request stands at the gate."""
+    """A request's state at the gate."""
 
     WAITING = "waiting"
     HANDED_ON = "handed_on"
@@ -46,9 +46,9 @@ class TicketState(StrEnum):
 class AdmissionTicket:
     """One request at the gate.
 
-    ``max_tokens`` is what it may produce after the ladder, all its sequences together; ``expected`` what it
-    likely will; ``uncached`` what must be prefilled for it; ``alone`` whether it was handed to an idle
-    backend; ``beyond`` why it was handed on although the memory forecast passes its watermark with it.
+    ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``expected`` the
+    expected tokens; ``uncached`` the tokens to prefill; ``alone`` whether it was handed to an idle backend;
+    ``beyond`` why it was handed on although the memory forecast passes its watermark with it.
     """
 
     demand: Demand
@@ -69,7 +69,7 @@ class AdmissionTicket:
 
     @property
     def number(self) -> int:
-        """Its name at this gate."""
+        """Its id at this gate."""
         return self.waiting.number
 
     @property

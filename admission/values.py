@@ -10,7 +10,7 @@ from admission.ladder import RUNGS, Rung
 
 
 class Reason(StrEnum):
-    """Why a request was kept from its backend; stable codes of the public surface."""
+    """Why a request was refused; stable codes of the public surface."""
 
     QUEUE_FULL = "queue_full"
     WAIT_EXCEEDED = "wait_exceeded"
@@ -22,7 +22,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackendLoad:
-    """A backend's load at one moment, as its engine told.
+    """A backend's load at one moment, as its engine reported it.
 
     Args:
         running: sequences in the engine's batch.
@@ -30,7 +30,7 @@ class BackendLoad:
         kv_usage: share of KV blocks in use, 0 to 1.
         total_blocks: KV blocks of the pool; 0 when unknown.
         block_size: tokens a block holds; 0 when unknown.
-        max_running: most sequences that run side by side; 0 when unknown.
+        max_running: most concurrent sequences; 0 when unknown.
         workers: engines behind the name; figures above are of all of them together.
     """
 
@@ -57,7 +57,7 @@ class AdmissionLimits:
         max_queue_tokens: uncached prompt tokens waiting for each engine: a queue of long prompts is longer
             than its count says. A full queue of the longest prompts fits.
         max_queue_bytes: bytes of requests waiting.
-        max_wait_s: longest wait, estimated or real; beyond it a gentler answer is better.
+        max_wait_s: longest wait, estimated or real; beyond it a fallback answer is better.
         max_input_tokens: longest prompt; leaves 496 tokens for the answer in 4,096.
         kv_pressure: measured KV usage from which a new sequence would likely cause preemption.
         priority_factor: room and wait budget of priority above 0, times this.
@@ -65,20 +65,20 @@ class AdmissionLimits:
         oom_watermark: measured KV usage from which new requests are refused, not queued.
         engine_queue: sequences that may wait inside an engine.
         max_prefill_tokens: while an engine has so many uncached prompt tokens still to compute, no further
-            prompt is handed on; about one step's budget, so that an urgent request waits behind one long
-            prefill at most.
-        max_in_flight: sequences handed on to a backend that does not tell how many it takes.
+            prompt is handed on; about one step's budget, so that an urgent request waits for one long prefill
+            at most.
+        max_in_flight: sequences handed on to a backend that does not report its maximum.
         output_share: quantile of the real output lengths that the forecast expects.
         aging_s: waiting so long raises a request by one class.
         rungs: what a growing queue does to new requests.
         tpot_slo_s: time per output token that the adaptive limit keeps to; ``None``: any. Without this and
             ``ttft_slo_s`` the limit stays where it is.
         ttft_slo_s: time from hand-over to the first token that it keeps to; ``None``: any.
-        first_token_within_s: how long after its arrival a request's first token is still wanted: what will
-            come later is refused at once rather than begun; ``None``: whenever before the deadline.
-        fresh_s: a word of the engine counts as new for so long.
-        stale_s: after so long without a word fewer sequences are handed on.
-        stale_margin: what a silent engine's KV usage is taken to have grown by at ``stale_s``.
+        first_token_within_s: how long after its arrival a request's first token is still useful: a request
+            that would get it later is refused at once; ``None``: any time before the deadline.
+        fresh_s: a report of the engine counts as new for this long.
+        stale_s: after this long without a report fewer sequences are handed on.
+        stale_margin: assumed growth of a silent engine's KV usage at ``stale_s``.
         stale_in_flight: sequences that a silent engine may have in flight.
     """
 
@@ -119,12 +119,12 @@ class Demand:
 
     Args:
         deadline: on the injected clock, in seconds; ``None`` when the caller set none.
-        kind: what its output length and cached share are learned by, e.g. route and intent.
+        kind: key by which output length and cached share are learned, e.g. route and intent.
         cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
         size_bytes: bytes it keeps in memory while it waits.
         limits: its route's thresholds; ``None``: the backend's.
         produced: tokens of its answer so far; read when the forecast is made.
-        sequences: texts that are generated side by side; ``max_output_tokens`` and ``produced`` count all.
+        sequences: texts that are generated at once; ``max_output_tokens`` and ``produced`` count all.
     """
 
     backend: str
@@ -142,7 +142,7 @@ class Demand:
     sequences: int = 1
 
     def due(self, limits: AdmissionLimits) -> float | None:
-        """When the first token must be there: by the deadline, and as soon as the limits want it."""
+        """When the first token is due: by the deadline and by the limits."""
         if limits.first_token_within_s is None:
             return self.deadline
         by = self.arrived_at + limits.first_token_within_s

@@ -175,7 +175,7 @@ def _both(
     heat = AdapterDemand()
     for at, name in past:
         heat.touch(name, at - past[-1][0])
-    hot = heat.hottest({name for _, name in past}, 0.0)
+    hot = heat.most_demanded({name for _, name in past}, 0.0)
     return {
         "LRU, begins empty": simulate(trace, NoHeat(), places, load_s),
         "heat, preloaded": simulate(trace, heat, places, load_s, preload=hot),

@@ -53,7 +53,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     load = BackendLoad(
         0, 0, 0.0, total_blocks=pool, block_size=16, max_running=2 * running if memory else running
     )
-    gate.told(load, now)
+    gate.report(load, now)
     demand = Demand("local", "", 0, 0, 300, 0.0, produced=lambda: 50)
 
     def ask(number: int) -> Demand:
@@ -68,7 +68,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     spent: dict[str, list[tuple[float, float]]] = {"offer": [], "hand on": [], "look": [], "release": []}
     for number in range(rounds):
         now += 0.01
-        gate.told(replace(load, running=gate.in_flight), now)
+        gate.report(replace(load, running=gate.in_flight), now)
         ticket = going.pop(draw.randrange(len(going)))
         arrival = ask(number)
         begun = clocks()
@@ -100,7 +100,7 @@ def refused_kib(count: int) -> tuple[int, int]:
     Each is another tenant's, of another kind and another route's limits: whatever could be kept would be.
     """
     gate = BackendGate(AdmissionLimits(max_queue=0), random=random.Random(1))
-    gate.told(BackendLoad(running=1, max_running=1), 0.0)
+    gate.report(BackendLoad(running=1, max_running=1), 0.0)
     early = 0
     for number in range(count):
         limits = AdmissionLimits(max_queue=0, max_wait_s=1.0 + number)

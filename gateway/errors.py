@@ -40,8 +40,7 @@ from typing import Any, ClassVar
 from accounting.errors import NotRecorded
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
-from adapters.errors import AdapterForbidden, AdapterNotHere, UnknownAdapter
-from adapters.rejection import AdapterRejected
+from adapters.errors import AdapterForbidden, AdapterNotHere, AdapterRejected, UnknownAdapter
 from admission.errors import Refused
 from admission.values import Reason
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId

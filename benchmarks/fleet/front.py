@@ -146,12 +146,12 @@ class Front:
     def _listen(self, now: float) -> None:
         load = self.pool.load(now)
         if load is not None and load != self.gate.load:
-            self.gate.told(load, now)
+            self.gate.report(load, now)
 
     def _settle(self, now: float) -> list[tuple[SimulatedRequest, int]]:
-        gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
+        gone = [*self.gate.displaced(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
-        for ticket in (*gone, *self.gate.pushed_out()):
+        for ticket in (*gone, *self.gate.displaced()):
             fate = self._fates.pop(ticket)
             del self._tickets[fate.arrival.number]
             _refuse(fate, ticket.refusal.reason.value if ticket.refusal else "gone", now)

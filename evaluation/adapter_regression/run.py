@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from adapters.base_model import base_model
-from adapters.rejection import AdapterRejected
+from adapters.errors import AdapterRejected
 from adapters.verify import verify
 from evaluation.adapter_regression.answers import Bench, Timing
 from evaluation.adapter_regression.checks import AdapterAnswer, score

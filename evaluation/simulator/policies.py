@@ -164,7 +164,7 @@ class GatePolicy:
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
         """Offer it."""
         arrival, produced = fate.arrival, self._produced
-        self.gate.told(load, now)
+        self.gate.report(load, now)
         demand = Demand(
             "worker",
             arrival.tenant,
@@ -185,7 +185,7 @@ class GatePolicy:
 
     def look(self, load: BackendLoad, now: float) -> Moves:
         """Tell the gate and ask it."""
-        self.gate.told(load, now)
+        self.gate.report(load, now)
         return self._moves(now) if self.gate.queued else NOTHING
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
@@ -208,9 +208,9 @@ class GatePolicy:
         return self.gate.queued > 0
 
     def _moves(self, now: float, refused: tuple[tuple[SimulatedRequest, str], ...] = ()) -> Moves:
-        gone = [*self.gate.pushed_out(), *self.gate.expired(now)]
+        gone = [*self.gate.displaced(), *self.gate.expired(now)]
         handed_on = self.gate.pump(now)
-        gone += self.gate.pushed_out()
+        gone += self.gate.displaced()
         told = []
         for ticket in gone:
             fate = self._fates.pop(ticket)

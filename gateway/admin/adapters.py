@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from adapters import changes
 from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, Version, apply
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterRejected
 from adapters.registry import AdapterRegistry
-from adapters.rejection import AdapterRejected
 from adapters.verify import Verified
 from gateway.admin.ports import Promotion
 from gateway.errors import GatewayError, NoSuchAdapter

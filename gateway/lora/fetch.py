@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from adapters.base_model import BaseModel
 from adapters.catalogue import Catalogue
-from adapters.errors import AdapterNotHere
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterNotHere, AdapterRejected, Rejection
 from adapters.store import AdapterStore
 from adapters.unpack import is_archive
 from adapters.values import Adapter

@@ -9,9 +9,8 @@ import structlog
 
 from adapters import changes
 from adapters.catalogue import AdapterState, Catalogue, CatalogueError
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, Rejection
 from adapters.registry_file import RegistryContent
-from adapters.rejection import Rejection
 from adapters.values import Adapter
 from gateway.errors import BackendUnavailable
 from gateway.lora.fetch import AdapterSource

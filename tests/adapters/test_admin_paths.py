@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
 from gateway.admin.ports import Promotion
 from gateway.app import create_app
 from gateway.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
 from gateway.config.engine import WeightsSection
 from gateway.state.memory import MemoryStreams
 from gateway.weights.source import make_s3_fetcher

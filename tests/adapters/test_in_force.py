@@ -14,10 +14,9 @@ import pytest
 from adapters import changes
 from adapters.catalogue import AdapterState, CatalogueError
 from adapters.changes import NotEvaluatedError
-from adapters.errors import AdapterNotHere, UnknownAdapter
+from adapters.errors import AdapterNotHere, AdapterRejected, Rejection, UnknownAdapter
 from adapters.events import AdapterLoaded, AdapterUnloaded
 from adapters.registry_file import RegistryContent
-from adapters.rejection import AdapterRejected, Rejection
 from adapters.values import Adapter, Selection
 from gateway.admin.ports import Promotion
 from gateway.errors import BackendUnavailable, NoSuchAdapter

@@ -118,7 +118,7 @@ def test_heat_is_kept_over_a_restart_and_has_faded_meanwhile() -> None:
     later = AdapterDemand(half_life_s=60.0)
     later.restore(heat.snapshot(0.0), 1_000.0, age_s=120.0)
     assert later.of("a", 1_000.0) == pytest.approx(2.0)
-    assert later.hottest(["a", "b", "c"], 1_000.0) == ["a", "b"]
+    assert later.most_demanded(["a", "b", "c"], 1_000.0) == ["a", "b"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 100)), max_size=50))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
 from adapters.store import AdapterStore
 from tests.adapters import crafted
 

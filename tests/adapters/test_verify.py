@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.finite import is_finite
-from adapters.rejection import AdapterRejected, Rejection
-from adapters.safetensors_header import TensorPlace
+from adapters.errors import AdapterRejected, Rejection
+from adapters.safetensors import TensorPlace, is_finite
 from adapters.unpack import unpack
 from adapters.verify import verify
 from tests.adapters.crafted import (

@@ -34,7 +34,7 @@ class Door:
         self.tell(self.load)
 
     def tell(self, load: BackendLoad | None) -> None:
-        self.gate.told(load, self.now)
+        self.gate.report(load, self.now)
 
     def offer(self, demand: Demand = DEMAND) -> AdmissionTicket | Refusal:
         return self.gate.offer(demand, self.now)

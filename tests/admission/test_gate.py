@@ -57,11 +57,11 @@ def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest(
         door.enter()
     first, newest = door.enter(ask(priority=-1)), door.enter(ask(priority=-1))
     urgent = door.enter(ask(priority=1))
-    [gone] = door.gate.pushed_out()
+    [gone] = door.gate.displaced()
     assert gone is newest and gone.refusal is not None and gone.refusal.reason is Reason.LOW_PRIORITY_SHED
     assert gone.refusal.queued
     assert first.state is urgent.state is TicketState.WAITING
-    assert door.gate.pushed_out() == []
+    assert door.gate.displaced() == []
 
 
 def test_the_queue_is_bounded_in_tokens_and_bytes_too() -> None:
@@ -188,7 +188,7 @@ def test_one_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> Non
     door.now += 1.4  # the engine took longer than it usually does
     door.gate.first_token(first, door.now, 0)
     assert door.gate.pump(door.now) == [third]
-    assert door.gate.pushed_out() == [second]
+    assert door.gate.displaced() == [second]
     assert second.refusal is not None and second.refusal.reason is Reason.WAIT_EXCEEDED
 
 

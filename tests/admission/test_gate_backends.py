@@ -117,7 +117,7 @@ def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:
     assert door.gate.queued == 8
     for _ in range(2):
         door.end(next(iter(door.gate.running)), SlotOutcome.DROPPED)
-    gone = door.gate.pushed_out()
+    gone = door.gate.displaced()
     assert door.gate.queued == 0 and gone and gone == [t for t in tickets if t.refusal is not None]
     assert {ticket.refusal.reason for ticket in gone if ticket.refusal} == {Reason.CIRCUIT_OPEN}
 

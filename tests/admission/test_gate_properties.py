@@ -131,7 +131,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def the_engine_says_nothing(self) -> None:
-        self.gate.told(None, self.now)
+        self.gate.report(None, self.now)
         self.settle()
 
     # What must hold
@@ -202,19 +202,19 @@ class Traffic(RuleBasedStateMachine):
             block_size=POOL.block_size,
             max_running=MAX_RUNNING,
         )
-        self.gate.told(load, self.now)
+        self.gate.report(load, self.now)
         self.settle()
 
     def settle(self) -> None:
         """What the controller does after each word."""
-        self.sent_away(self.gate.pushed_out())
+        self.sent_away(self.gate.displaced())
         self.sent_away(self.gate.expired(self.now))
         idle = not self.running and not self.foreign
         handed_on = self.gate.pump(self.now)
         for ticket in handed_on:
             assert self.waiting.pop(ticket.number) is ticket and ticket.state is TicketState.HANDED_ON
             self.running[ticket.number] = ticket
-        self.sent_away(self.gate.pushed_out())
+        self.sent_away(self.gate.displaced())
         if idle and len(handed_on) == 1:
             [only] = handed_on
             passes = self.gate.forecast.usage(POOL) > LIMITS.pressure_of(only.demand.priority)[1]

@@ -114,21 +114,21 @@ def test_trying_again_makes_sense_after_the_wait_within_bounds(
 
 def test_the_limit_shrinks_once_per_settling_and_from_where_the_load_is() -> None:
     limit = AdaptiveLimit(128)
-    limit.saw(in_slo=False, in_flight=50, now=0.0)
-    limit.saw(in_slo=False, in_flight=50, now=SETTLE_S / 2)
+    limit.record(in_slo=False, in_flight=50, now=0.0)
+    limit.record(in_slo=False, in_flight=50, now=SETTLE_S / 2)
     assert limit.value == 45
-    limit.saw(in_slo=False, in_flight=45, now=SETTLE_S)
+    limit.record(in_slo=False, in_flight=45, now=SETTLE_S)
     assert limit.value == 40
 
 
 def test_the_limit_grows_only_while_it_is_what_holds_requests_back() -> None:
     limit = AdaptiveLimit(16)
-    limit.saw(in_slo=False, in_flight=10, now=0.0)
+    limit.record(in_slo=False, in_flight=10, now=0.0)
     for _ in range(100):
-        limit.saw(in_slo=True, in_flight=3, now=10.0)
+        limit.record(in_slo=True, in_flight=3, now=10.0)
     assert limit.value == 9
     for _ in range(9):
-        limit.saw(in_slo=True, in_flight=9, now=10.0)
+        limit.record(in_slo=True, in_flight=9, now=10.0)
     assert limit.value == 10
 
 
@@ -136,7 +136,7 @@ def test_the_limit_grows_only_while_it_is_what_holds_requests_back() -> None:
 def test_the_limit_stays_within_its_bounds(samples: list[tuple[bool, int, float]]) -> None:
     limit = AdaptiveLimit(64, 2)
     for good, in_flight, now in samples:
-        limit.saw(in_slo=good, in_flight=in_flight, now=now)
+        limit.record(in_slo=good, in_flight=in_flight, now=now)
         assert 2 <= limit.value <= 64
 
 
@@ -146,7 +146,7 @@ def test_the_engines_own_bound_moves_a_limit_that_was_at_the_top() -> None:
     assert limit.value == 32
     limit.bound(64)
     assert limit.value == 64
-    limit.saw(in_slo=False, in_flight=20, now=0.0)
+    limit.record(in_slo=False, in_flight=20, now=0.0)
     limit.bound(128)
     assert limit.value == 18
 
@@ -154,7 +154,7 @@ def test_the_engines_own_bound_moves_a_limit_that_was_at_the_top() -> None:
 def test_the_circuit_closes_again_when_the_failures_have_left_the_window() -> None:
     circuit = Circuit()
     for _ in range(20):
-        circuit.saw(True, 0.0)
+        circuit.record(True, 0.0)
     assert circuit.state(1.0) is CircuitState.OPEN
     assert circuit.retry_after_s(1.0) == pytest.approx(OPEN_S - 1.0)
     assert circuit.state(OPEN_S) is CircuitState.HALF_OPEN
@@ -165,14 +165,14 @@ def test_the_circuit_closes_again_when_the_failures_have_left_the_window() -> No
 def test_a_few_failures_are_no_rate() -> None:
     circuit = Circuit()
     for _ in range(9):
-        circuit.saw(True, 0.0)
+        circuit.record(True, 0.0)
     assert circuit.state(0.0) is CircuitState.CLOSED
 
 
 def test_the_circuits_memory_does_not_grow_with_the_load() -> None:
     circuit = Circuit()
     for number in range(100_000):
-        circuit.saw(False, number * 0.01)
+        circuit.record(False, number * 0.01)
     assert len(circuit._buckets) <= WINDOW_S + 2
 
 

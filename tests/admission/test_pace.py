@@ -31,7 +31,7 @@ class Answers:
     tokens: int = 1
 
     def begin(self, *, target_s: float | None = TARGET_S) -> None:
-        self.pace.beside(self.beside, self.now)
+        self.pace.set_running(self.beside, self.now)
         for number in range(self.beside):
             self.pace.begin(number, lambda: self.tokens, self.now, texts=1, target_s=target_s)
 
@@ -113,7 +113,7 @@ def test_each_answer_is_measured_against_its_own_routes_target() -> None:
 
 def test_texts_of_one_request_grow_side_by_side() -> None:
     pace, tokens, now = Pace(), 1, 0.0
-    pace.beside(4, now)
+    pace.set_running(4, now)
     pace.begin(1, lambda: tokens, now, texts=4, target_s=TARGET_S)
     for _ in range(ENOUGH_WINDOWS * STEPS + 4):
         now, tokens = now + TARGET_S, tokens + 4
@@ -130,14 +130,14 @@ def test_answers_that_come_and_go_within_a_window_count_for_their_time() -> None
             number += 1
             count = going[number] = [1, draw.randint(2, 60)]
             pace.begin(number, partial(count.__getitem__, 0), now, texts=1, target_s=TARGET_S)
-            pace.beside(len(going), now)
+            pace.set_running(len(going), now)
         now += 0.04
         for one, count in list(going.items()):
             count[0] += 1
             if count[0] >= count[1]:
                 del going[one]
                 pace.end(one, count[0], now)
-        pace.beside(len(going), now)
+        pace.set_running(len(going), now)
         pace.look(now)
     # Those side by side dip while places change hands, but for no time here.
     assert allowed(pace) == pytest.approx(8 * TARGET_S / 0.04, rel=0.15)
@@ -145,12 +145,12 @@ def test_answers_that_come_and_go_within_a_window_count_for_their_time() -> None
 
 def test_what_was_learned_in_a_quiet_time_does_not_bind_a_full_one() -> None:
     pace, tokens, now = Pace(), 1, 0.0
-    pace.beside(1, now)
+    pace.set_running(1, now)
     pace.begin(0, lambda: tokens, now, texts=1, target_s=TARGET_S)
     for _ in range(10 * STEPS):  # alone: the fixed part of a step is all of it
         now, tokens = now + 0.04, tokens + 1
         pace.look(now)
-    pace.beside(50, now)
+    pace.set_running(50, now)
     for number in range(1, 50):
         pace.begin(number, lambda: tokens, now, texts=1, target_s=TARGET_S)
     for _ in range((ENOUGH_WINDOWS + 1) * STEPS):
@@ -166,7 +166,7 @@ def test_an_end_that_was_told_twice_or_of_nobody_changes_nothing() -> None:
     answers.pace.end(0, 500, 2.0)
     answers.pace.end(77, 500, 2.0)
     answers.beside = 1
-    answers.pace.beside(1, answers.now)
+    answers.pace.set_running(1, answers.now)
     answers.windows(2 * ENOUGH_WINDOWS, TARGET_S)
     assert allowed(answers.pace) == pytest.approx(1.0, rel=0.2)
 
@@ -187,7 +187,7 @@ def test_whatever_comes_and_goes_nothing_is_kept_of_those_who_left(moves: list[t
         else:
             tokens[:] = [count + 1 for count in tokens]
             pace.look(now)
-        pace.beside(len(there), now)
+        pace.set_running(len(there), now)
         assert set(pace._answering) == there
         found = pace.allows()
         assert found is None or (found[0] >= 0.0 and found[1] >= 0.0)
@@ -205,7 +205,7 @@ def test_a_pace_within_the_targets_takes_nothing_away_and_does_not_raise_by_itse
     limit = AdaptiveLimit(100)
     limit.paced(allowed=50.0, sequences=20.0)  # far from full: fewer than the limit are in time
     assert limit.value == 100
-    limit.saw(in_slo=False, in_flight=50, now=0.0)
+    limit.record(in_slo=False, in_flight=50, now=0.0)
     limit.paced(allowed=400.0, sequences=45.0)
     assert limit.value == 45
 
@@ -214,11 +214,11 @@ def test_the_limit_does_not_grow_beyond_what_the_pace_allows() -> None:
     limit = AdaptiveLimit(100)
     limit.paced(allowed=80.0, sequences=100.0)
     for _ in range(500):
-        limit.saw(in_slo=True, in_flight=80, now=10.0)
+        limit.record(in_slo=True, in_flight=80, now=10.0)
     assert limit.value == 80
     limit.paced(allowed=82.5, sequences=80.0)
     for _ in range(500):
-        limit.saw(in_slo=True, in_flight=limit.value, now=20.0)
+        limit.record(in_slo=True, in_flight=limit.value, now=20.0)
     assert limit.value == 83
 
 
@@ -226,7 +226,7 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
     load = BackendLoad(total_blocks=10_000, block_size=16, max_running=8)
     gate = BackendGate(AdmissionLimits(tpot_slo_s=TARGET_S, max_wait_s=1e6), random=random.Random(1))
     now, tokens = 0.0, 1
-    gate.told(load, now)
+    gate.report(load, now)
 
     def enter() -> AdmissionTicket:
         offered = gate.offer(replace(DEMAND, max_output_tokens=5_000, produced=lambda: tokens), now)
@@ -238,7 +238,7 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
         gate.first_token(ticket, now, 0)
     for _ in range((ENOUGH_WINDOWS + 4) * STEPS):
         now, tokens = now + 0.079, tokens + 1
-        gate.told(replace(load, running=8), now)
+        gate.report(replace(load, running=8), now)
     assert gate.limit.value == 5, "8 · 50 / 79 ms"
     assert enter().state is TicketState.WAITING
     gate.release(next(iter(gate.running)), SlotOutcome.SUCCEEDED, now, output_tokens=tokens)

@@ -82,7 +82,7 @@ def test_what_is_ahead_is_what_a_count_of_each_prompt_says(
 
 def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
     gate = BackendGate(AdmissionLimits(max_prefill_tokens=512), random=random.Random(1))
-    gate.told(pool(100), 0.0)
+    gate.report(pool(100), 0.0)
     for _ in range(150):
         offered = gate.offer(demand(0.0), 0.0)
         assert isinstance(offered, AdmissionTicket)
@@ -92,23 +92,23 @@ def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
 
 def test_one_late_answer_of_a_pool_is_one_engines() -> None:
     limit, alone = AdaptiveLimit(6400), AdaptiveLimit(64)
-    alone.saw(in_slo=False, in_flight=50, now=0.0)
-    limit.saw(in_slo=False, in_flight=5000, now=0.0, workers=100)
+    alone.record(in_slo=False, in_flight=50, now=0.0)
+    limit.record(in_slo=False, in_flight=5000, now=0.0, workers=100)
     assert alone.value == 45
     assert limit.value == 6400 - (6400 - 4500) // 100
     before = limit.value
-    limit.saw(in_slo=False, in_flight=5000, now=SETTLE_S / 200, workers=100)
+    limit.record(in_slo=False, in_flight=5000, now=SETTLE_S / 200, workers=100)
     assert limit.value == before, "as often as each engine's own would shrink, and no oftener"
-    limit.saw(in_slo=False, in_flight=5000, now=SETTLE_S / 100, workers=100)
+    limit.record(in_slo=False, in_flight=5000, now=SETTLE_S / 100, workers=100)
     assert limit.value < before
 
 
 def test_a_pool_grows_by_each_engines_good_answers() -> None:
     limit = AdaptiveLimit(200)
-    limit.saw(in_slo=False, in_flight=100, now=0.0)
+    limit.record(in_slo=False, in_flight=100, now=0.0)
     assert limit.value == 90
     for _ in range(9):
-        limit.saw(in_slo=True, in_flight=90, now=1.0, workers=10)
+        limit.record(in_slo=True, in_flight=90, now=1.0, workers=10)
     assert limit.value == 91
 
 
@@ -117,7 +117,7 @@ def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
     for workers in (1, 10):
         gate = BackendGate(limits, random=random.Random(1))
         # Full of others' requests: nobody can be handed on, and those inside do not wait there.
-        gate.told(pool(workers, running=64 * workers), 0.0)
+        gate.report(pool(workers, running=64 * workers), 0.0)
         taken = 0
         while isinstance(offered := gate.offer(demand(0.0), 0.0), AdmissionTicket):
             gate.pump(0.0)
@@ -128,6 +128,6 @@ def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
 
 def test_what_waits_inside_other_engines_counts_for_each_of_them() -> None:
     gate = BackendGate(AdmissionLimits(), random=random.Random(1))
-    gate.told(pool(100, waiting=100, running=500), 0.0)
+    gate.report(pool(100, waiting=100, running=500), 0.0)
     assert gate.depth == 1, "not a hundred: new requests are not refused as by a full queue"
     assert isinstance(gate.offer(demand(0.0), 0.0), AdmissionTicket)

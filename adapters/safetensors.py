@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without a library so that nothing of the file is ever executed.
+"""A safetensors file's header and finite numbers, read by bytes: nothing is executed or loaded whole.
 
 Format: eight bytes with the header's length (little endian), that much JSON, then the tensors' bytes without
 gaps (https://github.com/huggingface/safetensors, "Format").
@@ -8,13 +8,56 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
-from adapters.rejection import AdapterRejected, Rejection
+from adapters.errors import AdapterRejected, Rejection
+
+# A multiple of every item's size.
+CHUNK_BYTES = 1 << 20
+
+# NaN and infinity have an exponent of ones. Numbers are little endian: the last byte holds the sign and the
+# exponent's first bits, the one before it the rest of the exponent.
+_HALF_EXPONENT = re.compile(rb"[\x7c-\x7f\xfc-\xff]")
+_FULL_EXPONENT = re.compile(rb"[\x7f\xff]")
+
+
+def _half(data: bytes) -> bool:
+    return _HALF_EXPONENT.search(data[1::2]) is None
+
+
+def _wide(item: int, rest: int) -> Callable[[bytes], bool]:
+    """For items of ``item`` bytes; ``rest``: the exponent's bits in the last byte but one."""
+
+    def finite(data: bytes) -> bool:
+        before = data[item - 2 :: item]
+        return not any(
+            before[found.start()] & rest == rest for found in _FULL_EXPONENT.finditer(data[item - 1 :: item])
+        )
+
+    return finite
+
+
+_CHECKS: Mapping[str, Callable[[bytes], bool]] = MappingProxyType(
+    {"F16": _half, "BF16": _wide(2, 0x80), "F32": _wide(4, 0x80), "F64": _wide(8, 0xF0)}
+)
+
+
+def is_finite(file: BinaryIO, tensor: TensorPlace) -> bool:
+    """Whether no number of the tensor is NaN or infinite. Blocks; reads in pieces."""
+    check, left = _CHECKS[tensor.dtype], tensor.end - tensor.begin
+    file.seek(tensor.begin)
+    while left:
+        data = file.read(min(CHUNK_BYTES, left))
+        if not data or not check(data):
+            return False
+        left -= len(data)
+    return True
+
 
 LENGTH_BYTES = 8
 # The format allows 100 MB; the header of an adapter with thousands of tensors has a few hundred kilobytes.
@@ -22,13 +65,13 @@ MAX_HEADER_BYTES = 8 << 20
 MAX_TENSORS = 100_000
 METADATA = "__metadata__"
 
-# Bytes a number takes. Integers and 8-bit floats are no adapter's weights.
+# Bytes per number. Integers and 8-bit floats are not used for adapters' weights.
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One tensor: its kind and shape, and where its bytes lie, from the file's beginning."""
+    """One tensor: its type and shape, and its byte range in the file."""
 
     name: str
     dtype: str
@@ -116,7 +159,7 @@ def _check_layout(path: Path, tensors: Mapping[str, TensorPlace], start: int, si
     if at > size:
         raise _rejected(Rejection.TRUNCATED, path, f"the file has {size:,} bytes; its tensors end at {at:,}")
     if at < size:
-        raise _rejected(Rejection.BAD_HEADER, path, f"{size - at:,} bytes behind the last tensor")
+        raise _rejected(Rejection.BAD_HEADER, path, f"{size - at:,} bytes after the last tensor")
 
 
 def _rejected(code: Rejection, path: Path, detail: str) -> AdapterRejected:
