@@ -22,7 +22,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     EngineStartError,
-    NoSuchAdapter,
+    RequestedAdapterMissing,
     error_from_code,
 )
 from engine.limits import check_request
@@ -234,7 +234,7 @@ class EngineClient:
             raise EngineBusy(f"{len(self._by_wire_id)} requests are in flight")
         check_request(request, self._info)
         if request.adapter_id is not None and request.adapter_id not in self._adapters:
-            raise NoSuchAdapter(f"adapter {request.adapter_id!r} is not loaded")
+            raise RequestedAdapterMissing(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
         self._submitted += 1
         ticket = EngineTicket(request.request_id, f"{self._submitted}:{request.request_id}", self)

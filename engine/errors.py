@@ -20,7 +20,7 @@ EngineError
     ├── UnknownToken            a token id outside the vocabulary
     ├── InvalidSampling         a sampling parameter is out of range
     ├── InvalidGrammar          the shape asked for is not one that text can be held to
-    ├── NoSuchAdapter           the adapter it names is not loaded
+    ├── RequestedAdapterMissing the adapter it names is not loaded
     ├── DuplicateRequest        the request id is in flight already
     └── EngineBusy              the queue is full; may be tried again
 
@@ -150,7 +150,7 @@ class InvalidGrammar(RequestRefused):
     code = "invalid_grammar"
 
 
-class NoSuchAdapter(RequestRefused):
+class RequestedAdapterMissing(RequestRefused):
     """The adapter that the request names is not loaded."""
 
     code = "unknown_adapter"

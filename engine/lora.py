@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.errors import AdapterNotLoaded, NoAdapterRoom, NoSuchAdapter
+from engine.errors import AdapterNotLoaded, NoAdapterRoom, RequestedAdapterMissing
 from engine.sequence import AdapterVersion
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -127,9 +127,9 @@ class AdapterBank:
         return len(self._places) > len(self._named)
 
     def version(self, adapter_id: str) -> AdapterVersion:
-        """What a new request gets. Raises NoSuchAdapter."""
+        """What a new request gets. Raises RequestedAdapterMissing."""
         if adapter_id not in self._named:
-            raise NoSuchAdapter(f"adapter {adapter_id!r} is not loaded")
+            raise RequestedAdapterMissing(f"adapter {adapter_id!r} is not loaded")
         return self._named[adapter_id]
 
     def install(

@@ -6,12 +6,30 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PRODUCT = (
+    "accounting", "adapters", "admission", "budgeting", "engine", "gateway", "observability", "ops", "resilience",
+)  # fmt: skip
+# What a reader meets first. A new entry is a decision: it is named here, in CONTRIBUTING.md and in pyproject.toml.
+TOP = frozenset(
+    {
+        *PRODUCT, "evaluation", "benchmarks", "models", "tests", "prompts", "deploy", "docs", "scripts", ".ci",
+        "constraints", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+        "adapters.yaml", "pyproject.toml", "routing.yaml", "sluice.yaml",
+    }
+)  # fmt: skip
+GATEWAY_FILES = frozenset(
+    {"__init__.py", "app.py", "errors.py", "journey.py", "ports.py", "py.typed", "server.py", "testing.py"}
+)
+# Public classes of the product with one name for two things. It may only become shorter.
+NAMES_OF_TWO_THINGS: frozenset[str] = frozenset()
 HEAVY = ("torch", "vllm", "boto3", "transformers", "matplotlib", "redis")
 
 
@@ -124,3 +142,88 @@ def late_captures(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[
                 bound_at = first_bound.get(node.id, 0)
                 if bound_at > (closure.end_lineno or closure.lineno):
                     yield closure.lineno, node.id, bound_at
+
+
+@pytest.fixture(scope="module")
+def product(texts: dict[str, str]) -> dict[str, ast.Module]:
+    """The product's modules."""
+    return {
+        name: ast.parse(text)
+        for name, text in texts.items()
+        if name.endswith(".py") and name.split("/")[0] in PRODUCT
+    }
+
+
+def layers(contract_id: str) -> list[str]:
+    """The layers of one import contract, highest first."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = [c for c in project["tool"]["importlinter"]["contracts"] if c.get("id") == contract_id]
+    return list(contract["layers"])
+
+
+def test_the_top_of_the_repository_holds_what_is_named_and_nothing_else() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in tracked_files()} <= TOP
+
+
+def test_the_root_of_the_gateway_has_eight_files_and_the_rooms_of_the_contract() -> None:
+    inside = [
+        path.relative_to(ROOT / "gateway").parts
+        for path in tracked_files()
+        if path.is_relative_to(ROOT / "gateway")
+    ]
+    assert {parts[0] for parts in inside if len(parts) == 1} == GATEWAY_FILES
+    rooms = {room for layer in layers("rooms") for room in layer.split(" | ")}
+    assert {parts[0] for parts in inside if len(parts) > 1} - {"bundled"} == rooms - {
+        file.removesuffix(".py") for file in GATEWAY_FILES
+    }
+
+
+def test_a_public_class_name_stands_for_one_thing(product: dict[str, ast.Module]) -> None:
+    names = Counter(
+        node.name
+        for module in product.values()
+        for node in module.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, times in names.items() if times > 1} == NAMES_OF_TWO_THINGS
+
+
+def test_no_file_of_the_product_is_left_to_do(texts: dict[str, str]) -> None:
+    to_do = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
+    assert [
+        name for name, text in texts.items() if name.split("/")[0] in PRODUCT and to_do.search(text)
+    ] == []
+
+
+@pytest.mark.parametrize("contract_id", ["packages", "rooms"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/decisions/014-rooms-and-their-order.md"])
+def test_the_map_for_readers_is_the_list_that_the_import_linter_checks(page: str, contract_id: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    block = re.search(rf"<!-- {contract_id} -->\n```\n(.*?)```", text, re.DOTALL)
+    assert block is not None, f"{page} has no block {contract_id}"
+    shown = [
+        re.split(r"\s{2,}", line)[0].strip() for line in block[1].splitlines() if line and line[0] != " "
+    ]
+    assert shown == layers(contract_id)
+
+
+def test_there_are_at_least_eight_import_contracts() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(project["tool"]["importlinter"]["contracts"]) >= 8
+
+
+def named_files(page: str, text: str, tops: set[str]) -> Iterator[Path]:
+    """The files that a document links, and those that it names in backticks by their path in the repository."""
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            yield Path(page).parent / link
+    for name in re.findall(r"`([\w-][\w./-]*\w)/?`", text):
+        if "/" in name and name.split("/")[0] in tops:
+            yield Path(name)
+
+
+def test_documents_name_only_files_that_there_are(texts: dict[str, str]) -> None:
+    tops = {path.relative_to(ROOT).parts[0] for path in tracked_files()}
+    pages = {name: text for name, text in texts.items() if name.endswith(".md")}
+    named = [(page, path) for page, text in pages.items() for path in named_files(page, text, tops)]
+    assert [(page, str(path)) for page, path in named if not (ROOT / path).exists()] == []

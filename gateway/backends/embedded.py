@@ -254,7 +254,7 @@ _KINDS: Mapping[str, FailureKind] = MappingProxyType(
         errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
         errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
         errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
-        errors.NoSuchAdapter.code: FailureKind.MODEL_NOT_FOUND,
+        errors.RequestedAdapterMissing.code: FailureKind.MODEL_NOT_FOUND,
     }
 )
 

@@ -15,7 +15,7 @@ from engine.errors import (
     AdapterNotLoaded,
     EngineDead,
     NoAdapterRoom,
-    NoSuchAdapter,
+    RequestedAdapterMissing,
 )
 from engine.values import EngineConfig, EngineSignals, GenerationRequest, SequenceEnd
 from tests.engine.adapters import peft_greedy, write_adapter
@@ -60,7 +60,7 @@ async def generate(
 
 async def test_an_adapter_is_loaded_used_and_unloaded(tiny_model: Path, adapters: dict[str, Path]) -> None:
     async with running(tiny_model) as client:
-        with pytest.raises(NoSuchAdapter, match="adapter 'a' is not loaded"):
+        with pytest.raises(RequestedAdapterMissing, match="adapter 'a' is not loaded"):
             client.submit(GenerationRequest("x", PROMPT, greedy(1), adapter_id="a"))
         await client.load_adapter("a", str(adapters["a"]))
         assert client.adapters == {"a": str(adapters["a"])}
@@ -69,7 +69,7 @@ async def test_an_adapter_is_loaded_used_and_unloaded(tiny_model: Path, adapters
         assert client.signals.adapters_resident == ("a",)
         await client.unload_adapter("a")
         assert not client.adapters
-        with pytest.raises(NoSuchAdapter):
+        with pytest.raises(RequestedAdapterMissing):
             client.submit(GenerationRequest("x", PROMPT, greedy(1), adapter_id="a"))
         with pytest.raises(AdapterNotLoaded):
             await client.unload_adapter("a")

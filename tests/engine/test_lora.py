@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine
-from engine.errors import AdapterNotLoaded, NoAdapterRoom, NoSuchAdapter
+from engine.errors import AdapterNotLoaded, NoAdapterRoom, RequestedAdapterMissing
 from engine.lora import PRODUCTS, AdapterBank, LoraWeights
 from engine.sequence import AdapterVersion
 from engine.values import GenerationRequest
@@ -125,7 +125,7 @@ def test_a_replaced_adapter_serves_new_requests_while_old_ones_finish_on_what_th
         add(f"new {n}", n)
     step()
     engine.remove_adapter("a")
-    with pytest.raises(NoSuchAdapter):
+    with pytest.raises(RequestedAdapterMissing):
         engine.add(request("late", PROMPTS[0], "a"))
     assert engine.signals.adapters_resident == ()
     while engine.has_work:
@@ -187,7 +187,7 @@ def test_a_request_that_names_an_unknown_adapter_is_refused_and_changes_nothing(
     make_engine: MakeEngine,
 ) -> None:
     engine = make_engine()
-    with pytest.raises(NoSuchAdapter, match="adapter 'nobody' is not loaded"):
+    with pytest.raises(RequestedAdapterMissing, match="adapter 'nobody' is not loaded"):
         engine.add(request("x", (5,), "nobody"))
     assert not engine.has_work
     with pytest.raises(AdapterNotLoaded):

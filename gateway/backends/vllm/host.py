@@ -34,7 +34,7 @@ from observability.events import EngineFigures
 
 if TYPE_CHECKING:
     from gateway.backends.vllm.compat import VllmEngine
-    from gateway.backends.vllm.processes import Core
+    from gateway.backends.vllm.processes import CoreProcess
 
 # How often a start that was given up looks for processes that it has made meanwhile.
 GIVE_UP_EVERY_S = 0.1
@@ -94,7 +94,7 @@ class VllmHost:
         self._loading: Future[VllmEngine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
-        self._cores: list[Core] = []
+        self._cores: list[CoreProcess] = []
         self._sentinels: list[int] = []
         self._segments: set[Path] = set()
         self._ending = asyncio.Lock()

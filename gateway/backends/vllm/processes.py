@@ -19,7 +19,7 @@ _TITLE = "VLLM::"
 _SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
-class Core(Protocol):
+class CoreProcess(Protocol):
     """What is needed of vLLM's core process as multiprocessing keeps it."""
 
     @property
@@ -31,7 +31,7 @@ class Core(Protocol):
         """How it ended, negative for a signal; ``None`` before."""
 
 
-def cores() -> list[Core]:
+def cores() -> list[CoreProcess]:
     """The cores that live."""
     living = {
         process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE
