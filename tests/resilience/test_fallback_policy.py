@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
+from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
@@ -159,6 +161,25 @@ def test_the_transition_tables_name_every_state_and_event() -> None:
         (engine, event) for engine in Engine for event in EngineEvent
     }
     assert set(STEPS) == {(primary, first) for primary in Primary for first in (True, False)}
+
+
+def words(*cells: Enum | str) -> str:
+    names = [cell if isinstance(cell, str) else cell.name.lower().replace("_", " ") for cell in cells]
+    return f"| {' | '.join(names)} |"
+
+
+def test_the_documentation_has_the_same_tables() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "resilience.md").read_text(encoding="utf-8").splitlines()
+    for leg, row in LEG_TRANSITIONS.items():
+        assert words(leg, *(row[event] for event in LegEvent)) in lines
+    for engine, states in ENGINE_TRANSITIONS.items():
+        assert words(engine, *(states[event] for event in EngineEvent)) in lines
+    for primary in Primary:
+        steps = [
+            ", ".join(choice.name.lower().replace("_", " ") for choice in STEPS[primary, first])
+            for first in (True, False)
+        ]
+        assert words(primary, *steps) in lines
 
 
 class AnyRequest(RuleBasedStateMachine):
