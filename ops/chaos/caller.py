@@ -10,9 +10,9 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from gateway.contracts.sse import EventReader, EventTooLarge
 from ops.chaos.heard import Heard
 from ops.chaos.workload import ChaosRequest
-from ops.replay.sse import EventSplitter, EventTooLarge
 
 PATH = "/v1/generate"
 CONNECT_TIMEOUT_S = 10.0
@@ -142,12 +142,12 @@ class ChaosCaller:
         heard.answer = answer
 
     async def _stream(self, response: aiohttp.ClientResponse, heard: Heard) -> None:
-        splitter, last_s = EventSplitter(), heard.sent_s
+        reader, last_s = EventReader(), heard.sent_s
         async for chunk in response.content.iter_any():
             now_s = self._clock()
             heard.longest_pause_s = max(heard.longest_pause_s, now_s - last_s)
             last_s = now_s
-            for raw in splitter.feed(chunk):
+            for raw in reader.feed(chunk):
                 event = orjson.loads(raw)
                 match event.get("type"):
                     case "token":

@@ -139,7 +139,7 @@ def _need_extras(plot: Path | None) -> None:
 
     from ops.replay.errors import ReplayError
 
-    for module in ("aiohttp", *(("matplotlib",) if plot is not None else ())):
+    for module in ("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ())):
         if find_spec(module) is None:
             raise ReplayError(f"{module} is not installed; install sluice-gateway[replay]")
     if plot is not None and not plot.parent.is_dir():

@@ -11,11 +11,11 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from gateway.contracts.sse import EventReader, EventTooLarge
 from ops.replay.contract import ReplayContract, StreamReading, error_code
 from ops.replay.errors import TargetError
 from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, ReplayedRequest
 from ops.replay.shape import Planned
-from ops.replay.sse import EventSplitter, EventTooLarge
 
 CONNECT_TIMEOUT_S = 10.0
 # Calls that are not generations: /tokenize, /v1/models.
@@ -106,10 +106,10 @@ class ReplayTarget:
                 if status >= 400:
                     reading.code = await _told_code(response) or f"http_{status}"
                 else:
-                    splitter = EventSplitter()
+                    reader = EventReader()
                     async for chunk in response.content.iter_any():
                         before = reading.texts
-                        for event in splitter.feed(chunk):
+                        for event in reader.feed(chunk):
                             if event == b"[DONE]":
                                 contract.done(reading)
                             else:

@@ -20,6 +20,7 @@ import yaml
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
+from tests.sse import json_events
 
 ASKED = {"messages": [{"role": "user", "content": "Something like Vinland Saga?"}]}
 ROUTE = {"prompt_version": "chat-manga-2.1", "slo": {"ttft_ms": 200, "total_ms": 1400}}
@@ -83,7 +84,7 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
             headers=live.headers,
             timeout=60,
         ) as stream:
-            events = [json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:")]
+            events = list(json_events(stream.iter_lines()))
         assert "".join(event["delta"] for event in events if event["type"] == "token") == "".join(ANSWER)
         assert events[-1]["type"] == "done"
 

@@ -27,6 +27,7 @@ from gateway.testing import FakeHealth
 from ops.sagemaker.container import container_environment, log_level
 from tests.deploy.dockerfiles import read_dockerfile
 from tests.integration.live import ROOT, environment
+from tests.sse import json_events
 
 START_TIMEOUT_S = 120.0
 
@@ -163,7 +164,7 @@ def test_an_invocation_with_a_response_stream_is_a_stream(served: Served) -> Non
     with httpx.stream("POST", f"{url}/invocations", json={**BODY, "stream": True}, timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert "content-length" not in answer.headers
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+        events = list(json_events(answer.iter_lines()))
     assert [event["type"] for event in events[:-1]] == ["token"] * (len(events) - 1)
     assert len(events) > 2 and events[-1]["type"] == "done"
 

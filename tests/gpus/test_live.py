@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from ops.cli.serve import serve
 from tests.integration.live import LiveGateway, gateway
+from tests.sse import json_events
 
 STREAMS = 8
 
@@ -36,10 +36,7 @@ def streamed(
     with httpx.stream(
         "POST", f"{live.url}/v1/generate", json=ask(number), headers=live.headers, timeout=120
     ) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: "):
-                continue
-            last = json.loads(line[6:])
+        for last in json_events(answer.iter_lines()):
             if last["type"] == "token":
                 text += last["delta"]
                 if begun is not None:

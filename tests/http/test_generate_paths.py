@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from gateway.contracts.values import BudgetReport, Fallback
 from gateway.errors import PublicError
 from gateway.ports import HttpLimits
 from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
+from tests.sse import json_events
 
 TURN = {"role": "user", "content": "hi"}
 BODY = {"messages": [TURN]}
@@ -20,7 +20,7 @@ BUSY = PublicError(503, "queue_full", "the gateway is busy", retry_after_ms=1_20
 
 def events(text: str) -> list[Any]:
     assert text.endswith("\n\n")
-    return [json.loads(one.removeprefix("data: ")) for one in text[:-2].split("\n\n") if "[DONE]" not in one]
+    return list(json_events(text.split("\n")))
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/invocations"])

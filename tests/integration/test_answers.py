@@ -12,6 +12,7 @@ import pytest
 import websockets
 
 from tests.integration.live import ADMIN_KEY, LiveGateway
+from tests.sse import json_events
 
 QUESTION = "Who wrote Berserk?"
 
@@ -22,9 +23,7 @@ def ask(live: LiveGateway, **fields: object) -> httpx.Response:
 
 
 def sse(text: str) -> list[dict[str, object]]:
-    return [
-        json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")
-    ]
+    return list(json_events(text.split("\n")))
 
 
 def test_a_question_gets_a_sensible_answer_in_the_native_contract(live: LiveGateway) -> None:

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 
 from tests.integration.live import LiveGateway, gateway
 from tests.integration.test_faults import ENDLESS
+from tests.sse import json_events
 
 CHAT = {
     "model": "demo",
@@ -57,8 +58,8 @@ def test_at_the_end_of_the_drain_every_contract_tells_its_caller_and_the_row_is_
                 under_way(live, 4)
                 live.process.send_signal(signal.SIGTERM)
                 refused = whole.result()
-            native_events = [json.loads(line[6:]) for line in native_lines if line.startswith("data: ")]
-            chat_events = [json.loads(line[6:]) for line in chat_lines if line.startswith("data: {")]
+            native_events = list(json_events(native_lines))
+            chat_events = list(json_events(chat_lines))
             last_frame = [json.loads(frame) for frame in socket][-1]
         os.kill(engine, signal.SIGCONT)
         assert live.process.wait(60) == 0
@@ -89,7 +90,7 @@ def test_a_second_signal_cuts_at_once_and_the_caller_is_still_told(tmp_path: Pat
             ):
                 assert time.monotonic() - began < 30
             live.process.send_signal(signal.SIGTERM)
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            events = list(json_events(lines))
             assert time.monotonic() - began < 40, "the drain takes a minute"
         os.kill(engine, signal.SIGCONT)
         assert live.process.wait(60) == 0

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
+from tests.sse import json_events
 
 BODY = {"messages": [{"role": "user", "content": "Recommend something like Vinland Saga"}]}
 # The grammar lets no answer end early, so there is always a stream to break.
@@ -120,7 +121,7 @@ def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path) -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert refused.headers["retry-after"]
             os.kill(engine, signal.SIGCONT)
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            events = list(json_events(lines))
         assert events[-1]["type"] == "done" and events[-1]["fallback"] is None
         assert live.process.wait(120) == 0
     rows = sqlite3.connect(tmp_path / "ledger.db").execute("select finish_reason from generations").fetchall()
@@ -137,7 +138,7 @@ def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(
             lines = stream.iter_lines()
             next(lines)
             os.kill(live.engine_pid(), signal.SIGKILL)
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            events = list(json_events(lines))
         assert events[-1]["type"] == "error" and events[-1]["partial"] is True
         assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200
         ready = httpx.get(f"{live.url}/ready", timeout=60)

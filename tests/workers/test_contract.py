@@ -24,8 +24,8 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
-from gateway.backends.workers.sse import MAX_EVENT_BYTES, EventReader
 from gateway.contracts.features import Feature
+from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.workers.raw_worker import DONE, ending, event, piece, token_bytes, usage, work
@@ -63,7 +63,7 @@ def test_a_field_without_a_space_and_unknown_fields_are_read_as_the_standard_say
 @pytest.mark.parametrize("newline", [b"", b"\n"])
 def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
     reader = EventReader()
-    with pytest.raises(BadHttp, match="longer than"):
+    with pytest.raises(EventTooLarge, match="longer than"):
         for _ in range(MAX_EVENT_BYTES // 1000 + 2):
             reader.feed(b"data: " + b"x" * 1000 + newline)
 

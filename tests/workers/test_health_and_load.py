@@ -277,3 +277,11 @@ def test_metrics_of_another_kind_are_none(text: str) -> None:
 @given(st.text())
 def test_no_text_breaks_the_reading(text: str) -> None:
     read_figures(text)
+
+
+@given(
+    st.sampled_from(["vllm:num_requests_running", "vllm:lora_requests_info"]),
+    st.text('{}",=\\ #0123456789.eE+-NaInf_:'),
+)
+def test_no_line_of_a_wanted_name_breaks_the_reading(name: str, rest: str) -> None:
+    assert read_figures(f"vllm:num_requests_waiting 2\n{name}{rest}\n") is not None

@@ -11,7 +11,7 @@ from gateway.backends.port import Completion, Delta, Work
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
-from gateway.backends.workers.sse import EventReader
+from gateway.contracts.sse import EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 
@@ -137,7 +137,11 @@ class CompletionReader:
             BadHttp: an event is too long, or of a text that nobody asked for.
         """
         chunks = []
-        for event in self._events.feed(data):
+        try:
+            events = self._events.feed(data)
+        except EventTooLarge as error:
+            raise BadHttp(str(error)) from None
+        for event in events:
             if event == DONE:
                 self.done = True
                 break
