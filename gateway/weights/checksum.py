@@ -1,7 +1,7 @@
-"""What a file's content must be, and whether it is.
+"""The expected content of a file, and its check.
 
-Sources, strongest first: a manifest beside the files (``SHA256SUMS``, ``<name>.sha256``), the checksum that
-S3 keeps of the whole object, the ETag (an MD5, or for a multipart upload the MD5 of the parts' MD5s), the
+Sources, strongest first: a manifest in the same prefix (``SHA256SUMS``, ``<name>.sha256``), the checksum that
+S3 stores for the whole object, the ETag (an MD5, or for a multipart upload the MD5 of the parts' MD5s), the
 size.
 """
 
@@ -22,13 +22,13 @@ _BARE = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What content is asked for.
+    """The content that a file must have.
 
     Args:
         kind: ``sha256``, ``sha1``, ``md5``, ``crc32``, ``multipart-md5`` or ``size``.
         value: the digest in hex; for ``multipart-md5`` with ``-<parts>``; for ``size`` empty.
         size: bytes of the file.
-        part_bytes: bytes of each part but the last; for ``multipart-md5`` alone.
+        part_bytes: bytes of each part but the last; for ``multipart-md5`` only.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Expected:
 
 
 def fault(path: Path, expected: Expected, stop: Callable[[], None]) -> str | None:
-    """What is wrong with the file, None when it is as expected.
+    """What is wrong with the file; None when it is as expected.
 
     ``stop`` is called between chunks and may raise. Raises OSError when the file cannot be read.
     """
@@ -98,18 +98,18 @@ def read_manifest(name: str, text: str) -> Mapping[str, str]:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file tells the checksums of others."""
+    """Whether a file lists the checksums of others."""
     base = name.rpartition("/")[2]
     return base == "SHA256SUMS" or base.endswith(".sha256")
 
 
 def from_head(head: Mapping[str, object], size: int, part_bytes: Callable[[], int | None]) -> Expected:
-    """What S3 says of an object's content.
+    """The expected content of an object of S3.
 
     Args:
         head: the answer of HeadObject with ``ChecksumMode`` enabled.
         size: bytes of the object.
-        part_bytes: asks for the size of the first part; None when it is not told.
+        part_bytes: returns the size of the first part; None when it is unknown.
     """
     etag = str(head.get("ETag", "")).strip('"').lower()
     whole = head.get("ChecksumType", "COMPOSITE" if "-" in etag else "FULL_OBJECT") == "FULL_OBJECT"

@@ -1,17 +1,17 @@
-"""Everything that fetching a model can raise; each text is one line that says what to do.
+"""The errors of fetching a model; each message is one line that says what to do.
 
 FetchError
-├── UnknownLocation     what was given names no folder, hub id or s3:// prefix
+├── UnknownLocation     not a folder, hub id or s3:// prefix
 ├── LibraryMissing      the library that this location needs is not installed
 ├── NotThere            no such bucket, prefix, key, model or revision
 ├── AccessDenied        no credentials, or they do not allow this
-├── Unreachable         the other side does not answer, or broke off again and again
+├── Unreachable         the source does not answer, or the connection broke repeatedly
 ├── Changed             a file was replaced at its source while it was fetched
-├── Corrupt             a file's checksum was wrong, also when it was fetched anew
+├── Corrupt             a file's checksum was wrong, also after a second fetch
 ├── DiskFull            the cache folder has no room
 ├── CacheUnusable       the cache folder cannot be read or written
 ├── TookTooLong         ``weights.timeout_seconds`` have passed
-└── Stopped             the gateway stops
+└── FetchStopped        the gateway stops
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FetchError(Exception):
 
 
 class UnknownLocation(FetchError):
-    """What was given names no folder, hub id or S3 prefix."""
+    """The address is not a folder, hub id or S3 prefix."""
 
 
 class LibraryMissing(FetchError):
@@ -44,7 +44,7 @@ class AccessDenied(FetchError):
 
 
 class Unreachable(FetchError):
-    """The source does not answer, or broke off again and again."""
+    """The source does not answer, or the connection broke repeatedly."""
 
 
 class Changed(FetchError):
@@ -52,7 +52,7 @@ class Changed(FetchError):
 
 
 class Corrupt(FetchError):
-    """A file's checksum was wrong, also when it was fetched anew."""
+    """A file's checksum was wrong, also after a second fetch."""
 
 
 class DiskFull(FetchError):
@@ -68,7 +68,7 @@ class TookTooLong(FetchError):
 
 
 class FetchStopped(FetchError):
-    """The fetch was told to stop; what has arrived stays for the next one."""
+    """The fetch was stopped; what has arrived stays for the next one."""
 
 
 def disk_error(error: OSError, folder: Path) -> FetchError:

@@ -1,41 +1,33 @@
-"""Fetches a model of the Hugging Face hub into the hub's own cache, through huggingface_hub.
+"""Fetches a model of the Hugging Face hub into the hub's own cache, with huggingface_hub in a child process.
 
-The library cannot be interrupted, so it runs in a child process, which a stop kills; what has arrived stays
-in its cache and is resumed. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are honoured.
+The library cannot be interrupted, so a stop kills the child; what has arrived stays in the library's cache
+for the next fetch. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are honoured.
+
+The child gets one argument, ``{"repo", "revision", "small"}``, and prints JSON objects, one a line: twice a
+second ``{"done", "total"}``, at the end ``{"path"}`` or ``{"error", "message"}`` with the name of an error.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from gateway.weights.errors import (
-    AccessDenied,
-    CacheUnusable,
-    DiskFull,
-    FetchError,
-    FetchStopped,
-    LibraryMissing,
-    NotThere,
-    UnknownLocation,
-    Unreachable,
-)
+from gateway.weights import errors
 from gateway.weights.location import HubModel, locate
-from gateway.weights.selection import is_small
+from gateway.weights.selection import is_small, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, everything, ignore
 
-_ERRORS: dict[str, type[FetchError]] = {
-    "denied": AccessDenied,
-    "full": DiskFull,
-    "disk": CacheUnusable,
-    "missing": NotThere,
-    "unreachable": Unreachable,
-}
+TICK_S = 0.5
+HUB_TIMEOUT_S = 10.0
 
 
 class HubFetcher:
@@ -47,7 +39,7 @@ class HubFetcher:
 
     def __init__(self) -> None:
         if importlib.util.find_spec("huggingface_hub") is None:
-            raise LibraryMissing("a hub id needs huggingface_hub: pip install 'sluice-gateway[hub]'")
+            raise errors.LibraryMissing("a hub id needs huggingface_hub: pip install 'sluice-gateway[hub]'")
 
     def fetch(
         self,
@@ -61,40 +53,132 @@ class HubFetcher:
         """Fetch all files of the model, or the small ones; the returned folder is one commit's snapshot."""
         location = locate(url)
         if not isinstance(location, HubModel):
-            raise UnknownLocation(f"{url!r} is not hf://org/name")
-        asked = {"repo": location.repo, "revision": location.revision, "small": wanted is is_small}
-        command = [sys.executable, "-m", "gateway.weights.hub_child", json.dumps(asked)]
+            raise errors.UnknownLocation(f"{url!r} is not hf://org/name")
+        repo = location.repo
+        request = {"repo": repo, "revision": location.revision, "small": wanted is is_small}
         with subprocess.Popen(
-            command,
+            [sys.executable, "-m", "gateway.weights.hub", json.dumps(request)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=Path(__file__).resolve().parents[2],
         ) as child:
+            assert child.stdout is not None
             try:
-                return self._follow(child, location, on_progress, stop)
+                for line in child.stdout:
+                    if stop is not None and stop.is_set():
+                        raise errors.FetchStopped(f"{repo}: fetching was stopped; what has arrived is kept")
+                    if not line.startswith("{"):
+                        continue
+                    message = json.loads(line)
+                    if "path" in message:
+                        return Path(message["path"])
+                    if "error" in message:
+                        raise getattr(errors, message["error"])(f"{repo}: {message['message']}")
+                    on_progress(Progress(message["done"], message["total"]))
             finally:
                 child.kill()
+        raise errors.Unreachable(f"{repo}: the hub's library ended without an answer; start again")
 
-    @staticmethod
-    def _follow(
-        child: subprocess.Popen[str],
-        location: HubModel,
-        on_progress: OnProgress,
-        stop: threading.Event | None,
-    ) -> Path:
-        """Read what the child tells, a JSON object a line and several a second, until it ends."""
-        assert child.stdout is not None
-        for line in child.stdout:
-            if stop is not None and stop.is_set():
-                raise FetchStopped(f"{location.repo}: fetching was stopped; what has arrived is kept")
-            if not line.startswith("{"):
-                continue
-            told = json.loads(line)
-            if "path" in told:
-                return Path(told["path"])
-            if "error" in told:
-                raise _ERRORS[told["error"]](f"{location.repo}: {told['message']}")
-            on_progress(Progress(told["done"], told["total"]))
-        raise Unreachable(f"{location.repo}: the hub's library ended without an answer; start again")
+
+def main() -> None:
+    """The child process."""
+    request = json.loads(sys.argv[1])
+    from huggingface_hub.utils.tqdm import tqdm
+
+    counters: list[Any] = []
+
+    class Counter(tqdm):
+        """A progress bar that only counts."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.update(disable=False, file=sink)
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+            if self.unit == "B":
+                counters.append(self)
+
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(TICK_S):
+            done = max((int(counter.n) for counter in counters), default=0)
+            total = max((int(counter.total or 0) for counter in counters), default=0)
+            _send(done=done, total=total)
+
+    with open(os.devnull, "w", encoding="utf-8") as sink:
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
+        try:
+            answer = {"path": _download(request["repo"], request["revision"], request["small"], Counter)}
+        except Exception as error:  # the library raises its own, its HTTP client's and the file system's
+            kind, message = _meaning(error)
+            answer = {"error": kind.__name__, "message": message}
+        over.set()
+        ticker.join()
+        _send(**answer)
+
+
+def _download(repo: str, revision: str | None, small: bool, counter: Any) -> str:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        info = huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError:
+        raise
+    except Exception as error:  # its HTTP client's, or that HF_HUB_OFFLINE is set
+        try:
+            return huggingface_hub.snapshot_download(
+                repo,
+                revision=revision,
+                local_files_only=True,
+                ignore_patterns=unneeded_patterns(small=small),
+            )
+        except LocalEntryNotFoundError:
+            raise error from None
+    names = needed([file.rfilename for file in info.siblings or ()])
+    patterns = [glob.escape(name) for name in names if is_small(name) or not small]
+    return huggingface_hub.snapshot_download(
+        repo, revision=revision, allow_patterns=patterns, tqdm_class=counter
+    )
+
+
+def _meaning(error: Exception) -> tuple[type[errors.FetchError], str]:
+    import huggingface_hub.errors as hub
+
+    if isinstance(error, hub.GatedRepoError):
+        return errors.AccessDenied, "the model is gated; accept its terms on the hub and set HF_TOKEN"
+    if isinstance(error, hub.RepositoryNotFoundError):
+        return errors.NotThere, (
+            "there is no such folder here, and no such model on the hub that HF_TOKEN may read"
+        )
+    if isinstance(error, hub.RevisionNotFoundError):
+        return errors.NotThere, "the model has no such revision; check the part after @ in engine.model"
+    if isinstance(error, (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)):
+        return errors.Unreachable, (
+            "not in the hub's cache (HF_HOME), and the hub is not reached or HF_HUB_OFFLINE is set; fetch it "
+            "once with the network, or give engine.model a folder or s3:// prefix"
+        )
+    if isinstance(error, hub.HfHubHTTPError):
+        status = getattr(error.response, "status_code", 0)
+        if status in (401, 403):
+            return (
+                errors.AccessDenied,
+                f"the hub says {status}; set HF_TOKEN to a token that may read the model",
+            )
+        return errors.Unreachable, f"the hub says {status}; try again later"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return errors.DiskFull, "the disk of HF_HOME is full; free some space or set HF_HOME to a larger disk"
+    if isinstance(error, PermissionError):
+        return errors.CacheUnusable, "HF_HOME cannot be written; set it to a folder that this user may write"
+    text = " ".join(str(error).split())[:300]
+    return errors.Unreachable, f"{type(error).__name__}: {text}; try again"
+
+
+def _send(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

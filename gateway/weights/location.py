@@ -1,4 +1,4 @@
-"""What ``engine.model`` may say, and telling the three apart."""
+"""The three forms of ``engine.model``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALLOWED = "a local folder, a hub id (org/name, hf://org/name@revision) or s3://b
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A folder on this machine (or a missing one: the engine then says what it lacks)."""
+    """A folder on this machine; when it is missing, the engine reports it."""
 
     path: Path
 
@@ -33,19 +33,19 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class S3Prefix:
-    """The keys of a bucket that begin with ``prefix/``; an empty prefix is the whole bucket."""
+    """The keys of a bucket that start with ``prefix/``; an empty prefix is the whole bucket."""
 
     bucket: str
     prefix: str
 
     @property
     def url(self) -> str:
-        """As it is written in the configuration."""
+        """The form of the configuration."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     @property
     def start(self) -> str:
-        """What the keys begin with."""
+        """The start of each key."""
         return f"{self.prefix}/" if self.prefix else ""
 
 
@@ -53,10 +53,10 @@ Location = LocalFolder | HubModel | S3Prefix
 
 
 def locate(given: str) -> Location:
-    """Tell what ``given`` names.
+    """The location that ``given`` names.
 
-    A folder that exists wins over a hub id of the same spelling. Two words whose first is a folder here are
-    taken as a path, so that a typing error in ``models/demo`` is not looked up on the internet.
+    An existing folder wins over a hub id of the same spelling. Two words whose first is a folder here are a
+    path, so that a typing error in ``models/demo`` is not looked up on the internet.
 
     Raises:
         UnknownLocation: another scheme, or a malformed address.

@@ -1,48 +1,52 @@
-"""A file that is arriving: its bytes at their places, and a journal of which have come.
+"""A file that is arriving: bytes at their final offsets, and for each segment how many of them have arrived.
 
-A line of the journal follows the bytes it tells of, so that after a kill at any moment no byte is trusted
-that was not written; the checksum covers what a crash of the machine may do beyond that.
+A count is written after the bytes that it counts, so a kill at any moment leaves no count of missing bytes.
+The checksum covers what a crash of the machine may lose beyond that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import threading
+import struct
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gateway.weights.intervals import Interval, length, missing
 from gateway.weights.values import RemoteFile
+
+# One request fetches one segment: long enough that the latency of a request is a few percent of it, short
+# enough that all connections have work on one file.
+SEGMENT_BYTES = 16 << 20
+_HEADER_BYTES = 32
+_COUNT_BYTES = 8
 
 
 class PartFile:
-    """The part that is here of ``file``, at ``path`` with its journal beside it; one owner at a time.
+    """The part of ``file`` that is here, at ``path``; one owner at a time.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
 
-    def __init__(self, path: Path, file: RemoteFile) -> None:
+    def __init__(self, path: Path, file: RemoteFile, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.path = path
-        self._journal_path = path.with_name(path.name + ".journal")
-        self._header = f"{file.etag} {file.size}\n"
         self._size = file.size
-        self._lock = threading.Lock()
+        self._segment_bytes = segment_bytes
+        self._counts_path = path.with_name(path.name + ".counts")
+        count = -(-file.size // segment_bytes)
+        header = hashlib.sha256(f"{file.etag} {file.size} {segment_bytes}".encode()).digest()
         path.parent.mkdir(parents=True, exist_ok=True)
-        here = self._read_journal()
-        if here is None:
+        known = self._counts_path.read_bytes() if path.is_file() and self._counts_path.is_file() else b""
+        if not known.startswith(header) or len(known) != _HEADER_BYTES + _COUNT_BYTES * count:
+            # Nothing is here, or a part of another version of the file.
             self.discard()
-            here = []
-        self.missing: list[Interval] = missing(self._size, here)
+            known = header + bytes(_COUNT_BYTES * count)
+            self._counts_path.write_bytes(known)
+        self._counts = list(struct.unpack(f"<{count}Q", known[_HEADER_BYTES:]))
         self._data = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._data, self._size)
-        # Written anew, so that it neither grows with every resumption nor keeps a torn line.
-        lines = [f"{start} {end}\n" for start, end in missing(self._size, self.missing)]
-        fresh = self._journal_path.with_name(self._journal_path.name + ".new")
-        fresh.write_text(self._header + "".join(lines), encoding="utf-8")
-        os.replace(fresh, self._journal_path)
-        self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._counts_file = os.open(self._counts_path, os.O_WRONLY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
         """The file is open already."""
@@ -51,52 +55,47 @@ class PartFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; the part stays."""
+        """Close the file; the part stays on the disk."""
         os.close(self._data)
-        os.close(self._journal)
+        os.close(self._counts_file)
 
     @property
     def here(self) -> int:
-        """Bytes that were here when it was opened."""
-        return self._size - length(self.missing)
+        """Bytes that have arrived."""
+        return sum(self._counts)
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The missing end of each segment, as half-open byte ranges."""
+        starts = range(0, self._size, self._segment_bytes)
+        ranges = (
+            (start + count, min(start + self._segment_bytes, self._size))
+            for start, count in zip(starts, self._counts, strict=True)
+        )
+        return [(start, end) for start, end in ranges if start < end]
 
     def write(self, start: int, chunk: bytes) -> None:
-        """Put a chunk at its place; safe from several threads."""
-        view = memoryview(chunk)
-        at = start
+        """Append a chunk to its segment; each segment has one writer thread at a time."""
+        view, at = memoryview(chunk), start
         while view:
             written = os.pwrite(self._data, view, at)
-            view = view[written:]
-            at += written
-        with self._lock:
-            os.write(self._journal, f"{start} {at}\n".encode())
+            view, at = view[written:], at + written
+        index = start // self._segment_bytes
+        self._counts[index] = at - index * self._segment_bytes
+        count = struct.pack("<Q", self._counts[index])
+        os.pwrite(self._counts_file, count, _HEADER_BYTES + _COUNT_BYTES * index)
 
     def sync(self) -> None:
-        """Have the bytes on the disk."""
+        """Flush the bytes to the disk."""
         os.fsync(self._data)
 
     def finish(self, target: Path) -> None:
-        """Give the whole file its name, in one step."""
+        """Move the complete file to its name, in one step."""
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(self.path, target)
-        self._journal_path.unlink(missing_ok=True)
+        self._counts_path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Throw away what is here."""
+        """Delete the part."""
         self.path.unlink(missing_ok=True)
-        self._journal_path.unlink(missing_ok=True)
-
-    def _read_journal(self) -> list[Interval] | None:
-        """What is here; None when it is of another version of the file."""
-        if not self.path.is_file() or not self._journal_path.is_file():
-            return None
-        lines = self._journal_path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        if not lines or lines[0] != self._header:
-            return None
-        here: list[Interval] = []
-        for line in lines[1:]:
-            words = line.split()
-            # A line without its end was being written when the process died.
-            if line.endswith("\n") and len(words) == 2 and all(word.isdecimal() for word in words):
-                here.append((int(words[0]), int(words[1])))
-        return here
+        self._counts_path.unlink(missing_ok=True)

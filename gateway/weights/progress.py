@@ -17,10 +17,10 @@ LOG_EVERY_S = 10.0
 
 
 class LogProgress:
-    """Logs how far a fetch is, now and then.
+    """Logs the progress of a fetch at intervals.
 
     Args:
-        source: what is fetched.
+        source: the address.
         clock: monotonic seconds.
     """
 
@@ -33,7 +33,7 @@ class LogProgress:
         self._next_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Told after each chunk, from any thread."""
+        """Called after each chunk, from any thread."""
         with self._lock:
             now = self._clock()
             if self._began is None:
@@ -42,20 +42,20 @@ class LogProgress:
             if now < self._next_s:
                 return
             self._next_s = now + LOG_EVERY_S
-            began_s, had = self._began
+            began_s, done_before = self._began
         self._log.info(
             "fetching weights",
             source=self._source,
             done_mib=progress.done >> 20,
             total_mib=progress.total >> 20,
             percent=round(100 * progress.done / progress.total) if progress.total else None,
-            mib_per_s=round((progress.done - had) / 2**20 / (now - began_s), 1),
+            mib_per_s=round((progress.done - done_before) / 2**20 / (now - began_s), 1),
         )
 
 
 @contextmanager
 def bar(console: Console, source: str) -> Iterator[OnProgress]:
-    """A bar that shows while the block runs; it is gone afterwards."""
+    """A bar that is shown while the block runs."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""What a cache folder remembers of its files, in ``.sluice`` inside it: locks, parts, what was checked."""
+"""The state of a cache folder, in its folder ``.sluice``: locks, parts, records of checked files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE = ".sluice"
 
 
 class CacheFolder:
-    """The files of one address, and what is known of them.
+    """The files of one address, and their records.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -26,15 +26,15 @@ class CacheFolder:
         self._state = folder / STATE
 
     def path(self, name: str) -> Path:
-        """Where a whole file lies."""
+        """The path of a complete file."""
         return self.folder / name
 
     def part(self, name: str) -> Path:
-        """Where its part lies while it arrives."""
+        """The path of its part while it arrives."""
         return self._state / "files" / f"{name}.part"
 
     def lock(self, name: str) -> Path:
-        """What is locked while it is fetched; the file stays, the lock goes with its process."""
+        """The path of its lock; the file stays, the lock ends with its process."""
         path = self._state / "files" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -51,18 +51,18 @@ class CacheFolder:
         )
 
     def checked(self, file: RemoteFile, by: str) -> None:
-        """The file is here and its content was checked by that kind of checksum."""
+        """Record that the file is here and was checked with that kind of checksum."""
         _write(self._record(file.name), {"etag": file.etag, "size": file.size, "checked_by": by})
 
     def _record(self, name: str) -> Path:
         return self._state / "files" / f"{name}.json"
 
     def all_here(self, files: Collection[RemoteFile]) -> None:
-        """All files of the address are here."""
+        """Record that all files of the address are here."""
         _write(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
 
     def last_known(self) -> list[RemoteFile]:
-        """The files of the last time that all were here; none when that never was, or some are gone."""
+        """The files of the last complete fetch; empty when there was none, or some are missing."""
         listed = _read(self._state / "all.json").get("files", [])
         files = [RemoteFile(str(name), int(size), str(etag)) for name, size, etag in listed]
         return files if all(self.has(file) for file in files) else []

@@ -1,6 +1,6 @@
 """Fetches the files under an S3 prefix: in parallel ranges, resumable, checked, shared by processes.
 
-A fetch's way: list the prefix → choose → room on the disk? → transfer.
+Steps: list the prefix, select files, check the free disk space, transfer.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gateway.weights.s3_transfer import BACKOFF_S, Transfer
 from gateway.weights.selection import is_safe, needed
 from gateway.weights.values import OnProgress, RemoteFile, everything, ignore
 
-# More keys under a prefix are no model.
+# A prefix with more keys is not a model.
 MAX_FILES = 10_000
 
 
 class S3Fetcher:
-    """Fetches over one client.
+    """A fetcher with one client.
 
     Args:
-        options: how S3 is reached.
-        free_bytes: room on the disk of a folder.
-        backoff_s: the first wait before a broken range is asked for again; it doubles.
+        options: of the client.
+        free_bytes: free disk space of a folder.
+        backoff_s: the first wait before a broken range is requested again; it doubles.
 
     Raises:
         LibraryMissing: boto3 or filelock is not installed.
@@ -51,7 +51,7 @@ class S3Fetcher:
         self._backoff_s = backoff_s
 
     def folder(self, url: str, into: Path) -> Path:
-        """Where the files of an address lie: the same in every process."""
+        """The folder of an address, the same in every process."""
         prefix = _prefix(url)
         name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
         identity = f"{self._options.endpoint_url or ''} {prefix.url}"
@@ -66,7 +66,7 @@ class S3Fetcher:
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch what is wanted under ``s3://bucket/prefix``; see :class:`gateway.weights.values.Fetcher`."""
+        """Fetch the wanted files under ``s3://bucket/prefix``; see :class:`values.Fetcher`."""
         prefix = _prefix(url)
         cache = CacheFolder(self.folder(url, into))
         try:
@@ -86,7 +86,7 @@ class S3Fetcher:
         return cache.folder
 
     def _list(self, prefix: S3Prefix, cache: CacheFolder) -> list[RemoteFile]:
-        """The files to have; when S3 cannot be reached, those that are all here since an earlier time."""
+        """The files of the source; those of the last complete fetch when S3 is unreachable."""
         try:
             return _choose(prefix, self._pages(prefix))
         except Unreachable as error:
@@ -94,7 +94,7 @@ class S3Fetcher:
             if not known:
                 raise
             structlog.get_logger("weights").warning(
-                "source not reached, using the files of the last time", source=prefix.url, reason=str(error)
+                "source not reached, using the files of the last fetch", source=prefix.url, reason=str(error)
             )
             return known
 
@@ -127,11 +127,11 @@ def _prefix(url: str) -> S3Prefix:
 
 
 def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:
-    """What an engine reads of a listing."""
+    """The files of a listing that an engine reads."""
     found: dict[str, RemoteFile] = {}
     for one in objects:
         name = str(one["Key"]).removeprefix(prefix.start)
-        # A key that ends in a slash is how consoles make folders.
+        # Consoles represent a folder by a key that ends in a slash.
         if not name or name.endswith("/"):
             continue
         if not is_safe(name):
@@ -146,7 +146,7 @@ def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[Remo
 
 
 def _blocks_on_disk(path: Path) -> int:
-    """Bytes that a part takes on the disk; it is sparse."""
+    """Bytes that a sparse part file takes on the disk."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:

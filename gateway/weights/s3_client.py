@@ -1,4 +1,4 @@
-"""The S3 client: how it is made, and what its errors mean."""
+"""The S3 client and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.weights.errors import AccessDenied, Changed, FetchError, LibraryMissing, NotThere, Unreachable
 
-# Attempts of the client itself for one request, before a body has begun.
+# Attempts of the client for one request, until the body begins.
 REQUEST_ATTEMPTS = 3
 _NOT_THERE = frozenset({"404", "NoSuchBucket", "NoSuchKey", "NotFound"})
 _DENIED = frozenset(
@@ -28,12 +28,12 @@ _CHANGED = frozenset({"412", "PreconditionFailed"})
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How S3 is reached; credentials come from the AWS SDK's usual chain.
+    """Options of the client; credentials come from the AWS SDK's usual chain.
 
     Args:
-        endpoint_url: another service that speaks S3; None for AWS.
-        region: None takes the chain's.
-        connections: requests at once.
+        endpoint_url: another service with the S3 API; None for AWS.
+        region: None takes the SDK's.
+        connections: concurrent requests.
         connect_timeout_s: longest wait for a connection.
         read_timeout_s: longest wait for the next bytes of an answer.
     """
@@ -46,7 +46,7 @@ class S3Options:
 
 
 def make_client(options: S3Options) -> Any:
-    """A client that threads may share.
+    """A thread-safe client.
 
     Raises:
         LibraryMissing: boto3 is not installed.
@@ -69,7 +69,7 @@ def make_client(options: S3Options) -> Any:
                 max_pool_connections=options.connections,
                 # Services other than AWS rarely have a host name for each bucket.
                 s3={"addressing_style": "path" if options.endpoint_url else "auto"},
-                # Ranges have no checksum; whole files are checked when they are here.
+                # Ranges have no checksum; complete files are checked.
                 response_checksum_validation="when_required",
             ),
         )
@@ -80,7 +80,7 @@ def make_client(options: S3Options) -> Any:
 
 
 def transient(error: BaseException) -> bool:
-    """Whether asking again may help: the connection broke, or the service asks for patience."""
+    """Whether another attempt may help: the connection broke, or the service is overloaded."""
     import botocore.exceptions as boto
 
     if isinstance(error, boto.ClientError):
@@ -90,24 +90,24 @@ def transient(error: BaseException) -> bool:
 
 
 def meaning(error: Exception, where: str) -> FetchError:
-    """What an error of the client means for the fetch of ``where``."""
+    """The error of the fetch of ``where`` that an error of the client causes."""
     import botocore.exceptions as boto
 
     if isinstance(error, FetchError):
         return error
     if isinstance(error, boto.ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
-        said = f"{where}: S3 says {code}"
+        message = f"{where}: S3 says {code}"
         if code in _NOT_THERE:
-            return NotThere(f"{said}; check the bucket and the prefix of engine.model")
+            return NotThere(f"{message}; check the bucket and the prefix of engine.model")
         if code in _DENIED:
             return AccessDenied(
-                f"{said}; the credentials need s3:ListBucket and s3:GetObject there (AWS_PROFILE, "
+                f"{message}; the credentials need s3:ListBucket and s3:GetObject there (AWS_PROFILE, "
                 "AWS_ACCESS_KEY_ID or the machine's role)"
             )
         if code in _CHANGED:
             return Changed(f"{where} was replaced while it was fetched; start again")
-        return Unreachable(f"{said}; try again, or see weights.endpoint_url and weights.region")
+        return Unreachable(f"{message}; try again, or see weights.endpoint_url and weights.region")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)):
         return AccessDenied(
             f"{where}: no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "

@@ -1,8 +1,10 @@
-"""Brings chosen files of an S3 prefix into a cache folder: the threads of one fetch, and what ends them.
+"""Fetches chosen files of an S3 prefix into a cache folder, in threads.
 
-A file's way: lock → here already? → what content is expected → fetch the missing ranges → check → rename →
-record. Locks are per file, so that two processes share the work, and one that only wants the tokenizer does
-not wait for another's weights.
+Steps of a file: lock, stop if it is here, find its expected content, fetch the missing ranges, check, rename,
+record. Each file has its own lock: two processes share the work, and one that needs only the tokenizer does
+not wait for the weights of another.
+
+boto3's transfer manager is not used: see docs/decisions/013-own-ranges-from-s3.md.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import Corrupt, FetchError, FetchStopped, LibraryMissing, Unreachable
-from gateway.weights.intervals import Interval, segments
 from gateway.weights.location import S3Prefix
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
@@ -25,12 +26,9 @@ from gateway.weights.s3_client import S3Options, meaning, transient
 from gateway.weights.selection import is_small
 from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
 
-# A range per request: long enough that a request's latency is a few percent of it, short enough that all
-# connections have work on one file.
-SEGMENT_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
 FILES_AT_ONCE = 4
-# Times in a row that a range may break off without a byte, and the waits between.
+# The most failures of a range in a row without a byte, and the first wait between two attempts; it doubles.
 ATTEMPTS = 5
 BACKOFF_S = 0.5
 LOCK_POLL_S = 0.1
@@ -42,11 +40,11 @@ class Transfer:
 
     Args:
         client: S3, shared by the threads.
-        prefix: what is fetched.
-        cache: where to.
-        options: how many connections.
+        prefix: the source.
+        cache: the destination.
+        options: the number of connections.
         stop: once set, the fetch ends soon.
-        backoff_s: the first wait before a broken range is asked for again; it doubles.
+        backoff_s: the first wait before a broken range is requested again; it doubles.
     """
 
     def __init__(
@@ -68,9 +66,9 @@ class Transfer:
         self._manifest: dict[str, str] = {}
 
     def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:
-        """Have all of ``files`` here; manifests first, then the small ones."""
-        self._meter = ByteCounter(sum(file.size for file in files), on_progress)
-        self._meter.add(0)
+        """Fetch ``files``: manifests first, then the small ones."""
+        self._bytes = ByteCounter(sum(file.size for file in files), on_progress)
+        self._bytes.add(0)
         with (
             ThreadPoolExecutor(FILES_AT_ONCE, "weights-file") as self._files,
             ThreadPoolExecutor(self._connections, "weights-range") as self._ranges,
@@ -84,88 +82,83 @@ class Transfer:
             self._all(self._files, (partial(self._file, file) for file in rest))
 
     def _all(self, pool: ThreadPoolExecutor, work: Iterable[Callable[[], None]]) -> None:
-        """Do all of ``work``; the first failure ends the rest and is raised."""
+        """Run all of ``work``; the first failure ends the rest and is raised."""
         futures: list[Future[None]] = [pool.submit(one) for one in work]
-        _, undone = wait(futures, return_when=FIRST_EXCEPTION)
-        if undone:
+        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        if pending:
             self._failed.set()
-            for future in undone:
+            for future in pending:
                 future.cancel()
-            wait(undone)
+            wait(pending)
         failures = [error for f in futures if not f.cancelled() and (error := f.exception()) is not None]
         if failures:
             self._failed.set()
-            # What another thread's failure stopped is not the reason.
-            raise next((error for error in failures if not isinstance(error, FetchStopped)), failures[0])
+            # A stop that another thread's failure caused is not the reason.
+            raise min(failures, key=lambda error: isinstance(error, FetchStopped))
+
+    def _stopped(self) -> bool:
+        return self._stop.is_set() or self._failed.is_set()
 
     def _check_stop(self) -> None:
-        if self._stop.is_set() or self._failed.is_set():
+        if self._stopped():
             raise FetchStopped(f"{self._prefix.url}: fetching was stopped; what has arrived is kept")
 
     def _file(self, file: RemoteFile) -> None:
         with self._locked(file):
             if self._cache.has(file):
-                self._meter.add(file.size)
+                self._bytes.add(file.size)
                 return
             expected = self._expected(file)
             target = self._cache.path(file.name)
-            # A whole file without a record: put there by hand, or the process died before it was recorded.
+            # A whole file without a record: copied there by hand, or the process died before it was recorded.
             if target.is_file() and fault(target, expected, self._check_stop) is None:
-                self._meter.add(file.size)
+                self._bytes.add(file.size)
             else:
                 self._receive(file, expected, target)
             self._cache.checked(file, expected.kind)
 
     def _receive(self, file: RemoteFile, expected: Expected, target: Path) -> None:
-        """Fetch what is missing; content that is wrong is fetched anew once."""
+        """Fetch what is missing; content that is wrong is fetched once more from the start."""
         wrong: str | None = None
         for _ in range(2):
             with PartFile(self._cache.part(file.name), file) as part:
-                self._meter.add(part.here)
-                self._all(
-                    self._ranges,
-                    (partial(self._range, file, part, at) for at in segments(part.missing, SEGMENT_BYTES)),
-                )
+                self._bytes.add(part.here)
+                self._all(self._ranges, (partial(self._range, file, part, *at) for at in part.missing))
                 part.sync()
                 wrong = fault(part.path, expected, self._check_stop)
                 if wrong is None:
                     part.finish(target)
                     return
                 part.discard()
-                self._meter.add(-file.size)
+                self._bytes.add(-file.size)
         raise Corrupt(
             f"{self._prefix.url}/{file.name}: {wrong}, twice; the source's file is damaged: upload it again"
         )
 
-    def _range(self, file: RemoteFile, part: PartFile, interval: Interval) -> None:
-        """Fetch one range; where it breaks off, go on from there."""
-        start, end = interval
-        where, failures = f"{self._prefix.url}/{file.name}", 0
+    def _range(self, file: RemoteFile, part: PartFile, start: int, end: int) -> None:
+        """Fetch one range; after a broken connection continue at the byte that it reached."""
+        failures = 0
         while start < end:
             self._check_stop()
             try:
-                body = self._open(file, start, end)
-                with closing(body):
-                    while chunk := self._read(body):
+                with closing(self._open(file, start, end)) as body:
+                    while chunk := _read(body):
                         part.write(start, chunk)
                         start += len(chunk)
                         failures = 0
-                        self._meter.add(len(chunk))
+                        self._bytes.add(len(chunk))
                         self._check_stop()
             except (FetchError, OSError):
                 raise
             except Exception as error:  # the client's errors have no common base
                 failures += 1
                 if not transient(error) or failures >= ATTEMPTS:
-                    raise meaning(error, where) from error
+                    raise meaning(error, f"{self._prefix.url}/{file.name}") from error
                 self._stop.wait(self._backoff_s * 2 ** (failures - 1))
 
     def _open(self, file: RemoteFile, start: int, end: int) -> Any:
         answer = self._client.get_object(
-            Bucket=self._prefix.bucket,
-            Key=self._prefix.start + file.name,
-            Range=f"bytes={start}-{end - 1}",
-            IfMatch=f'"{file.etag}"',
+            **self._key(file), Range=f"bytes={start}-{end - 1}", IfMatch=f'"{file.etag}"'
         )
         if answer["ContentLength"] != end - start:
             answer["Body"].close()
@@ -175,48 +168,50 @@ class Transfer:
             )
         return answer["Body"]
 
-    @staticmethod
-    def _read(body: Any) -> bytes:
-        """The next chunk; a broken connection is an error of the client, never one of the disk."""
-        import botocore.exceptions as boto
-
-        try:
-            chunk: bytes = body.read(CHUNK_BYTES)
-        except OSError as error:
-            raise boto.HTTPClientError(error=error) from error
-        return chunk
-
     def _expected(self, file: RemoteFile) -> Expected:
         if file.name in self._manifest:
             return Expected("sha256", self._manifest[file.name], file.size)
-        key = {"Bucket": self._prefix.bucket, "Key": self._prefix.start + file.name}
 
         def part_bytes() -> int | None:
-            length = self._client.head_object(**key, PartNumber=1).get("ContentLength")
+            length = self._client.head_object(**self._key(file), PartNumber=1).get("ContentLength")
             return int(length) if length is not None else None
 
         try:
-            head = self._client.head_object(**key, ChecksumMode="ENABLED", IfMatch=f'"{file.etag}"')
+            head = self._client.head_object(
+                **self._key(file), ChecksumMode="ENABLED", IfMatch=f'"{file.etag}"'
+            )
             return from_head(head, file.size, part_bytes)
         except Exception as error:  # the client's errors have no common base
             raise meaning(error, f"{self._prefix.url}/{file.name}") from error
 
+    def _key(self, file: RemoteFile) -> dict[str, str]:
+        return {"Bucket": self._prefix.bucket, "Key": self._prefix.start + file.name}
+
     @contextmanager
     def _locked(self, file: RemoteFile) -> Iterator[None]:
-        """Own the file against other threads and processes; the lock goes when its owner dies."""
+        """Lock the file against other threads and processes; the lock ends with its process."""
         try:
             from filelock import FileLock, Timeout
         except ImportError:
             raise LibraryMissing("s3:// needs filelock: pip install 'sluice-gateway[s3]'") from None
         lock = FileLock(self._cache.lock(file.name))
-        while True:
+        try:
+            lock.acquire(poll_interval=LOCK_POLL_S, cancel_check=self._stopped)
+        except Timeout:
             self._check_stop()
-            try:
-                lock.acquire(timeout=LOCK_POLL_S, poll_interval=LOCK_POLL_S)
-                break
-            except Timeout:
-                continue
+            raise
         try:
             yield
         finally:
             lock.release()
+
+
+def _read(body: Any) -> bytes:
+    """The next chunk; a broken connection is an error of the client, never one of the disk."""
+    import botocore.exceptions as boto
+
+    try:
+        chunk: bytes = body.read(CHUNK_BYTES)
+    except OSError as error:
+        raise boto.HTTPClientError(error=error) from error
+    return chunk

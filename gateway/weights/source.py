@@ -1,8 +1,8 @@
-"""The served model's files: where they come from and when.
+"""The served model's files.
 
-``prepare`` runs before anything is built: it brings the small files (configuration, tokenizer) and returns
-settings in which the model is a local folder, so that nothing else knows of hubs and buckets. The weights
-follow when the gateway serves already: alive, not ready.
+``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns
+settings in which the model is a local folder, so that no other module knows of hubs and buckets. The weights
+follow while the gateway is already alive but not ready.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gateway.weights.s3_client import S3Options
 from gateway.weights.selection import is_small
 from gateway.weights.values import Fetcher, OnProgress, everything, ignore
 
-# Configuration and tokenizer are a few tens of MB; longer than this is a fault to tell, not to wait for.
+# Configuration and tokenizer are a few tens of MB; a fetch that takes longer is reported as a failure.
 SMALL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of the model that the engine in process serves.
+    """The weights of the model that the embedded engine serves.
 
     Args:
         source: the address, as configured.
-        url: what is fetched; None when the files lie on this machine already.
-        folder: where they lie once they are here.
-        fetcher: what fetches them.
+        url: the address to fetch; None when the files are on this machine already.
+        folder: their folder on this machine.
+        fetcher: fetches them.
         cache: the cache's folder.
-        timeout_s: longest that fetching may take.
+        timeout_s: time limit of the fetch.
     """
 
     source: str
@@ -52,10 +52,10 @@ class Weights:
         return self.url is not None
 
     async def fetch(self, on_progress: OnProgress = ignore) -> Path:
-        """Bring what is missing; cancelling ends it, and what has arrived is kept.
+        """Fetch what is missing; cancelling ends it, and what has arrived is kept.
 
         Raises:
-            FetchError: they could not be brought; the message is one line that says what to do.
+            FetchError: the message is one line that says what to do.
         """
         url, fetcher = self.url, self.fetcher
         if url is None or fetcher is None:
@@ -76,15 +76,15 @@ class Weights:
 
 
 def prepare(settings: Settings) -> tuple[Settings, Weights]:
-    """Bring the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``.
+    """Fetch the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``.
 
-    Returns the settings with local folders in place of addresses, and the weights that are still to come.
+    Returns the settings with local folders in place of addresses, and the weights, not yet fetched.
 
     Raises:
-        FetchError: the small files could not be brought.
+        FetchError: the small files could not be fetched.
     """
     engine, cache = settings.engine, cache_folder(settings.weights)
-    # Without an engine in process the model is only counted for.
+    # Without an embedded engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None
     model = locate(engine.model) if model_used else LocalFolder(Path(engine.model))
     changes: dict[str, object] = {}
@@ -95,7 +95,7 @@ def prepare(settings: Settings) -> tuple[Settings, Weights]:
     else:
         fetcher = _fetcher(model, settings.weights)
         folder = _small(fetcher, model, cache)
-        # The public id stays the address's last word, not the cache folder's name.
+        # The public id is the address's last word, not the name of the cache folder.
         changes |= {"model": str(folder), "served_model_name": engine.served_model_name or public_name(model)}
         url = _url(model, folder) if engine.kind != "none" else None
         weights = Weights(engine.model, url, folder, fetcher, cache, settings.weights.timeout_seconds)
@@ -105,19 +105,19 @@ def prepare(settings: Settings) -> tuple[Settings, Weights]:
 
 
 def cache_folder(section: WeightsSection) -> Path:
-    """Where fetched files lie."""
+    """The folder of fetched files."""
     return Path(section.cache_folder).expanduser()
 
 
 def public_name(location: HubModel | S3Prefix) -> str:
-    """The model's public id when ``engine.served_model_name`` gives none: the address's last word."""
+    """The model's public id without ``engine.served_model_name``: the address's last word."""
     if isinstance(location, HubModel):
         return location.repo.rpartition("/")[2]
     return (location.prefix or location.bucket).rpartition("/")[2]
 
 
 def make_s3_fetcher(section: WeightsSection) -> S3Fetcher:
-    """S3 as the configuration says; raises LibraryMissing when boto3 is not installed."""
+    """The configured S3 fetcher; raises LibraryMissing when boto3 is not installed."""
     return S3Fetcher(
         S3Options(
             endpoint_url=section.endpoint_url,

@@ -1,4 +1,4 @@
-"""What fetchers take and give: the port, a remote file, progress."""
+"""The port of fetchers, and its values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes that are here of those that are wanted; ``total`` 0 while it is not known."""
+    """Bytes that are here, and bytes that are wanted; ``total`` is 0 while unknown."""
 
     done: int
     total: int
@@ -30,11 +30,11 @@ OnProgress = Callable[[Progress], None]
 
 
 class Fetcher(Protocol):
-    """Brings the files under an address onto this machine; models and LoRA adapters alike.
+    """Fetches the files under an address to this machine; models and LoRA adapters.
 
     Invariants: what has arrived before is not fetched again; several threads and processes may fetch the
-    same address into the same folder at once; the files in the returned folder are whole and checked, under
-    their final names; blocking, so called from a thread; ``on_progress`` may be called from any thread.
+    same address into the same folder at once; the files in the returned folder are complete and checked; it
+    blocks, so it is called from a thread; ``on_progress`` may be called from any thread.
     """
 
     def fetch(
@@ -50,9 +50,9 @@ class Fetcher(Protocol):
 
         Args:
             url: the address.
-            into: the cache; files lie in a folder of their own below it.
+            into: the cache; the files are in a folder below it.
             wanted: chooses files by their name.
-            on_progress: told after each chunk.
+            on_progress: called after each chunk.
             stop: once set, the fetch ends soon.
 
         Raises:
@@ -66,11 +66,11 @@ def everything(name: str) -> bool:
 
 
 def ignore(progress: Progress) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 class ByteCounter:
-    """Adds up bytes from several threads and tells of them."""
+    """Counts bytes from several threads and reports them."""
 
     def __init__(self, total: int, on_progress: OnProgress) -> None:
         self._total = total
@@ -79,7 +79,7 @@ class ByteCounter:
         self._lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """So many more bytes are here; negative when some were thrown away."""
+        """Count bytes that have arrived; negative for bytes that were discarded."""
         with self._lock:
             self._done += size
             self._on_progress(Progress(self._done, self._total))

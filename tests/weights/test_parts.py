@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import UnknownLocation
-from gateway.weights.intervals import length, missing, segments
 from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
 from gateway.weights.part_file import PartFile
 from gateway.weights.progress import LogProgress
@@ -90,57 +89,62 @@ def test_other_formats_are_left_out_only_when_there_are_safetensors() -> None:
     assert needed({"adapter_model.bin", "x.json"}) == {"adapter_model.bin", "x.json"}
 
 
-intervals = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8
-)
-
-
-@given(size=st.integers(0, 50), here=intervals, most=st.integers(1, 7))
-def test_here_and_missing_make_the_whole(size: int, here: list[tuple[int, int]], most: int) -> None:
-    gaps = missing(size, here)
-    have = {at for start, end in here for at in range(start, end)}
-    lack = [at for start, end in gaps for at in range(start, end)]
-    assert lack == [at for at in range(size) if at not in have]
-    cut = segments(gaps, most)
-    assert [at for start, end in cut for at in range(start, end)] == lack
-    assert all(end - start <= most for start, end in cut) and length(cut) == len(lack)
-
-
 @given(data=st.data())
 def test_a_part_file_knows_what_it_holds_after_any_end(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     content = data.draw(st.binary(min_size=1, max_size=64))
+    segment = data.draw(st.integers(1, 70))
     file = RemoteFile("m", len(content), "etag")
     path = tmp_path_factory.mktemp("part") / "m.part"
-    cuts = st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))
-    for start, end in data.draw(st.lists(cuts.map(lambda p: (min(p), max(p))), max_size=5)):
-        with PartFile(path, file) as part:
-            part.write(start, content[start:end])
-        if data.draw(st.booleans()):
-            # The process died while it wrote a line.
-            journal = path.with_name("m.part.journal")
-            with journal.open("a") as torn:
-                torn.write(f"0 {len(content)}"[: data.draw(st.integers(0, 3))])
-    with PartFile(path, file) as part:
-        assert part.here == len(content) - length(part.missing)
+    here = 0
+    for _ in range(data.draw(st.integers(0, 4))):
+        with PartFile(path, file, segment) as part:
+            assert part.here == here == len(content) - sum(end - start for start, end in part.missing)
+            for start, end in data.draw(st.permutations(part.missing)):
+                size = data.draw(st.integers(0, end - start))
+                part.write(start, content[start : start + size])
+                here += size
+    with PartFile(path, file, segment) as part:
+        assert all(0 < end - start <= segment for start, end in part.missing)
         for start, end in part.missing:
             part.write(start, content[start:end])
+        assert part.missing == [] and part.here == len(content)
         part.finish(path.with_name("m"))
     assert path.with_name("m").read_bytes() == content
     assert [p.name for p in path.parent.iterdir()] == ["m"]
 
 
-def test_a_part_of_another_version_or_without_a_journal_begins_anew(tmp_path: Path) -> None:
+@given(torn=st.binary(max_size=60))
+def test_counts_that_were_torn_are_not_trusted(torn: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("part") / "m.part"
+    file = RemoteFile("m", 4, "etag")
+    with PartFile(path, file) as part:
+        part.write(0, b"ab")
+    counts = path.with_name("m.part.counts")
+    for content in (torn, counts.read_bytes()[: len(torn)]):
+        counts.write_bytes(content)
+        with PartFile(path, file) as part:
+            assert part.missing in ([(0, 4)], [(2, 4)])
+
+
+def test_a_part_of_another_version_or_without_counts_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "m.part"
     with PartFile(path, RemoteFile("m", 4, "one")) as part:
         part.write(0, b"abcd")
     with PartFile(path, RemoteFile("m", 4, "two")) as part:
         assert part.missing == [(0, 4)]
         part.write(0, b"ab")
-    path.with_name("m.part.journal").unlink()
+    path.with_name("m.part.counts").unlink()
     with PartFile(path, RemoteFile("m", 4, "two")) as part:
         assert part.missing == [(0, 4)]
+
+
+def test_an_empty_file_is_complete_at_once(tmp_path: Path) -> None:
+    with PartFile(tmp_path / "m.part", RemoteFile("m", 0, "etag")) as part:
+        assert part.missing == []
+        part.finish(tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == b""
 
 
 def test_progress_is_logged_now_and_then() -> None:
