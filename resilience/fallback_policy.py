@@ -96,7 +96,7 @@ _MAY_ASK = frozenset({Leg.OPEN, Leg.REPEATED})
 _MAY_REPEAT = frozenset({Leg.OPEN, Leg.FAILED})
 
 
-class Engine(Enum):
+class EngineHealth(Enum):
     """The state of the primary's engine, as far as the failures of this request show it."""
 
     UP = auto()
@@ -114,13 +114,13 @@ class EngineEvent(Enum):
 
 
 # fmt: off
-ENGINE_TRANSITIONS: Mapping[Engine, Mapping[EngineEvent, Engine]] = MappingProxyType({
+ENGINE_TRANSITIONS: Mapping[EngineHealth, Mapping[EngineEvent, EngineHealth]] = MappingProxyType({
     state: MappingProxyType(dict(zip(EngineEvent, row, strict=True)))
     for state, row in {
-        #               lost           short wait     progress     restarted
-        Engine.UP:     (Engine.LOST,   Engine.UP,     Engine.UP,   Engine.UP),
-        Engine.LOST:   (Engine.LOST,   Engine.WAITED, Engine.LOST, Engine.UP),
-        Engine.WAITED: (Engine.WAITED, Engine.WAITED, Engine.LOST, Engine.UP),
+        #                     lost                 short wait           progress           restarted
+        EngineHealth.UP:     (EngineHealth.LOST,   EngineHealth.UP,     EngineHealth.UP,   EngineHealth.UP),
+        EngineHealth.LOST:   (EngineHealth.LOST,   EngineHealth.WAITED, EngineHealth.LOST, EngineHealth.UP),
+        EngineHealth.WAITED: (EngineHealth.WAITED, EngineHealth.WAITED, EngineHealth.LOST, EngineHealth.UP),
     }.items()
 })
 # fmt: on
@@ -135,7 +135,7 @@ class Primary(Enum):
     GONE = auto()
 
 
-class Choice(Enum):
+class StepKind(Enum):
     """A kind of step; each may turn out to be impossible."""
 
     PRIMARY = auto()
@@ -146,16 +146,16 @@ class Choice(Enum):
 
 # The steps to try in this order, by what can be expected of the primary and whether it comes before the legs.
 # The degraded text follows every row.
-STEPS: Mapping[tuple[Primary, bool], tuple[Choice, ...]] = MappingProxyType(
+STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = MappingProxyType(
     {
-        (Primary.READY, True): (Choice.PRIMARY,),
-        (Primary.READY, False): (Choice.LEGS, Choice.PRIMARY),
-        (Primary.SOON, True): (Choice.SHORT_WAIT,),
-        (Primary.SOON, False): (Choice.LEGS, Choice.LONG_WAIT, Choice.SHORT_WAIT),
-        (Primary.LATE, True): (Choice.LEGS, Choice.LONG_WAIT),
-        (Primary.LATE, False): (Choice.LEGS, Choice.LONG_WAIT),
-        (Primary.GONE, True): (Choice.LEGS,),
-        (Primary.GONE, False): (Choice.LEGS,),
+        (Primary.READY, True): (StepKind.PRIMARY,),
+        (Primary.READY, False): (StepKind.LEGS, StepKind.PRIMARY),
+        (Primary.SOON, True): (StepKind.SHORT_WAIT,),
+        (Primary.SOON, False): (StepKind.LEGS, StepKind.LONG_WAIT, StepKind.SHORT_WAIT),
+        (Primary.LATE, True): (StepKind.LEGS, StepKind.LONG_WAIT),
+        (Primary.LATE, False): (StepKind.LEGS, StepKind.LONG_WAIT),
+        (Primary.GONE, True): (StepKind.LEGS,),
+        (Primary.GONE, False): (StepKind.LEGS,),
     }
 )
 
@@ -206,7 +206,7 @@ class FallbackPolicy:
         self._on_engine = on_engine
         self._in_hand = in_hand
         self._legs = dict.fromkeys((primary, *self._chain, *on_engine), Leg.OPEN)
-        self._engine = Engine.UP
+        self._engine = EngineHealth.UP
         self._calls = 0
         self._futile_restarts = 0
         self._wait_left_s = rules.max_wait_s
@@ -288,17 +288,17 @@ class FallbackPolicy:
             return Primary.GONE
         if leg in _MAY_ASK and view.able(self._primary):
             return Primary.READY
-        if self._engine is Engine.UP or not view.restarts or self._wait_left_s <= 0:
+        if self._engine is EngineHealth.UP or not view.restarts or self._wait_left_s <= 0:
             return Primary.GONE
         soon = view.back_in_s is not None and view.back_in_s <= self._rules.wait_s
-        return Primary.SOON if soon and self._engine is Engine.LOST else Primary.LATE
+        return Primary.SOON if soon and self._engine is EngineHealth.LOST else Primary.LATE
 
-    def _step(self, choice: Choice, view: Situation) -> Step | None:
-        if choice is Choice.PRIMARY:
+    def _step(self, choice: StepKind, view: Situation) -> Step | None:
+        if choice is StepKind.PRIMARY:
             return self._try(self._primary)
-        if choice is Choice.LEGS:
+        if choice is StepKind.LEGS:
             return self._next_leg(view)
-        if choice is Choice.SHORT_WAIT:
+        if choice is StepKind.SHORT_WAIT:
             self._on_primary_engine(EngineEvent.SHORT_WAIT)
             return self._wait(min(self._rules.wait_s, self._wait_left_s))
         return self._wait(self._wait_left_s) if self._in_hand or view.in_time else None

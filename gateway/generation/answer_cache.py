@@ -20,7 +20,7 @@ from resilience.response_cache_values import CachedAnswer, CacheQuestion
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class AnswerFromCache:
     """An answer that was given before; ``warnings`` tell when it was to a similar question."""
 
     text: str
@@ -41,7 +41,7 @@ class AnswerCache:
         self._cache = cache
         self._deployment = deployment
 
-    async def find(self, job: Job, timeout_s: float | None = None) -> StoredAnswer | None:
+    async def find(self, job: Job, timeout_s: float | None = None) -> AnswerFromCache | None:
         """A kept answer that fits the request; never raises but for a cancellation."""
         if self._cache is None:
             return None
@@ -49,7 +49,7 @@ class AnswerCache:
         if hit is None:
             return None
         warnings = () if hit.exact else (f"answered from a similar question ({hit.similarity:.2f})",)
-        return StoredAnswer(hit.kept.text, FinishReason(hit.kept.finish_reason), warnings)
+        return AnswerFromCache(hit.kept.text, FinishReason(hit.kept.finish_reason), warnings)
 
     def remember(self, job: Job, answer: Answer) -> None:
         """Keep a whole answer by the backend that was meant to answer; anything else is let go.

@@ -11,7 +11,7 @@ from admission.errors import Refused
 from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
-from gateway.generation.answer_cache import AnswerCache, StoredAnswer
+from gateway.generation.answer_cache import AnswerCache, AnswerFromCache
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
@@ -314,7 +314,7 @@ class FallbackChain:
                     return None
             else:
                 text = job.target.route.degraded_text
-                found, kind = StoredAnswer(text, FinishReason.DEGRADED), "degraded_response"
+                found, kind = AnswerFromCache(text, FinishReason.DEGRADED), "degraded_response"
             stream.rewind()
             await stream.take(Delta(found.text, 0))
             await stream.commit()

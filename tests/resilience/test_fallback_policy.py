@@ -20,8 +20,8 @@ from resilience.fallback_policy import (
     MAX_RESUMES,
     RESPONSE_CACHE,
     STEPS,
-    Engine,
     EngineEvent,
+    EngineHealth,
     FallbackPolicy,
     Leg,
     LegEvent,
@@ -158,7 +158,7 @@ def test_the_transition_tables_name_every_state_and_event() -> None:
         (leg, event) for leg in Leg for event in LegEvent
     }
     assert {(engine, event) for engine, row in ENGINE_TRANSITIONS.items() for event in row} == {
-        (engine, event) for engine in Engine for event in EngineEvent
+        (engine, event) for engine in EngineHealth for event in EngineEvent
     }
     assert set(STEPS) == {(primary, first) for primary in Primary for first in (True, False)}
 
