@@ -34,11 +34,11 @@ from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.requests.answer import respond, warnings_of
+from gateway.requests.answer import closing_row, respond, warnings_of
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
-from gateway.requests.usage import closing_row, opening_row, partial_usage
+from gateway.requests.usage import opening_row, partial_usage
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
@@ -146,8 +146,8 @@ class Journey:
 
                 warnings = warnings_of(request, canonical, lease)
                 answer = respond(request, outcome, stream, timer, trace_id=trace_id, warnings=warnings)
-                self.fallback.remember(job, outcome, answer)
                 account.settle(closing_row(row, answer, model=outcome.model))
+                self.fallback.remember(job, outcome, answer)
                 if tokens is not None:
                     tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 recorder.answered(answer, outcome.plan)

@@ -1,9 +1,11 @@
-"""The caller's answer, made of what was generated."""
+"""The caller's answer, made of what was generated, and its usage row."""
 
 from __future__ import annotations
 
 import orjson
+from msgspec.structs import replace
 
+from accounting.values import UsageRow
 from adapters.registry import Lease
 from gateway.contracts.values import (
     Answer,
@@ -75,6 +77,31 @@ def respond(
             for index, reason in enumerate(completion.others, 1)
         ),
         adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
+    )
+
+
+def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
+    """The row of a whole answer that ``model`` gave; a stored answer has no input tokens, and no model."""
+    used, fallback = answer.usage, answer.fallback
+    return replace(
+        row,
+        adapter_id=answer.adapter_id if used.input_tokens else row.adapter_id,
+        backend=answer.backend,
+        backend_name=answer.backend_name,
+        backend_version=answer.backend_version,
+        model=model if used.input_tokens else None,
+        finish_reason=answer.finish_reason.value,
+        fallback=fallback.kind if fallback else None,
+        fallback_reason=fallback.reason if fallback else None,
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        cached_tokens=used.cached_tokens,
+        billable_input_tokens=used.input_tokens,
+        billable_output_tokens=used.output_tokens,
+        billable_cached_tokens=used.cached_tokens,
+        queue_wait_ms=answer.timings.queue_wait_ms,
+        ttft_ms=answer.timings.ttft_ms,
+        total_ms=answer.timings.total_ms,
     )
 
 

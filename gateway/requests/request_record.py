@@ -66,32 +66,25 @@ class Reporter:
         return RequestRecorder(self, request, span, stream, timer)
 
 
+@dataclass(slots=True)
 class RequestRecorder(AbstractContextManager["RequestRecorder"]):
     """Collects what is known of one request, and makes its record of it at the end."""
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        request: GenerateRequest,
-        span: RootSpan,
-        stream: AnswerStream,
-        timer: StageTimer,
-    ) -> None:
-        self._reporter = reporter
-        self._request = request
-        self._span = span
-        self._stream = stream
-        self._timer = timer
-        self._target: Target | None = None
-        self._revision: Revision | None = None
-        self._canonical: Canonical | None = None
-        self._plan: Plan | None = None
-        self._lease: Lease | None = None
-        self._drawn: str | None = None
-        self._prefix: Prefix | None = None
-        self._answer: Answer | None = None
-        self._bill: UsageRow | None = None
-        self._failure: tuple[int, str, str] | None = None
+    _reporter: Reporter
+    _request: GenerateRequest
+    _span: RootSpan
+    _stream: AnswerStream
+    _timer: StageTimer
+    _target: Target | None = None
+    _revision: Revision | None = None
+    _canonical: Canonical | None = None
+    _plan: Plan | None = None
+    _lease: Lease | None = None
+    _drawn: str | None = None
+    _prefix: Prefix | None = None
+    _answer: Answer | None = None
+    _bill: UsageRow | None = None
+    _failure: tuple[int, str, str] | None = None
 
     def found(self, target: Target, revision: Revision) -> None:
         """The route is known."""

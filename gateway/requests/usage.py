@@ -1,11 +1,10 @@
-"""The usage row of a request: when its work starts, when it is answered, when it breaks off."""
+"""The usage row of a request before its work, and what was used of it when the work breaks off."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from accounting.values import PartialUsage, UsageRow
-from gateway.contracts.values import Answer
 from gateway.errors import DeadlineExceeded, public_error
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
@@ -31,31 +30,6 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
         prompt_version=target.prompt_version,
         revision=revision,
         trace_id=trace_id,
-    )
-
-
-def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
-    """The row of a whole answer that ``model`` gave; a stored answer has no input tokens, and no model."""
-    used, fallback = answer.usage, answer.fallback
-    return replace(
-        row,
-        adapter_id=answer.adapter_id if used.input_tokens else row.adapter_id,
-        backend=answer.backend,
-        backend_name=answer.backend_name,
-        backend_version=answer.backend_version,
-        model=model if used.input_tokens else None,
-        finish_reason=answer.finish_reason.value,
-        fallback=fallback.kind if fallback else None,
-        fallback_reason=fallback.reason if fallback else None,
-        input_tokens=used.input_tokens,
-        output_tokens=used.output_tokens,
-        cached_tokens=used.cached_tokens,
-        billable_input_tokens=used.input_tokens,
-        billable_output_tokens=used.output_tokens,
-        billable_cached_tokens=used.cached_tokens,
-        queue_wait_ms=answer.timings.queue_wait_ms,
-        ttft_ms=answer.timings.ttft_ms,
-        total_ms=answer.timings.total_ms,
     )
 
 
