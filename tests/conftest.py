@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
+from tests.fast import Guard, is_slow_file, is_slow_test
+
 if TYPE_CHECKING:
     from tests.conformance.harness import Specimen
     from tests.conformance.vllm_in_process import RunningVllm
@@ -35,6 +37,43 @@ LONG = (
 )  # fmt: skip
 
 
+FAST = pytest.StashKey[Guard]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests without processes, engines and servers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workers = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if config.getoption("--fast") and workers:
+        config.stash[FAST] = Guard()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the fast tests, neither the file of a slow one nor a folder without any other is imported."""
+    if not config.getoption("--fast"):
+        return None
+    tests = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    return True if all(is_slow_file(file) for file in tests if file.name.startswith("test_")) else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if guard := item.config.stash.get(FAST, None):
+        guard.tried.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    guard = item.config.stash.get(FAST, None)
+    if guard is not None and guard.tried:
+        pytest.fail(
+            f"a fast test started something: {', '.join(guard.tried)}. Mark it with pytest.mark.slow."
+        )
+    return result
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -43,6 +82,11 @@ def pytest_collection_modifyitems(
 
     Those of a file are a group unless they name another one.
     """
+    if config.getoption("--fast"):
+        slow = [item for item in items if is_slow_test(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+        return (yield)
     if not getattr(config.option, "loadgroup", False):
         return (yield)  # one process, or tests dealt out in another way on purpose
     for item in items:

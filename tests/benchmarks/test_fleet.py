@@ -89,6 +89,7 @@ def test_placing_among_many_costs_less_with_a_shortlist() -> None:
     assert 3 * cost.short_p50_us < cost.whole_p50_us
 
 
+@pytest.mark.slow
 def test_the_report_has_a_figure_for_each_size_and_trace(tmp_path: Path) -> None:
     app, report = Typer(), tmp_path / "fleet.json"
     app.command()(main)

@@ -101,6 +101,7 @@ def test_sluice_is_measured_with_a_configuration_that_it_takes(tmp_path: Path) -
     assert (REPOSITORY / settings.prompts.folder).is_dir()
 
 
+@pytest.mark.slow
 def test_a_gateway_that_cannot_be_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.forwarding.gateways import Name
 from benchmarks.forwarding.processes import Cores
 from benchmarks.forwarding.report import summarize
 from benchmarks.forwarding.rounds import LOADS, Plan, run_all
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_gateway_is_measured_and_every_answer_is_right() -> None:

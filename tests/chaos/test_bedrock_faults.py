@@ -12,6 +12,8 @@ from benchmarks.chaos.bedrock_faults import AT_ONCE, FAULTS, measure, shown
 from observability.logs import configure_logging
 from ops.chaos.rig import CREDENTIALS
 
+pytestmark = pytest.mark.slow
+
 CALLS = 300
 # The bounds are 0.3 s and 3 s. A busy machine may stand still for seconds; a call that hangs, hangs for good.
 GRACE_S = 20.0

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.rolling_restart import measure
 from benchmarks.rolling_site import Plan, site
 
+pytestmark = pytest.mark.slow
+
 needs_haproxy = pytest.mark.skipif(
     shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None,
     reason="haproxy is not installed: scripts/test-env does it",

@@ -1,13 +1,10 @@
-"""Helpers of the tests of LoRA: random adapters as PEFT saves them, and what PEFT makes of them."""
+"""Helpers of the tests of LoRA: random adapters as PEFT saves them, and what PEFT makes of them.
+
+PyTorch and PEFT are imported where they are used: many tests import this module and never write an adapter.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
-
-from tests.engine.support import generate_greedy
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -23,6 +20,10 @@ def write_adapter(
     **options: object,
 ) -> Path:
     """A random adapter for the checkpoint ``model``: unlike a fresh one, its B is not zero, so it shows."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     config = LoraConfig(
@@ -36,5 +37,11 @@ def peft_greedy(
     model: Path, adapter: Path, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
     """What transformers and PEFT generate for each prompt alone, in float32."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from tests.engine.support import generate_greedy
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return generate_greedy(PeftModel.from_pretrained(base, adapter), prompts, max_tokens)

@@ -8,6 +8,8 @@ import pytest
 
 from gateway.health import gpus as gpu
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Path:

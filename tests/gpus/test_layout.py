@@ -21,6 +21,7 @@ def tool(folder: Path, script: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_all_is_what_the_driver_counts(tmp_path: Path) -> None:
     assert gpus_of("all", tool=tool(tmp_path, "printf '0\\n1\\n2\\n3\\n'")) == ["0", "1", "2", "3"]
 
@@ -41,6 +42,7 @@ def test_gpus_that_do_not_come_out_are_refused(spec: str, each: int, told: str) 
         gpus_of(spec, each=each)
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_driver_says_how_to_name_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name them"):
         gpus_of("all", tool="there-is-no-such-tool")
@@ -104,6 +106,7 @@ def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> Non
     }
 
 
+@pytest.mark.slow
 def test_the_workers_files_and_key_are_gone_afterwards() -> None:
     with make_crew(Settings(), ["0", "1"], "info") as crew:
         files = [Path(worker._command[worker._command.index("--config") + 1]) for worker in crew.workers]

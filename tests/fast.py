@@ -1,0 +1,111 @@
+"""`pytest --fast`: only tests that start no process, no engine and no server, and a guard that they do not.
+
+A test is slow when its file, or a helper that the file imports, starts something (``_STARTS`` finds it in the text); when
+one of its fixtures does; when importing the file imports an engine; or when it is marked ``slow``. Slow files are not
+even imported, so that the fast ones need neither PyTorch nor a server.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+# Seconds to import, wherever in the repository.
+ENGINES = frozenset({"torch", "transformers", "peft", "vllm", "ray", "numba"})
+# What a test or its helpers start processes and servers with.
+_STARTS = re.compile(
+    r"\b(?:subprocess|multiprocessing|psutil|uvicorn|http\.server|moto\.server|aiohttp\.test_utils"
+    r"|start_server|create_server|stand_in\(|serving\(|postgres\()"
+)
+_IMPORT = re.compile(r"^(?:from (?P<of>[\w.]+) import (?P<names>[\w, ]*)|import (?P<module>[\w.]+))", re.M)
+# What libraries do once: Python's `platform` asks for the processor, urllib3 whether there is IPv6.
+_HARMLESS = ("uname", ("::1", 0))
+_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"})
+
+
+@cache
+def is_slow_file(test: Path) -> bool:
+    """Whether a test file, or the conftest.py of one of its folders, may not even be imported."""
+    conftests = {folder / "conftest.py" for folder in test.parents if folder.is_relative_to(TESTS)}
+    return _is_slow(test, starts=True) or any(
+        _is_slow(one, starts=False) for one in conftests if one.is_file()
+    )
+
+
+def is_slow_test(item: pytest.Item) -> bool:
+    """Whether a test of a fast file is slow: by its mark, or by one of its fixtures."""
+    if item.get_closest_marker("slow"):
+        return True
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(_starts_something(one.func) for defined in fixtures.values() for one in defined)
+
+
+@cache
+def _starts_something(fixture: Callable[..., Any]) -> bool:
+    file = inspect.getsourcefile(fixture)
+    return (
+        file is not None
+        and Path(file).is_relative_to(TESTS)
+        and bool(_STARTS.search(inspect.getsource(fixture)))
+    )
+
+
+def _is_slow(start: Path, *, starts: bool) -> bool:
+    """Whether a file or one that it imports, directly or not, imports an engine or (``starts``) starts something."""
+    seen, to_do = {start}, [start]
+    while to_do:
+        file = to_do.pop()
+        modules, starts_something = _read(file)
+        is_helper = file.is_relative_to(TESTS) and file.name != "conftest.py"
+        if starts and is_helper and starts_something:
+            return True
+        if any(module.partition(".")[0] in ENGINES for module in modules):
+            return True
+        found = {path for module in modules if (path := _file(module))} - seen
+        seen |= found
+        to_do += found
+    return False
+
+
+@cache
+def _read(file: Path) -> tuple[frozenset[str], bool]:
+    """The modules that a file imports while it is imported (at the margin), and whether it starts something."""
+    text, modules = file.read_text(), set()
+    for found in _IMPORT.finditer(text):
+        modules.add(found["module"] or found["of"])
+        modules.update(f"{found['of']}.{name.strip()}" for name in (found["names"] or "").split(","))
+    return frozenset(modules), bool(_STARTS.search(text))
+
+
+@cache
+def _file(module: str) -> Path | None:
+    """The repository's file of a module."""
+    path = ROOT.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+class Guard:
+    """Refuses processes and listening sockets from now on, and remembers what was tried."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _EVENTS and arguments[0] not in _HARMLESS:
+            self._refuse(f"{event} {arguments[:1]!r}")
+        elif event == "socket.bind" and isinstance(arguments[1], tuple) and arguments[1] not in _HARMLESS:
+            self._refuse(f"a socket bound to {arguments[1]!r}")
+
+    def _refuse(self, what: str) -> None:
+        self.tried.append(what)
+        raise PermissionError(f"{what}: not in a fast test. Mark it with pytest.mark.slow.")
