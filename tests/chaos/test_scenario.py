@@ -15,7 +15,7 @@ from ops.chaos.errors import ScenarioError
 from ops.chaos.scenario import NEVER, Deed, RandomFaults, Scenario, load_scenario
 from ops.chaos.timeline import Timeline
 
-SHIPPED = sorted((Path(__file__).parents[2] / "benchmarks" / "chaos" / "scenarios").glob("*.yaml"))
+SHIPPED = sorted((Path(__file__).parents[2] / "ops" / "chaos" / "scenarios").glob("*.yaml"))
 KILL: dict[str, Any] = {"kill": "engine"}
 
 
