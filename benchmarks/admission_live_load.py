@@ -19,6 +19,7 @@ import yaml
 
 from benchmarks.admission_gateway import TENANT_KEY
 from evaluation.simulator.values import Arrival, SimulatedRequest
+from observability.metrics_text import samples_of
 from ops.replay.calibrate import calibrate
 from ops.replay.contract import OpenAI
 from ops.replay.load import ReplayRun, run_load
@@ -134,8 +135,7 @@ def _wait_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
 def metric(url: str, name: str) -> list[tuple[dict[str, str], float]]:
     """A metric's labels and values."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
-    found = re.findall(rf"^{re.escape(name)}(?:\{{([^}}]*)\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
-    return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]
+    return [(dict(sample.labels), sample.value) for sample in samples_of(text, name)]
 
 
 def total(url: str, name: str) -> float:

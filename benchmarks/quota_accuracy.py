@@ -38,6 +38,7 @@ from benchmarks.forwarding.gateways import python_module
 from benchmarks.forwarding.processes import free_port, started
 from benchmarks.forwarding.workload import Regime, bodies
 from benchmarks.routing_propagation import ready
+from observability.metrics_text import total_of
 
 KEY = "sk-quota-benchmark-0123456789abcdef"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
@@ -204,11 +205,10 @@ async def known(client: aiohttp.ClientSession, url: str, key: str) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-async def metric(client: aiohttp.ClientSession, url: str, name: str, label: str = "") -> int:
-    """A counter's sum over the series that have ``label``."""
+async def metric(client: aiohttp.ClientSession, url: str, name: str) -> int:
+    """A counter's sum over its labels."""
     async with client.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    return int(sum(float(one.split()[-1]) for one in lines if one.startswith(name) and label in one))
+        return int(total_of(await response.text(), name))
 
 
 async def cost(client: aiohttp.ClientSession, url: str, turns: int) -> tuple[list[float], list[float]]:
@@ -275,7 +275,7 @@ async def measure(
             by_minute = [one for one in tenants if one.limit_name != LIMITS[2]]
             await round_of(client, urls, by_minute, connections, seconds)
             second = [share(one) for one in by_minute]
-        misses = [await metric(client, url, "sluice_quota_store_misses_total{") for url in urls]
+        misses = [await metric(client, url, "sluice_quota_store_misses_total") for url in urls]
     shares = [1 - gap / one.limit for one, gap in zip(of_tokens, left, strict=True)]
     return Result(
         store=store,

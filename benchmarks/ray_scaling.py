@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import statistics
@@ -47,6 +46,7 @@ from benchmarks.ray_cluster import (
     wait_ready,
     write_config,
 )
+from observability.metrics_text import total_of
 
 PARTS = ("answers", "embedded", "paced", "kill", "scale")
 WARM_ANSWERS = 4
@@ -123,8 +123,7 @@ def found(url: str) -> int:
 
 def metric(url: str, name: str) -> float:
     """A metric's sum over its labels."""
-    text = httpx.get(f"{url}/metrics").text
-    return sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)))
+    return total_of(httpx.get(f"{url}/metrics").text, name)
 
 
 async def throughput(

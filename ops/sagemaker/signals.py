@@ -7,12 +7,13 @@ active sequences do. A process next to the gateway reads ``/metrics`` and publis
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from prometheus_client.parser import text_string_to_metric_families
+
+from observability.metrics_text import samples_of, total_of
 
 NAMESPACE = "Sluice"
 ACTIVE = "ActiveSequences"
@@ -38,15 +39,10 @@ class InstanceSignals:
 
 def signals_of(text: str) -> InstanceSignals:
     """Read them from Prometheus' text format; families that are missing count as 0."""
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-    def values(*names: str) -> Iterable[float]:
-        return (sample.value for sample in samples if sample.name in names)
-
     return InstanceSignals(
-        sum(values("vllm:num_requests_running")),
-        sum(values(*_WAITING_FAMILIES)),
-        max(values("vllm:kv_cache_usage_perc"), default=0.0),
+        total_of(text, "vllm:num_requests_running"),
+        sum(sample.value for sample in samples_of(text, *_WAITING_FAMILIES)),
+        max((sample.value for sample in samples_of(text, "vllm:kv_cache_usage_perc")), default=0.0),
     )
 
 

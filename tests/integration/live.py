@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from observability.metrics_text import total_of
+
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "test-admin-key-0123456789"
 START_TIMEOUT_S = 180.0  # some seconds on a machine that does nothing else
@@ -46,9 +48,7 @@ class LiveGateway:
 
     def metric(self, name: str) -> float:
         """A metric's sum over its labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=60).text
-        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        return total_of(httpx.get(f"{self.url}/metrics", timeout=60).text, name)
 
     def wait_until_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing is in flight, neither here nor in the engine."""

@@ -33,6 +33,7 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.fallback_policy import MAX_RESUMES
 from tests.journey.house import House, RecordingSink, RestartingBackend, Spelled
 from tests.journey.test_cancellation import cancel_at_every_turn
+from tests.sse import json_events
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
@@ -503,7 +504,7 @@ async def posted(house: House, path: str, body: dict[str, Any]) -> list[Any]:
     async with httpx.AsyncClient(transport=transport, base_url="http://gw", headers=headers) as client:
         reply = await client.post(path, json=body)
     assert reply.status_code == 200, reply.text
-    return [json.loads(line[6:]) for line in reply.text.split("\n\n") if line and line[6:] != "[DONE]"]
+    return list(json_events(reply.text.split("\n")))
 
 
 @pytest.mark.parametrize("k", range(1, len(PIECES) + 1))

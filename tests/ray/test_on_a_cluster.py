@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from benchmarks.ray_cluster import Application, Callers, cluster, deploy, until, write_config
+from observability.metrics_text import total_of
 from ops.cli.main import app as sluice
 from tests.state.servers import free_port
 
@@ -54,8 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
 
 def metric(url: str, name: str) -> float:
     """A metric's sum over its labels."""
-    text = httpx.get(f"{url}/metrics", timeout=60).text
-    return sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE)))
+    return total_of(httpx.get(f"{url}/metrics", timeout=60).text, name)
 
 
 def test_the_gateways_contracts_are_served(running: Application) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from observability.metrics_text import samples_of
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -53,8 +51,10 @@ def read_figures(text: str) -> WorkerFigures | None:
     adapters: frozenset[str] = frozenset()
     newest_at = float("-inf")
     found = False
-    for sample in _samples(text):
+    for sample in samples_of(text, *_WANTED):
         name, number = sample.name, sample.value
+        if not abs(number) < _MAX_VALUE:
+            continue
         if name == RUNNING:
             running, found = running + int(number), True
         elif name == WAITING:
@@ -86,21 +86,6 @@ def read_figures(text: str) -> WorkerFigures | None:
         tokens.get(PROMPT_TOKENS),
         tokens.get(GENERATION_TOKENS),
     )
-
-
-def _samples(text: str) -> Iterator[Sample]:
-    """The samples of the wanted names that have a finite value.
-
-    Only their lines are parsed: for a page of 900 lines that takes 0.3 ms instead of 15 ms on the event loop.
-    """
-    for line in text.split("\n"):
-        if not line.startswith(_WANTED):
-            continue
-        try:
-            samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
-        except (ValueError, IndexError):
-            continue  # not a sample; the parser raises either
-        yield from (one for one in samples if one.name in _WANTED and abs(one.value) < _MAX_VALUE)
 
 
 def _count(value: str | None) -> int:
