@@ -7,7 +7,7 @@
     │   ├── InvalidJson         400     invalid_json
     │   └── BodyTooSlow         408     invalid_request (``gateway.http.body``)
     ├── UnknownPromptVersion    422     unknown_prompt_version
-    │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin_prompts``)
+    │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin.prompts``)
     ├── NoSuchAdapter           404     unknown_adapter
     ├── NoSuchKey               404     unknown_key
     ├── MissingKey              401     missing_key

@@ -1,4 +1,4 @@
-"""What the HTTP edge and the journey need of the rest of the house, as Protocols."""
+"""What the HTTP edge needs of the gateway's inside."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.keys import KeyLimits
-from gateway.admin.ports import (
-    AdapterService,
-    AdmissionService,
-    CanaryService,
-    ChaosService,
-    DrainService,
-    KeyService,
-    PromptService,
-    RoutingService,
-    ShadowService,
-    UsageService,
-)
+from gateway.admin.adapters import AdapterAdmin
+from gateway.admin.admission import AdmissionAdmin
+from gateway.admin.canary import CanaryAdmin
+from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.drain import DrainAdmin
+from gateway.admin.keys import KeyAdmin
+from gateway.admin.prompts import PromptAdmin
+from gateway.admin.routing import RoutingAdmin
+from gateway.admin.shadow import ShadowAdmin
+from gateway.admin.usage import UsageAdmin
 from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import Caller, GenerateRequest
@@ -35,20 +33,20 @@ class JourneyRunner(Protocol):
 
 
 class KeyAuthority(Protocol):
-    """Tells who a key belongs to."""
+    """Knows who a key belongs to."""
 
     def authenticate(self, bearer: str | None) -> Caller:
         """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
 
 
 class RequestLimiter(Protocol):
-    """Keys' limits at the door."""
+    """Keys' rate limits."""
 
     async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
 
     async def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
-        """What every answer to a limited key tells; nothing for others."""
+        """Headers of every answer to a limited key; empty for others."""
 
     async def used(self, key_id: str, limits: KeyLimits) -> Mapping[str, int]:
         """What is used or held of a key's limits now, by their names."""
@@ -67,10 +65,6 @@ class HealthService(Protocol):
         """A tiny real generation, and the engine's figures."""
 
 
-def _tell_nobody(outcome: EdgeOutcome) -> None:
-    """For those who do not care."""
-
-
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds of the HTTP edge."""
@@ -82,7 +76,13 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """All that the HTTP edge uses. ``open_metrics``: they ask for no key."""
+    """All that the HTTP edge uses.
+
+    Args:
+        emit_edge: is called with each request that never reached the journey.
+        open_metrics: ``/metrics`` asks for no key.
+        chaos: ``None`` unless deliberate faults are enabled.
+    """
 
     journey: JourneyRunner
     keys: KeyAuthority
@@ -90,8 +90,6 @@ class Services:
     health: HealthService
     idempotency: IdempotencyStore
     text: Callable[[], TextService]
-    prompts: PromptService
-    admission: AdmissionService
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits
@@ -99,13 +97,15 @@ class Services:
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]
     version: str
-    tell_edge: Callable[[EdgeOutcome], None] = _tell_nobody
-    open_metrics: bool = True
-    chaos: ChaosService | None = None
-    usage: UsageService | None = None
-    adapters: AdapterService | None = None
-    routing: RoutingService | None = None
-    canary: CanaryService | None = None
-    key_desk: KeyService | None = None
-    shadow: ShadowService | None = None
-    drain: DrainService | None = None
+    emit_edge: Callable[[EdgeOutcome], None]
+    open_metrics: bool
+    adapters: AdapterAdmin
+    admission: AdmissionAdmin
+    canary: CanaryAdmin
+    chaos: ChaosAdmin | None
+    drain: DrainAdmin
+    key_admin: KeyAdmin
+    prompts: PromptAdmin
+    routing: RoutingAdmin
+    shadow: ShadowAdmin
+    usage: UsageAdmin

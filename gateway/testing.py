@@ -1,4 +1,4 @@
-"""Fakes of :mod:`gateway.ports`, and a server to put them behind; for tests and benchmarks."""
+"""Fakes of :mod:`gateway.ports`, and a server that runs on them; for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import uvicorn
 
-from budgeting.values import Message, Plan
+from budgeting.values import Message, Plan, SectionBudgets
+from gateway.admin.admission import AdmissionBody
+from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
 from gateway.app import create_app
 from gateway.backends.port import Delta
 from gateway.contracts.model_card import ModelCard
@@ -174,29 +176,67 @@ class FakeText:
 
 
 class FakePrompts:
-    """One version; a preview tells which request it was asked about."""
+    """One version; a preview shows the request's contract and messages."""
 
-    def versions(self) -> Sequence[Mapping[str, object]]:
+    def versions(self) -> list[PromptListed]:
         """The one."""
-        return [{"id": "v1", "sha256": "0" * 64}]
+        return [{"id": "v1", "sha256": "0" * 64, "published_at": None, "routes": []}]
 
-    def version(self, version_id: str) -> Mapping[str, object]:
+    def version(self, version_id: str) -> PromptBody:
         """Raises UnknownPromptVersion."""
         if version_id != "v1":
             raise UnknownPromptVersion("known: v1", param="prompt_version")
-        return {"id": "v1", "system": "Hi."}
+        return {
+            **self.versions()[0],
+            "system": "Hi.",
+            "policy": "",
+            "grounding_rule": "",
+            "budgets": SectionBudgets(),
+            "reserve": None,
+            "summarizer": "none",
+            "volatile": None,
+            "stable_text": "Hi.",
+        }
 
-    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
-        """The contract and the messages."""
-        return {"contract": request.contract.value, "messages": [one.content for one in request.messages]}
+    async def preview(self, request: GenerateRequest) -> PreviewBody:
+        """The contract as route, and the messages."""
+        return {
+            "route": request.contract.value,
+            "prompt_version": None,
+            "max_model_len": 4096,
+            "input_tokens": 0,
+            "generation_reserve": 0,
+            "sections": {},
+            "cuts": {
+                "dropped_chunks": [],
+                "cut_chunks": [],
+                "merged_chunks": [],
+                "dropped_turns": 0,
+                "summarized_turns": 0,
+            },
+            "prefix": {"tokens": 0, "block_size": 16, "blocks": 0, "fingerprint": None},
+            "volatile": {"policy": "off", "findings": []},
+            "messages": [
+                {"role": one.role.value, "content": one.content, "section": "recent_turns"}
+                for one in request.messages
+            ],
+            "prompt": {"before_boundary": "", "after_boundary": ""},
+        }
 
 
 class FakeAdmission:
     """An idle gateway."""
 
-    def show(self) -> Mapping[str, object]:
-        """No gate has been asked yet."""
+    def show(self) -> AdmissionBody:
+        """No gate, no decision."""
         return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
+
+
+class Unused:
+    """A service that a test does not use; any use fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of a service that the test did not give")
 
 
 class FakeHealth:
@@ -244,6 +284,9 @@ class MemoryIdempotency:
 def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Services:
     """Services made of fakes; ``changes`` replace single ones."""
     numbers = itertools.count(1)
+    unused: Any = Unused()
+    prompts: Any = FakePrompts()
+    admission: Any = FakeAdmission()
     services = Services(
         journey=journey or FakeJourney(),
         keys=FakeKeys(),
@@ -251,8 +294,6 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=FakeText,
-        prompts=FakePrompts(),
-        admission=FakeAdmission(),
         models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
@@ -263,6 +304,18 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         unix_time=lambda: 1_800_000_000.0,
         new_id=lambda kind: f"{kind}_{next(numbers)}",
         version="0.0.0",
+        emit_edge=lambda outcome: None,
+        open_metrics=True,
+        adapters=unused,
+        admission=admission,
+        canary=unused,
+        chaos=None,
+        drain=unused,
+        key_admin=unused,
+        prompts=prompts,
+        routing=unused,
+        shadow=unused,
+        usage=unused,
     )
     return replace(services, **changes)
 

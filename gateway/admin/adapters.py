@@ -1,87 +1,167 @@
-"""What operators see of the adapters and do with them; each change is audited."""
+"""The LoRA registry for operators: add, check, promote, retire versions; each change is audited."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
 
 from adapters import changes
 from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, Version, apply
-from adapters.errors import AdapterError, AdapterRejected
+from adapters.errors import AdapterRejected
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
-from gateway.admin.ports import Promotion
-from gateway.errors import GatewayError, NoSuchAdapter
+from gateway.contracts.fields import Body
+from gateway.errors import NoSuchAdapter
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
 from gateway.lora.registry import AdapterProjection
 from gateway.state.audit import Audit
-from resilience.failures import BackendFailure
+
+_Labels = Annotated[dict[str, str], Field(max_length=32)]
 
 
-def alias_page(alias: Alias) -> Mapping[str, object]:
-    """An alias and where it led before."""
-    return {
-        "alias": alias.name,
-        "target": alias.target,
-        "canary": alias.canary,
-        "percent": alias.percent if alias.canary else None,
-        "history": list(alias.history),
-    }
+class CommentBody(Body):
+    """Why; a dry run changes nothing and answers as it would be."""
+
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+    dry_run: bool = False
 
 
-def version_page(
-    version: Version, catalogue: Catalogue, *, resident: bool, leases: int, heat: float
-) -> Mapping[str, object]:
-    """A version, and how it stands in this process."""
-    return {
-        "id": version.adapter_id,
-        "state": version.state.value,
-        "aliases": list(catalogue.named_by(version.adapter_id)),
-        "engine_id": version.engine_id,
-        "base_model": version.base_model,
-        "base_revision": version.base_revision,
-        "rank": version.rank,
-        "alpha": version.alpha,
-        "target_modules": list(version.target_modules),
-        "size_bytes": version.size_bytes,
-        "sha256": version.sha256,
-        "location": version.location,
-        "labels": dict(version.labels),
-        "pinned": version.pinned,
-        "resident": resident,
-        "leases": leases,
-        "heat": round(heat, 3),
-        "evaluation": dict(version.report) or None,
-        "author": version.author,
-        "at": datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
-    }
+class AddBody(CommentBody):
+    """A new version: its name and where it lies (a folder, an archive, ``s3://bucket/prefix``)."""
+
+    id: str
+    location: Annotated[str, Field(min_length=1, max_length=1_024)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    labels: _Labels = Field(default_factory=dict)
+    base_revision: Annotated[str, Field(max_length=256)] | None = None
 
 
-def verified_page(adapter_id: str, verified: Verified) -> Mapping[str, object]:
-    """What a check has found."""
-    return {
-        "id": adapter_id,
-        "verified": True,
-        "rank": verified.rank,
-        "alpha": verified.alpha,
-        "target_modules": list(verified.target_modules),
-        "size_bytes": verified.size_bytes,
-        "sha256": verified.sha256,
-        "base_name": verified.base_name,
-        "shapes_checked": verified.shapes_checked,
-    }
+class PromoteBody(CommentBody):
+    """Where a version is promoted to; below 100 percent it is a canary of the alias."""
+
+    alias: str | None = None
+    percent: Annotated[float, Field(gt=0, le=100)] = 100.0
+    force: bool = False
+    """Without a passing evaluation."""
 
 
-T = TypeVar("T")
+class RollbackBody(CommentBody):
+    """The version to go back to; unset: the one before."""
+
+    to: str | None = None
+
+
+class LabelsBody(Body):
+    """The labels that a version shall have."""
+
+    labels: _Labels
+
+
+class ReportBody(Body):
+    """An evaluation's report; ``passed`` decides."""
+
+    report: dict[str, Any]
+
+
+class AdapterBody(TypedDict):
+    """One version of an adapter, and its state in this process."""
+
+    id: str
+    state: str
+    aliases: list[str]
+    engine_id: int
+    base_model: str
+    base_revision: str | None
+    rank: int
+    alpha: float
+    target_modules: list[str]
+    size_bytes: int
+    sha256: str
+    location: str
+    labels: dict[str, str]
+    pinned: bool
+    resident: bool
+    leases: int
+    heat: float
+    evaluation: dict[str, Any] | None
+    author: str
+    at: str
+    dry_run: NotRequired[bool]
+    others_told: NotRequired[bool]
+
+
+class AliasBody(TypedDict):
+    """A name that leads to a version, and for some percent of its sessions to a canary."""
+
+    alias: str
+    target: str | None
+    canary: str | None
+    percent: float | None
+    history: list[str]
+    dry_run: NotRequired[bool]
+
+
+class RefusedAdapter(TypedDict):
+    """A version that this process cannot serve, and why."""
+
+    id: str
+    reason: str
+
+
+class AdapterFetch(TypedDict):
+    """A download in progress."""
+
+    location: str
+    done_bytes: int
+    total_bytes: int | None
+
+
+class AdaptersBody(TypedDict):
+    """Versions, aliases, and what this process has loaded."""
+
+    number: int
+    adapters: list[AdapterBody]
+    aliases: list[AliasBody]
+    refused: list[RefusedAdapter]
+    places: int
+    resident: list[str]
+    fetching: list[AdapterFetch]
+
+
+class VerifiedBody(TypedDict):
+    """The result of checking a version's copy."""
+
+    id: str
+    verified: bool
+    rank: int
+    alpha: float
+    target_modules: list[str]
+    size_bytes: int
+    sha256: str
+    base_name: str | None
+    shapes_checked: bool
+
+
+AdapterOrAlias = AdapterBody | AliasBody
+Decide = Callable[[Catalogue], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterAdmin:
-    """Implements ``gateway.ports.AdapterService``.
+    """Shows and changes the registry; ``who`` is the key's id.
+
+    Changes are in force in this process when a call returns, in every other within a second. They raise
+    NoSuchAdapter, AdapterRejected, AdapterNotHere, CatalogueError, NotEvaluatedError, BackendUnavailable (the
+    state store is away) and BackendFailure (the engine).
 
     Args:
         book: the registry.
@@ -103,14 +183,14 @@ class AdapterAdmin:
     base_model: str
     routed: Callable[[str], Sequence[str]]
 
-    def show_all(self) -> Mapping[str, object]:
+    def show_all(self) -> AdaptersBody:
         """Every version and alias, what is loaded here, what is being fetched."""
         catalogue = self.book.catalogue
         refused = self.registry.offered.refused
         return {
             "number": catalogue.number,
-            "adapters": [self._shown(one, catalogue) for one in catalogue.versions.values()],
-            "aliases": [self._alias(name, catalogue) for name in sorted(catalogue.aliases)],
+            "adapters": [self._version_shown(one, catalogue) for one in catalogue.versions.values()],
+            "aliases": [_alias_shown(alias) for _, alias in sorted(catalogue.aliases.items())],
             "refused": [{"id": name, "reason": reason} for name, reason in sorted(refused.items())],
             "places": self.rooms.places,
             "resident": sorted(self.rooms.resident),
@@ -120,103 +200,88 @@ class AdapterAdmin:
             ],
         }
 
-    def show(self, adapter_id: str) -> Mapping[str, object]:
+    def show(self, name: str) -> AdapterOrAlias:
         """One version, or the alias of that name. Raises NoSuchAdapter."""
-        if adapter_id in self.book.catalogue.aliases:
-            return self._alias(adapter_id, self.book.catalogue)
-        return self._shown(self._version(adapter_id), self.book.catalogue)
+        if name not in self.book.catalogue.aliases:
+            self._version(name)
+        return self._shown(name, self.book.catalogue)
 
-    async def add(
-        self,
-        adapter_id: str,
-        location: str,
-        *,
-        who: str,
-        sha256: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        base_revision: str | None = None,
-        comment: str = "",
-        dry_run: bool = False,
-    ) -> Mapping[str, object]:
+    async def add(self, given: AddBody, *, who: str) -> AdapterOrAlias:
         """Bring, check and register a version, staged; of a dry run only bring and check."""
 
         async def checked(check: Callable[..., Awaitable[Verified]]) -> Verified:
-            changes.check_new(self.book.catalogue, adapter_id, labels or {})
+            changes.check_new(self.book.catalogue, given.id, given.labels)
             try:
-                return await check(location, sha256=sha256)
+                return await check(given.location, sha256=given.sha256)
             except AdapterRejected as error:
-                raise AdapterRejected(error.code, f"{location}: {error.detail}") from error
+                raise AdapterRejected(error.code, f"{given.location}: {error.detail}") from error
 
-        def registering(verified: Verified) -> Callable[[Catalogue], bytes | None]:
+        def registering(verified: Verified) -> Decide:
             return lambda catalogue: changes.register(
                 catalogue,
-                adapter_id,
+                given.id,
                 verified,
                 base_model=self.base_model,
-                location=location,
-                base_revision=base_revision,
-                labels=labels,
+                location=given.location,
+                base_revision=given.base_revision,
+                labels=given.labels,
             )
 
-        async def adding() -> Mapping[str, object]:
+        async def adding() -> AdapterOrAlias:
             await self.book.change(registering(await checked(self.source.take)), author=who)
-            return self.show(adapter_id)
+            return self.show(given.id)
 
-        if dry_run:
-            return self._preview(registering(await checked(self.source.check)), adapter_id, who)
-        return await self._audited(who, "adapter.add", adapter_id, adding(), comment)
+        if given.dry_run:
+            return self._preview(registering(await checked(self.source.check)), given.id, who)
+        return await self.audit.attempt(who, "adapter.add", given.id, adding(), comment=given.comment)
 
-    async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
+    async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
         """Check a version's copy on this machine anew."""
         self._version(adapter_id)
 
-        async def verifying() -> Mapping[str, object]:
-            return verified_page(adapter_id, await self.source.check_kept(adapter_id))
+        async def verifying() -> VerifiedBody:
+            return _verified_shown(adapter_id, await self.source.check_kept(adapter_id))
 
-        return await self._audited(who, "adapter.verify", adapter_id, verifying())
+        return await self.audit.attempt(who, "adapter.verify", adapter_id, verifying())
 
-    async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
+    async def preload(self, adapter_id: str, *, who: str) -> AdapterBody:
         """Load a version now, ahead of its first request, here and in every other gateway process.
 
-        ``others_told`` of the answer says whether the others have the order; each tries on its own, and logs
-        what fails.
+        ``others_told`` of the answer says whether the order reached the state store; each process loads on
+        its own, and logs a failure.
         """
         if self._version(adapter_id).state is AdapterState.RETIRED:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
 
-        async def loading() -> Mapping[str, object]:
+        async def loading() -> AdapterBody:
             told = await self.orders.tell(adapter_id, self.book.catalogue.number, author=who)
             await self.rooms.preload(self.book.adapter(adapter_id))
-            return {**self.show(adapter_id), "others_told": told}
+            catalogue = self.book.catalogue
+            shown = self._version_shown(catalogue.version(adapter_id), catalogue)
+            shown["others_told"] = told
+            return shown
 
-        return await self._audited(who, "adapter.preload", adapter_id, loading())
+        return await self.audit.attempt(who, "adapter.preload", adapter_id, loading())
 
-    async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
+    async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
         """Lead an alias to a version, for all sessions or a share; without an alias make it active."""
         self._version(adapter_id)
-        action = "adapter.promote" + (".forced" if promotion.force else "")
-        percent = promotion.percent
-        detail = f"{adapter_id} as {promotion.alias or 'itself'} at {percent:g}%"
-        return await self._change(
-            who,
-            action,
-            detail,
-            lambda catalogue: changes.promote(
+        action = "adapter.promote" + (".forced" if given.force else "")
+        target = f"{adapter_id} as {given.alias or 'itself'} at {given.percent:g}%"
+
+        def promoting(catalogue: Catalogue) -> bytes | None:
+            return changes.promote(
                 catalogue,
                 adapter_id,
-                alias=promotion.alias,
-                percent=percent,
-                force=promotion.force,
-                comment=promotion.comment,
-            ),
-            show=adapter_id,
-            comment=promotion.comment,
-            dry_run=promotion.dry_run,
-        )
+                alias=given.alias,
+                percent=given.percent,
+                force=given.force,
+                comment=given.comment,
+            )
 
-    async def retire(
-        self, adapter_id: str, *, who: str, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
+        return await self._change(who, action, adapter_id, promoting, given, target=target)
+
+    async def retire(self, adapter_id: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
         """Serve a version no more; it is unloaded when its last request has ended."""
         self._version(adapter_id)
 
@@ -227,19 +292,11 @@ class AdapterAdmin:
                     f"{adapter_id!r} is what {', '.join(rules)} of the routing leads to, and its requests "
                     "would be refused; change the routing first"
                 )
-            return changes.retire(catalogue, adapter_id, comment=comment)
+            return changes.retire(catalogue, adapter_id, comment=given.comment)
 
-        return await self._change(
-            who,
-            "adapter.retire",
-            adapter_id,
-            retiring,
-            show=adapter_id,
-            comment=comment,
-            dry_run=dry_run,
-        )
+        return await self._change(who, "adapter.retire", adapter_id, retiring, given)
 
-    async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
+    async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> AdapterOrAlias:
         """Keep a version loaded in every process, or no longer."""
         self._version(adapter_id)
 
@@ -256,101 +313,71 @@ class AdapterAdmin:
                 )
             return changes.pin(catalogue, adapter_id, pinned)
 
-        action = "adapter.pin" if pinned else "adapter.unpin"
-        return await self._change(who, action, adapter_id, pinning, show=adapter_id)
+        return await self._change(who, "adapter.pin" if pinned else "adapter.unpin", adapter_id, pinning)
 
-    async def label(self, adapter_id: str, labels: Mapping[str, str], *, who: str) -> Mapping[str, object]:
+    async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> AdapterOrAlias:
         """Give a version other labels."""
         self._version(adapter_id)
-        return await self._change(
-            who,
-            "adapter.label",
-            adapter_id,
-            lambda catalogue: changes.label(catalogue, adapter_id, labels),
-            show=adapter_id,
-        )
 
-    async def evaluated(
-        self, adapter_id: str, report: Mapping[str, Any], *, who: str
-    ) -> Mapping[str, object]:
-        """Keep an evaluation's report with a version."""
+        def labelling(catalogue: Catalogue) -> bytes | None:
+            return changes.label(catalogue, adapter_id, given.labels)
+
+        return await self._change(who, "adapter.label", adapter_id, labelling)
+
+    async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
+        """Store an evaluation's report with a version."""
         self._version(adapter_id)
-        return await self._change(
-            who,
-            "adapter.evaluated",
-            adapter_id,
-            lambda catalogue: changes.evaluate(catalogue, adapter_id, report),
-            show=adapter_id,
-        )
 
-    async def roll_back(
-        self, alias: str, *, who: str, to: str | None = None, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
+        def evaluating(catalogue: Catalogue) -> bytes | None:
+            return changes.evaluate(catalogue, adapter_id, given.report)
+
+        return await self._change(who, "adapter.evaluated", adapter_id, evaluating)
+
+    async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:
         """Lead an alias back to the version before, or to the one named."""
-        self._known_alias(alias)
-        return await self._change(
-            who,
-            "adapter.rollback",
-            alias,
-            lambda catalogue: changes.roll_back(catalogue, alias, to=to, comment=comment),
-            show=alias,
-            comment=comment,
-            dry_run=dry_run,
-        )
+        self._check_alias(alias)
 
-    async def end_canary(
-        self, alias: str, *, who: str, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
+        def rolling_back(catalogue: Catalogue) -> bytes | None:
+            return changes.roll_back(catalogue, alias, to=given.to, comment=given.comment)
+
+        return await self._change(who, "adapter.rollback", alias, rolling_back, given)
+
+    async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
         """Give all of an alias' sessions back to the version that has the others."""
-        self._known_alias(alias)
-        return await self._change(
-            who,
-            "adapter.end_canary",
-            alias,
-            lambda catalogue: changes.end_canary(catalogue, alias, comment=comment),
-            show=alias,
-            comment=comment,
-            dry_run=dry_run,
-        )
+        self._check_alias(alias)
+
+        def ending(catalogue: Catalogue) -> bytes | None:
+            return changes.end_canary(catalogue, alias, comment=given.comment)
+
+        return await self._change(who, "adapter.end_canary", alias, ending, given)
 
     async def _change(
         self,
         who: str,
         action: str,
-        target: str,
-        decide: Callable[[Catalogue], bytes | None],
+        name: str,
+        decide: Decide,
+        given: CommentBody = CommentBody(),  # noqa: B008  # frozen
         *,
-        show: str,
-        comment: str = "",
-        dry_run: bool = False,
-    ) -> Mapping[str, object]:
-        """Make what ``decide`` says and show it; of a dry run what it would show, audited by nobody."""
-        if dry_run:
-            return self._preview(decide, show, who)
+        target: str = "",
+    ) -> AdapterOrAlias:
+        """Make the change and show ``name``; a dry run shows it as it would be and is not audited."""
+        if given.dry_run:
+            return self._preview(decide, name, who)
 
-        async def changing() -> Mapping[str, object]:
+        async def changing() -> AdapterOrAlias:
             await self.book.change(decide, author=who)
-            return self.show(show)
+            return self.show(name)
 
-        return await self._audited(who, action, target, changing(), comment)
+        return await self.audit.attempt(who, action, target or name, changing(), comment=given.comment)
 
-    def _preview(
-        self, decide: Callable[[Catalogue], bytes | None], show: str, who: str
-    ) -> Mapping[str, object]:
+    def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:
         now = self.book.catalogue
         event = decide(now)
         then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
-        found = self._alias(show, then) if show in then.aliases else self._shown(then.version(show), then)
-        return {**found, "dry_run": True}
-
-    async def _audited(self, who: str, action: str, target: str, doing: Awaitable[T], comment: str = "") -> T:
-        try:
-            done = await doing
-        except (AdapterError, GatewayError, BackendFailure) as error:
-            await self.audit.record(who, action, target, comment=comment, result=f"refused: {error}")
-            raise
-        await self.audit.record(who, action, target, comment=comment)
-        return done
+        shown = self._shown(name, then)
+        shown["dry_run"] = True
+        return shown
 
     def _version(self, adapter_id: str) -> Version:
         found = self.book.catalogue.versions.get(adapter_id)
@@ -358,19 +385,60 @@ class AdapterAdmin:
             raise NoSuchAdapter(f"adapter {adapter_id[:140]!r} is not registered", param="id")
         return found
 
-    def _known_alias(self, alias: str) -> None:
+    def _check_alias(self, alias: str) -> None:
         if alias not in self.book.catalogue.aliases:
             raise NoSuchAdapter(f"there is no alias {alias[:140]!r}", param="alias")
 
-    def _alias(self, name: str, catalogue: Catalogue) -> Mapping[str, object]:
-        return alias_page(catalogue.aliases[name])
+    def _shown(self, name: str, catalogue: Catalogue) -> AdapterOrAlias:
+        if name in catalogue.aliases:
+            return _alias_shown(catalogue.aliases[name])
+        return self._version_shown(catalogue.version(name), catalogue)
 
-    def _shown(self, version: Version, catalogue: Catalogue) -> Mapping[str, object]:
+    def _version_shown(self, version: Version, catalogue: Catalogue) -> AdapterBody:
         name = version.adapter_id
-        return version_page(
-            version,
-            catalogue,
-            resident=name in self.rooms.resident,
-            leases=self.registry.leased().get(name, 0),
-            heat=self.rooms.demand_of(name),
-        )
+        return {
+            "id": name,
+            "state": version.state.value,
+            "aliases": list(catalogue.named_by(name)),
+            "engine_id": version.engine_id,
+            "base_model": version.base_model,
+            "base_revision": version.base_revision,
+            "rank": version.rank,
+            "alpha": version.alpha,
+            "target_modules": list(version.target_modules),
+            "size_bytes": version.size_bytes,
+            "sha256": version.sha256,
+            "location": version.location,
+            "labels": dict(version.labels),
+            "pinned": version.pinned,
+            "resident": name in self.rooms.resident,
+            "leases": self.registry.leased().get(name, 0),
+            "heat": round(self.rooms.demand_of(name), 3),
+            "evaluation": dict(version.report) or None,
+            "author": version.author,
+            "at": datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
+        }
+
+
+def _alias_shown(alias: Alias) -> AliasBody:
+    return {
+        "alias": alias.name,
+        "target": alias.target,
+        "canary": alias.canary,
+        "percent": alias.percent if alias.canary else None,
+        "history": list(alias.history),
+    }
+
+
+def _verified_shown(adapter_id: str, verified: Verified) -> VerifiedBody:
+    return {
+        "id": adapter_id,
+        "verified": True,
+        "rank": verified.rank,
+        "alpha": verified.alpha,
+        "target_modules": list(verified.target_modules),
+        "size_bytes": verified.size_bytes,
+        "sha256": verified.sha256,
+        "base_name": verified.base_name,
+        "shapes_checked": verified.shapes_checked,
+    }

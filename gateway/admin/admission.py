@@ -1,4 +1,4 @@
-"""Admission for operators' eyes: how each gate stands, the limits in force, the last decisions."""
+"""Admission for operators: each gate's state, the limits in force, the last decisions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
+
 from admission.controller import AdmissionController
 from admission.events import AdmissionEvent, Admitted, RefusedEvent
 from admission.gate import BackendGate
@@ -16,13 +19,21 @@ from admission.values import AdmissionLimits
 from gateway.routing.revision import Revision
 from observability.admission_metrics import GateFigures, class_of
 
-# Decisions that are kept. Refusals apart, so that a busy minute's admissions do not wash them out.
+# Decisions that are stored. Refusals have a store of their own, so that many admissions do not displace them.
 KEPT_ADMITTED = 50
 KEPT_REFUSED = 100
 
 
+class AdmissionBody(TypedDict):
+    """Each backend's gate, the limits, and the last decisions, newest first."""
+
+    backends: dict[str, dict[str, Any]]
+    limits: dict[str, Any]
+    decisions: list[dict[str, Any]]
+
+
 class AdmissionAdmin:
-    """Remembers the last decisions, and reads the gates when asked.
+    """Stores the last decisions, and reads the gates on demand.
 
     Args:
         limits: the ``admission`` section's.
@@ -54,19 +65,19 @@ class AdmissionAdmin:
         self._gate_name = controller.gate_name
 
     def saw(self, event: AdmissionEvent) -> None:
-        """Keep a decision."""
+        """Store a decision."""
         if isinstance(event, Admitted):
             self._admitted.append((self._unix_time(), event))
         elif isinstance(event, RefusedEvent):
             self._refused.append((self._unix_time(), event))
 
     def figures(self) -> Iterable[GateFigures]:
-        """How the gates stand, for metrics."""
+        """The gates' state, for metrics."""
         now, ladders = self._clock(), self._ladders()
         return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
 
     def _ladders(self) -> Mapping[str, Mapping[str, tuple[Rung, ...]]]:
-        """Of each gate the ladders that routes to it have of their own, by route."""
+        """The ladders that routes have of their own, by gate and route."""
         found: dict[str, dict[str, tuple[Rung, ...]]] = {}
         for route in self._revision().routes.values():
             if route.limits is None or route.limits.rungs == self._limits.rungs:
@@ -75,8 +86,8 @@ class AdmissionAdmin:
                 found.setdefault(self._gate_name(backend), {})[route.name] = route.limits.rungs
         return found
 
-    def show(self) -> Mapping[str, object]:
-        """Everything an operator may want to know, as JSON values; tells no prompt."""
+    def show(self) -> AdmissionBody:
+        """Gates, limits and decisions; no prompt is in it."""
         now, ladders = self._clock(), self._ladders()
         routes = {
             name: _limits(route.limits, self._limits)
@@ -121,7 +132,7 @@ def _figures(
     )
 
 
-def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str, object]:
+def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str, Any]:
     climbed, rung = gate.rung(rungs)
     return {
         "rung": climbed,
@@ -131,7 +142,7 @@ def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str,
     }
 
 
-def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, object]:
+def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, Any]:
     used, peak = gate.usage(now)
     load, rates = gate.load, gate.rates
     tenants = sorted(gate.queue_counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
@@ -194,8 +205,8 @@ def _limits(limits: AdmissionLimits, base: AdmissionLimits | None = None) -> dic
     return {name: value for name, value in shown.items() if value != before[name]}
 
 
-def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, object]:
-    told: dict[str, object] = {
+def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
         "backend": event.backend,
         "tenant": event.tenant,
@@ -207,14 +218,14 @@ def _decision(at: float, event: Admitted | RefusedEvent) -> dict[str, object]:
     }
     if isinstance(event, Admitted):
         return {
-            **told,
+            **shown,
             "decision": "admitted",
             "waited_ms": _ms(event.waited_s),
             "shrunk": event.shrunk,
             "beyond_forecast": event.beyond,
         }
     return {
-        **told,
+        **shown,
         "decision": "refused",
         "reason": event.reason.value,
         "retry_after_ms": _ms(event.retry_after_s),

@@ -1,28 +1,123 @@
-"""What operators see of the canary and do with it; each order is audited."""
+"""The canary for operators: start, pause, resume, abort; each order is audited."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Annotated, NotRequired
 
-from gateway.admin.ports import CanaryOrder
-from gateway.admin.routing import told
-from gateway.errors import GatewayError, InvalidRequest, RevisionConflict
-from gateway.routing.canary import CanaryPlan, CanaryState, Phase, end, pause, resume, start, weights_at
+from pydantic import Field, field_validator
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
+
+from gateway.contracts.fields import Body
+from gateway.errors import InvalidRequest, RevisionConflict
+from gateway.routing.canary import (
+    MIN_SAMPLES,
+    STEP_S,
+    STEPS,
+    WINDOW_S,
+    CanaryPlan,
+    CanaryState,
+    Phase,
+    end,
+    pause,
+    resume,
+    start,
+    weights_at,
+)
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import SAMPLES
-from gateway.routing.change import differences, weights_of, with_weights
+from gateway.routing.change import WHOLE, ConfigChange, differences, weights_of, with_weights
 from gateway.routing.evidence import Evidence
 from gateway.routing.projection import RoutingProjection
 from gateway.routing.records import Draft
+from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
 from gateway.state.port import StateStore
 
 
+class CanaryBody(Body):
+    """Why; stored in the audit log."""
+
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class CanaryAbortBody(CanaryBody):
+    """Why; a dry run shows what would change."""
+
+    dry_run: bool = False
+
+
+class CanaryStartBody(CanaryAbortBody):
+    """A backend that shall have a route, step by step."""
+
+    route: str
+    backend: str
+    steps: Annotated[tuple[Annotated[float, Field(gt=0, le=WHOLE)], ...], Field(max_length=20)] = STEPS
+    min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = MIN_SAMPLES
+    step_seconds: Annotated[float, Field(ge=0, le=43_200)] = STEP_S
+    window_seconds: Annotated[float, Field(ge=1, le=60)] = WINDOW_S
+
+    @field_validator("steps")
+    @classmethod
+    def _rising(cls, steps: tuple[float, ...]) -> tuple[float, ...]:
+        if len(steps) < 2 or steps[-1] != WHOLE or list(steps) != sorted(set(steps)):
+            raise ValueError("allowed: at least two rising percents, the last of them 100")
+        return steps
+
+
+class CanaryCheck(TypedDict):
+    """One check's figures in this step; ``log10_e`` at ``log10_bound`` rolls back."""
+
+    canary_bad: int
+    canary: int
+    baseline_bad: int
+    baseline: int
+    log10_e: float
+    log10_bound: float
+
+
+class CanaryStatus(TypedDict):
+    """A canary."""
+
+    id: str
+    route: str
+    backend: str
+    phase: str
+    percent: float | None
+    step: int
+    steps: list[float]
+    since: str
+    reason: str
+    author: str
+    comment: str
+    min_samples: int
+    step_seconds: float
+    window_seconds: float
+    alpha: float
+    tolerance: float
+    canary_requests: int
+    waiting_for: str | None
+    checks: dict[str, CanaryCheck]
+
+
+class CanaryShownBody(TypedDict):
+    """The last canary, and which process drives it."""
+
+    canary: CanaryStatus | None
+    driven_by: NotRequired[str]
+    dry_run: NotRequired[bool]
+    changes: NotRequired[list[ConfigChange]]
+
+
 class CanaryAdmin:
-    """Implements ``gateway.ports.CanaryService``.
+    """Orders for the canary; there is one at a time. ``who`` is the key's id.
+
+    Orders raise InvalidRequest, UnknownRoute, RevisionConflict (it is not in a phase for that, or another
+    order came first) and BackendUnavailable (the state store is away).
 
     Args:
         driver: of this process; an order makes this process the one that drives.
@@ -50,100 +145,98 @@ class CanaryAdmin:
         self._new_id = new_id
         self._unix_time = unix_time
 
-    def show(self) -> Mapping[str, object]:
-        """The last canary."""
+    def show(self) -> CanaryShownBody:
+        """The last canary, as this process knows it."""
         beat = self._driver.beat
         if beat is None:
             return {"canary": None}
         return {"canary": _shown(beat.standing), "driven_by": beat.holder}
 
-    async def start(self, order: CanaryOrder) -> Mapping[str, object]:
-        """Give a backend the first step of a route."""
+    async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
+        """Give a backend the first step of a route, and more as it proves itself."""
 
         async def begin(last: CanaryState | None) -> CanaryState:
-            return await self._begin(last, order)
+            return await self._begin(last, given, who)
 
-        if order.dry_run:
-            with told():
+        if given.dry_run:
+            with operator_errors():
                 return self._preview(await begin(self._driver.state))
-        return await self._audited(
-            "start", f"{order.route}: {order.backend}", order, self._driver.change(begin)
-        )
+        target = f"{given.route}: {given.backend}"
+        return await self._audited("start", target, who, given.comment, self._driver.change(begin))
 
-    async def pause(self, who: str, comment: str) -> Mapping[str, object]:
-        """Keep its share, judge nothing."""
-        return await self._ordered("pause", who, comment, self._pause)
+    async def pause(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
+        """Hold its share; judge nothing."""
+        return await self._ordered("pause", who, given.comment, self._pause)
 
-    async def resume(self, who: str, comment: str) -> Mapping[str, object]:
+    async def resume(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
         """Judge again."""
-        return await self._ordered("resume", who, comment, self._resume)
+        return await self._ordered("resume", who, given.comment, self._resume)
 
-    async def abort(self, who: str, comment: str, *, dry_run: bool = False) -> Mapping[str, object]:
+    async def abort(self, given: CanaryAbortBody, *, who: str) -> CanaryShownBody:
         """End it, with the route's weights as before."""
-        if dry_run:
-            with told():
-                return self._preview(await self._abort(self._standing("abort"), comment))
-        return await self._ordered("abort", who, comment, self._abort)
+        if given.dry_run:
+            with operator_errors():
+                return self._preview(await self._abort(self._current("abort"), given.comment))
+        return await self._ordered("abort", who, given.comment, self._abort)
 
-    async def _begin(self, now: CanaryState | None, order: CanaryOrder) -> CanaryState:
+    async def _begin(self, now: CanaryState | None, given: CanaryStartBody, who: str) -> CanaryState:
         if now is not None and (not now.ended or not now.applied):
             raise RevisionConflict(
                 f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
                 "abort it, or wait for its end"
             )
         last = self._book.last()
-        before = weights_of(last.draft.config, order.route)
-        has = before.get(order.backend, 0.0)
-        if has >= order.steps[0]:
+        before = weights_of(last.draft.config, given.route)
+        has = before.get(given.backend, 0.0)
+        if has >= given.steps[0]:
             raise InvalidRequest(
-                f"steps: {order.backend!r} has {has:g} % of the route; allowed: a first step above that",
+                f"steps: {given.backend!r} has {has:g} % of the route; allowed: a first step above that",
                 param="steps",
             )
         plan = CanaryPlan(
             self._new_id(),
-            order.route,
-            order.backend,
+            given.route,
+            given.backend,
             before,
-            order.who,
-            order.comment,
-            order.steps,
-            order.min_samples,
-            order.step_s,
-            order.window_s,
+            who,
+            given.comment,
+            given.steps,
+            given.min_samples,
+            given.step_seconds,
+            given.window_seconds,
         )
-        first = with_weights(last.draft.config, order.route, weights_at(plan, order.steps[0]))
+        first = with_weights(last.draft.config, given.route, weights_at(plan, given.steps[0]))
         self._book.check(Draft(first, "", "canary"), "config")
         read_to = (await self._store.heads()).get(SAMPLES, 0)
         return start(plan, read_to=read_to, now=self._unix_time())
 
-    def _standing(self, action: str) -> CanaryState:
-        standing = self._driver.state
-        if standing is None:
+    def _current(self, action: str) -> CanaryState:
+        state = self._driver.state
+        if state is None:
             raise RevisionConflict(f"there is no canary to {action}")
-        return standing
+        return state
 
-    def _preview(self, standing: CanaryState) -> Mapping[str, object]:
-        """What it would be, and what of the routing would change; a dry run is not audited."""
+    def _preview(self, state: CanaryState) -> CanaryShownBody:
+        """The canary and the routing's changes as they would be; a dry run is not audited."""
         now = self._book.last().draft.config
-        then = with_weights(now, standing.plan.route, standing.wanted)
-        changes = [asdict(change) for change in differences(now, then)]
-        return {"dry_run": True, "canary": _shown(standing), "changes": changes}
+        then = with_weights(now, state.plan.route, state.wanted)
+        return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
 
-    async def _pause(self, standing: CanaryState, comment: str) -> CanaryState:
-        if standing.phase is not Phase.RUNNING:
-            raise _not_so(standing, "a running one")
-        return pause(standing, comment)
+    async def _pause(self, state: CanaryState, comment: str) -> CanaryState:
+        if state.phase is not Phase.RUNNING:
+            raise _wrong_phase(state, "a running one")
+        return pause(state, comment)
 
-    async def _resume(self, standing: CanaryState, _: str) -> CanaryState:
-        if standing.phase is not Phase.PAUSED:
-            raise _not_so(standing, "a paused one")
+    async def _resume(self, state: CanaryState, _: str) -> CanaryState:
+        if state.phase is not Phase.PAUSED:
+            raise _wrong_phase(state, "a paused one")
         read_to = (await self._store.heads()).get(SAMPLES, 0)
-        return resume(standing, read_to=read_to, now=self._unix_time())
+        return resume(state, read_to=read_to, now=self._unix_time())
 
-    async def _abort(self, standing: CanaryState, comment: str) -> CanaryState:
-        if standing.ended:
-            raise _not_so(standing, "a running or paused one")
-        return end(standing, Phase.ABORTED, comment or "by an operator", self._unix_time())
+    async def _abort(self, state: CanaryState, comment: str) -> CanaryState:
+        if state.ended:
+            raise _wrong_phase(state, "a running or paused one")
+        return end(state, Phase.ABORTED, comment or "by an operator", self._unix_time())
 
     async def _ordered(
         self,
@@ -151,50 +244,44 @@ class CanaryAdmin:
         who: str,
         comment: str,
         make: Callable[[CanaryState, str], Awaitable[CanaryState]],
-    ) -> Mapping[str, object]:
-        standing = self._standing(action)
-        target = f"{standing.plan.route}: {standing.plan.backend}"
+    ) -> CanaryShownBody:
+        state = self._current(action)
 
         async def made(last: CanaryState | None) -> CanaryState:
-            return await make(standing if last is None else last, comment)
+            return await make(state if last is None else last, comment)
 
-        order = CanaryOrder(who, standing.plan.route, standing.plan.backend, comment)
-        return await self._audited(action, target, order, self._driver.change(made))
+        target = f"{state.plan.route}: {state.plan.backend}"
+        return await self._audited(action, target, who, comment, self._driver.change(made))
 
     async def _audited(
-        self, action: str, target: str, order: CanaryOrder, doing: Awaitable[None]
-    ) -> Mapping[str, object]:
-        try:
-            with told():
+        self, action: str, target: str, who: str, comment: str, doing: Awaitable[None]
+    ) -> CanaryShownBody:
+        async def translated() -> None:
+            with operator_errors():
                 await doing
-        except GatewayError as error:
-            result = f"refused: {error.code}: {error}"
-            await self._audit.record(
-                order.who, f"canary.{action}", target, comment=order.comment, result=result
-            )
-            raise
-        await self._audit.record(order.who, f"canary.{action}", target, comment=order.comment)
-        # Brought about now, by this process; when the store goes away in between, by the next tick of any.
+
+        await self._audit.attempt(who, f"canary.{action}", target, translated(), comment=comment)
+        # This process carries the order out now; should the store go away here, any process' next tick does.
         await self._driver.tick()
         return self.show()
 
 
-def _not_so(standing: CanaryState, allowed: str) -> RevisionConflict:
-    return RevisionConflict(f"the canary is {standing.phase.value}; allowed: {allowed}")
+def _wrong_phase(state: CanaryState, allowed: str) -> RevisionConflict:
+    return RevisionConflict(f"the canary is {state.phase.value}; allowed: {allowed}")
 
 
-def _shown(standing: CanaryState) -> dict[str, object]:
-    plan = standing.plan
+def _shown(state: CanaryState) -> CanaryStatus:
+    plan = state.plan
     return {
         "id": plan.id,
         "route": plan.route,
         "backend": plan.backend,
-        "phase": standing.phase.value,
-        "percent": standing.wanted.get(plan.backend, 0.0) if standing.applied else None,
-        "step": standing.step + 1,
+        "phase": state.phase.value,
+        "percent": state.wanted.get(plan.backend, 0.0) if state.applied else None,
+        "step": state.step + 1,
         "steps": list(plan.steps),
-        "since": datetime.fromtimestamp(standing.since, UTC).isoformat(timespec="milliseconds"),
-        "reason": standing.reason,
+        "since": datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds"),
+        "reason": state.reason,
         "author": plan.author,
         "comment": plan.comment,
         "min_samples": plan.min_samples,
@@ -202,24 +289,27 @@ def _shown(standing: CanaryState) -> dict[str, object]:
         "window_seconds": plan.window_s,
         "alpha": plan.alpha,
         "tolerance": plan.tolerance,
-        "canary_requests": standing.canary_requests,
-        "waiting_for": None if standing.ended else _waiting(standing),
+        "canary_requests": state.canary_requests,
+        "waiting_for": None if state.ended else _waiting(state),
         "checks": {
             check: {
-                **asdict(counts),
-                "log10_e": round(standing.evidence.get(check, Evidence()).log_e / math.log(10), 2),
+                "canary_bad": counts.canary_bad,
+                "canary": counts.canary,
+                "baseline_bad": counts.baseline_bad,
+                "baseline": counts.baseline,
+                "log10_e": round(state.evidence.get(check, Evidence()).log_e / math.log(10), 2),
                 "log10_bound": round(plan.bound / math.log(10), 2),
             }
-            for check, counts in standing.counts.items()
+            for check, counts in state.counts.items()
         },
     }
 
 
-def _waiting(standing: CanaryState) -> str:
-    if standing.phase is Phase.PAUSED:
+def _waiting(state: CanaryState) -> str:
+    if state.phase is Phase.PAUSED:
         return "an operator"
-    requests = standing.counts.get("error")
+    requests = state.counts.get("error")
     least = 0 if requests is None else min(requests.canary, requests.baseline)
-    if least < standing.plan.min_samples:
-        return f"requests: {least} of {standing.plan.min_samples} on the side that has fewer"
+    if least < state.plan.min_samples:
+        return f"requests: {least} of {state.plan.min_samples} on the side that has fewer"
     return "time, or clearer figures"

@@ -1,45 +1,75 @@
-"""What operators see of the faults made on purpose and do with them; each change is audited."""
+"""Deliberate faults for admins: show and replace; each change is audited."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
 
 from gateway.backends.fault_controls import Chaos
-from gateway.config.chaos import FaultRule
-from gateway.errors import InvalidRequest
+from gateway.config.chaos import MAX_RULES, FaultRule
+from gateway.config.section import Section
 from gateway.state.audit import Audit
+
+
+class FaultsRequest(Section):
+    """The rules that shall be in force; none ends all faults."""
+
+    faults: Annotated[tuple[FaultRule, ...], Field(max_length=MAX_RULES)]
+
+
+class InjectedFault(TypedDict):
+    """How often a fault was made."""
+
+    backend: str
+    kind: str
+    count: int
+
+
+class FaultsBody(TypedDict):
+    """The faults in force in this process, and how often each was made."""
+
+    faults: list[dict[str, Any]]
+    injected: list[InjectedFault]
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosAdmin:
-    """Implements ``gateway.ports.ChaosService``.
+    """Shows and replaces the faults of this process.
 
     Args:
-        chaos: the faults of this process.
+        chaos: the faults.
         audit: who did what.
     """
 
     chaos: Chaos
     audit: Audit
 
-    def show(self) -> Mapping[str, object]:
-        """The rules in force in this process and what they did."""
-        return self.chaos.show()
+    def show(self) -> FaultsBody:
+        """The rules in force and the faults that they made."""
+        plan = self.chaos.plan
+        counts = sorted(plan.injected.items())
+        return {
+            "faults": [rule.model_dump(mode="json", exclude_none=True) for rule in plan.rules],
+            "injected": [{"backend": name, "kind": kind, "count": count} for (name, kind), count in counts],
+        }
 
-    async def replace(self, rules: Sequence[FaultRule], *, who: str) -> Mapping[str, object]:
-        """Put other rules in force here. Raises InvalidRequest for a backend that is not there."""
-        target = _target(rules)
-        try:
-            self.chaos.replace(rules)
-        except InvalidRequest as error:
-            await self.audit.record(who, "chaos.replace", target, result=f"refused: {error.code}: {error}")
-            raise
-        await self.audit.record(who, "chaos.replace", target)
-        return self.chaos.show()
+    async def replace(self, given: FaultsRequest, *, who: str) -> FaultsBody:
+        """Put other rules in force. Raises InvalidRequest for a backend that does not exist."""
+
+        async def replacing() -> FaultsBody:
+            self.chaos.replace(given.faults)
+            return self.show()
+
+        return await self.audit.attempt(who, "chaos.replace", _target(given), replacing())
 
 
-def _target(rules: Sequence[FaultRule]) -> str:
-    found = Counter(f"{rule.backend}: {rule.kind}" for rule in rules)
+def _target(given: FaultsRequest) -> str:
+    found: Mapping[str, int] = Counter(f"{rule.backend}: {rule.kind}" for rule in given.faults)
     return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in found.items()) or "none"

@@ -1,14 +1,21 @@
-"""What admins see of the keys and do with them; each change is audited."""
+"""Keys for admins: list, make, revoke; each change is audited."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
 
 from accounting.keys import KeyLimits, KeyRecord, KeyRing, KeyRole, NewSecret, StoredKey, draw_key
-from gateway.admin.ports import KeyOrder
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.contracts.fields import Body, Priority
+from gateway.contracts.values import CallerRole
+from gateway.errors import InvalidRequest
 from gateway.keys.last_used import KeyUse
 from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
@@ -16,10 +23,69 @@ from gateway.state.audit import Audit
 # The last second that can be written, 9999-12-31T23:59:59Z: no key is made that could not be shown.
 LATEST = 253_402_300_799.0
 
+_Limit = Annotated[int, Field(ge=1, le=10**15)]
+# Tenants and organizations are labels in metrics and reports, so each is one printable word.
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$")]
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+# An empty list would be a key for nothing; "all" is said by leaving the field out.
+_Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
+
+
+class KeyLimitsBody(Body):
+    """How much the key may ask for; ``None`` is no limit."""
+
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    tokens_per_day: _Limit | None = None
+
+
+class KeyBody(Body):
+    """A new key."""
+
+    tenant: _Word
+    org: _Word | None = None
+    role: CallerRole = CallerRole.CALLER
+    # High priority is granted, not found.
+    max_priority: Priority = 0
+    routes: _Names | None = None
+    adapters: _Names | None = None
+    limits: KeyLimitsBody = KeyLimitsBody()
+    # A time as text, or seconds since 1970.
+    expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = None
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class KeyShown(TypedDict):
+    """A key, without its secret."""
+
+    id: str
+    prefix: str
+    tenant: str
+    org: str | None
+    role: str
+    max_priority: int
+    routes: list[str] | None
+    adapters: list[str] | None
+    limits: dict[str, int]
+    expires_at: str | None
+    expired: bool
+    comment: str
+    created_at: str
+    created_by: str
+    last_used_at: str | None
+
+
+class KeyMadeBody(KeyShown):
+    """A new key; ``key`` is shown this once."""
+
+    key: str
+
 
 @dataclass(frozen=True, slots=True)
 class KeyAdmin:
-    """Implements ``gateway.ports.KeyService``.
+    """Shows and changes the keys; ``who`` is the acting key's id.
+
+    Changes are in force in this process when a call returns, in every other within a second.
 
     Args:
         ring: the keys in force.
@@ -37,54 +103,46 @@ class KeyAdmin:
     unix_time: Callable[[], float]
     draw: Callable[[], NewSecret] = draw_key
 
-    def show_all(self) -> Mapping[str, object]:
-        """The keys that were made and not revoked, oldest first."""
-        return {"keys": [self._shown(key) for key in self.ring.made]}
+    def show_all(self) -> list[KeyShown]:
+        """The keys that were made and not revoked, oldest first; no secret."""
+        return [self._shown(key) for key in self.ring.made]
 
-    async def create(self, order: KeyOrder, *, who: str) -> Mapping[str, object]:
-        """Make a key; ``key`` of the answer is never shown again.
+    async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:
+        """Make a key; only this answer contains its secret.
 
-        Raises InvalidRequest, Forbidden, BackendUnavailable.
+        Raises InvalidRequest, Forbidden (too many keys), BackendUnavailable (the state store is away).
         """
         now = self.unix_time()
-        if order.expires_at is not None and not now < order.expires_at <= LATEST:
+        expires_at = None if given.expires_at is None else given.expires_at.timestamp()
+        if expires_at is not None and not now < expires_at <= LATEST:
             allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
-            shown = _time(order.expires_at) if order.expires_at <= LATEST else "beyond it"
+            shown = _time(expires_at) if expires_at <= LATEST else "beyond it"
             raise InvalidRequest(f"expires_at is {shown}; allowed: {allowed}", param="expires_at")
         secret = self.draw()
         record = KeyRecord(
             f"key_{secret.prefix}",
-            order.tenant,
-            KeyRole(order.role),
-            order.max_priority,
-            order.routes,
-            order.adapters,
-            KeyLimits(order.requests_per_minute, order.tokens_per_minute, order.tokens_per_day),
-            order.expires_at,
-            order.org,
+            given.tenant,
+            KeyRole(given.role),
+            given.max_priority,
+            None if given.routes is None else tuple(given.routes),
+            None if given.adapters is None else tuple(given.adapters),
+            KeyLimits(**given.limits.model_dump()),
+            expires_at,
+            given.org,
         )
-        key = StoredKey(record, secret.prefix, secret.salt, secret.digest, order.comment, who, now)
+        key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
-        target = f"{record.key_id} for {order.tenant} as {order.role.value}"
-        await self._audited(who, "key.create", target, self.book.make(key, author=who), order.comment)
-        return {"id": record.key_id, "key": secret.key, **self._shown(key)}
+        target = f"{record.key_id} for {given.tenant} as {given.role.value}"
+        making = self.book.make(key, author=who)
+        await self.audit.attempt(who, "key.create", target, making, comment=given.comment)
+        return {**self._shown(key), "key": secret.key}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         """Refuse a key from now on. Raises NoSuchKey, BackendUnavailable."""
-        await self._audited(who, "key.revoke", key_id, self.book.revoke(key_id, author=who))
+        await self.audit.attempt(who, "key.revoke", key_id, self.book.revoke(key_id, author=who))
 
-    async def _audited(
-        self, who: str, action: str, target: str, doing: Awaitable[None], comment: str = ""
-    ) -> None:
-        try:
-            await doing
-        except GatewayError as error:
-            await self.audit.record(who, action, target, comment=comment, result=f"refused: {error}")
-            raise
-        await self.audit.record(who, action, target, comment=comment)
-
-    def _shown(self, key: StoredKey) -> Mapping[str, object]:
+    def _shown(self, key: StoredKey) -> KeyShown:
         record = key.record
         last_used = self.use.last(record.key_id)
         expires_at = record.expires_at
@@ -108,5 +166,5 @@ class KeyAdmin:
 
 
 def _time(at: float) -> str:
-    # A key that an older version made may expire later than can be written.
+    # A key of an older version may expire later than can be written.
     return datetime.fromtimestamp(min(at, LATEST), UTC).isoformat(timespec="seconds")

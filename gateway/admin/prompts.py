@@ -1,13 +1,16 @@
-"""What operators ask about prompts: which versions there are, and what would be sent for a request."""
+"""Prompts for operators: the registered versions, and what would be sent for a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
 
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import SUMMARY_TITLE
-from budgeting.values import Message, Plan, PromptSection, Role, SummaryKind
+from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.fleet import Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.budgets import budget_request
@@ -20,12 +23,115 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import Target, resolve
 
 
+class PromptListed(TypedDict):
+    """A registered prompt version."""
+
+    id: str
+    sha256: str
+    published_at: str | None
+    routes: list[str]
+
+
+class PromptBody(PromptListed):
+    """All of one version; ``stable_text`` is what is sent first."""
+
+    system: str
+    policy: str
+    grounding_rule: str
+    budgets: SectionBudgets
+    reserve: int | None
+    summarizer: str
+    volatile: str | None
+    stable_text: str
+
+
+class PromptNamed(TypedDict):
+    """A version and its content."""
+
+    id: str
+    sha256: str
+
+
+class PreviewSection(TypedDict):
+    """Tokens that a section has, and may have."""
+
+    tokens: int
+    budget: int
+
+
+class PreviewCuts(TypedDict):
+    """What was left out or shortened."""
+
+    dropped_chunks: list[str]
+    cut_chunks: list[str]
+    merged_chunks: list[str]
+    dropped_turns: int
+    summarized_turns: int
+
+
+class PreviewPrefix(TypedDict):
+    """The part that other requests share."""
+
+    tokens: int
+    block_size: int
+    blocks: int
+    fingerprint: str | None
+
+
+class VolatileFinding(TypedDict):
+    """Volatile content in a caller's system message."""
+
+    kind: str
+    text: str
+    sentence: str
+    system_message: int
+    action: str
+
+
+class PreviewVolatile(TypedDict):
+    """What the policy for volatile content did."""
+
+    policy: str
+    findings: list[VolatileFinding]
+
+
+class PreviewMessage(TypedDict):
+    """A message as it would be sent, and the section that it counts in."""
+
+    role: str
+    content: str
+    section: str
+
+
+class PreviewPrompt(TypedDict):
+    """The prompt as text, cut where the shared prefix ends."""
+
+    before_boundary: str
+    after_boundary: str
+
+
+class PreviewBody(TypedDict):
+    """What would be sent, and how its tokens are shared out."""
+
+    route: str
+    prompt_version: PromptNamed | None
+    max_model_len: int
+    input_tokens: int
+    generation_reserve: int
+    sections: dict[str, PreviewSection]
+    cuts: PreviewCuts
+    prefix: PreviewPrefix
+    volatile: PreviewVolatile
+    messages: list[PreviewMessage]
+    prompt: PreviewPrompt
+
+
 @dataclass(frozen=True, slots=True)
 class PromptAdmin:
-    """Implements ``gateway.ports.PromptService``; goes a request's way as far as its budget.
+    """Shows versions, and takes a request through the stages up to its budget.
 
     Args:
-        block_size: tokens of a block, for backends that do not tell.
+        block_size: tokens of a block, for backends that do not report theirs.
     """
 
     registry: PromptVersions
@@ -38,7 +144,7 @@ class PromptAdmin:
     adapter_ids: Collection[str]
     block_size: int
 
-    def versions(self) -> Sequence[Mapping[str, object]]:
+    def versions(self) -> list[PromptListed]:
         """One entry a version, sorted by id, with the routes that use it."""
         routes = self.revision().routes
         return [
@@ -55,14 +161,27 @@ class PromptAdmin:
             for version in self.registry.all
         ]
 
-    def version(self, version_id: str) -> Mapping[str, object]:
+    def version(self, version_id: str) -> PromptBody:
         """All of one version, and its text as it is sent. Raises UnknownPromptVersion."""
         version = self.registry.get(version_id)
         [listed] = [one for one in self.versions() if one["id"] == version_id]
-        return {**asdict(version), **listed, "stable_text": stable_text(version)}
+        return {
+            **listed,
+            "system": version.system,
+            "policy": version.policy,
+            "grounding_rule": version.grounding_rule,
+            "budgets": version.budgets,
+            "reserve": version.reserve,
+            "summarizer": version.summarizer,
+            "volatile": version.volatile,
+            "stable_text": stable_text(version),
+        }
 
-    async def preview(self, request: GenerateRequest) -> Mapping[str, object]:
-        """What would be sent for this request."""
+    async def preview(self, request: GenerateRequest) -> PreviewBody:
+        """What would be sent for this request; generates nothing and bills nothing.
+
+        Raises the errors that the request itself would meet up to its budget.
+        """
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version)
@@ -116,11 +235,11 @@ class PromptAdmin:
         return load.block_size if load is not None and load.block_size > 0 else self.block_size
 
 
-def _named(version: PromptVersion | None) -> Mapping[str, object] | None:
+def _named(version: PromptVersion | None) -> PromptNamed | None:
     return None if version is None else {"id": version.id, "sha256": version.sha256}
 
 
-def _volatile(canonical: Canonical) -> Mapping[str, object]:
+def _volatile(canonical: Canonical) -> PreviewVolatile:
     return {
         "policy": canonical.policy.value,
         "findings": [
@@ -136,11 +255,11 @@ def _volatile(canonical: Canonical) -> Mapping[str, object]:
     }
 
 
-def _messages(plan: Plan, system: Sequence[str]) -> list[Mapping[str, object]]:
+def _messages(plan: Plan, system: Sequence[str]) -> list[PreviewMessage]:
     """The messages as backends that take messages get them.
 
-    Where the chat template takes no later system message, the evidence stands in the latest user turn and is
-    listed with it; the counts of the sections tell them apart all the same.
+    Where the chat template takes no later system message, the evidence is part of the latest user turn and is
+    listed with it; the sections' counts still separate the two.
     """
     stable = {*system, "\n\n".join(system)}
     return [

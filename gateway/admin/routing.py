@@ -1,52 +1,138 @@
-"""What operators see of the routing and do with it; each change is audited."""
+"""The routing's revisions for operators: show, change, undo; each change is audited."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated, Any, NotRequired
 
-from gateway.admin.ports import RoutingOrder
-from gateway.errors import BackendUnavailable, GatewayError, InvalidRequest, RevisionConflict, UnknownRoute
-from gateway.routing.change import (
-    WHOLE,
-    NoSuchRoute,
-    NothingToShare,
-    differences,
-    same,
-    with_weight,
-)
-from gateway.routing.projection import NotInForce, RoutingBusy, RoutingProjection
+from pydantic import Field
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
+
+from gateway.contracts.fields import Body
+from gateway.errors import InvalidRequest
+from gateway.routing.change import WHOLE, ConfigChange, differences, same, with_weight
+from gateway.routing.projection import RoutingProjection
 from gateway.routing.records import Draft, Stored
-from gateway.routing.revision import RoutingFileError
+from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
-from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
+from gateway.state.errors import Conflict
 
-# Revisions of one look while an earlier configuration is searched, and how many are looked at in all.
+# Revisions read at once while an earlier configuration is searched, and how many are read in all.
 PAGE = 50
 SEARCHED = 1_000
-# Others that may come between while a rollback is made.
+# Other changes that may come in between while a rollback is made.
 ROLLBACK_TRIES = 5
-# Faults that one message tells.
-MAX_FAULTS = 20
-RETRY_MS = 1_000
+
+
+class RouteChangeBody(Body):
+    """The fields of every change."""
+
+    comment: Annotated[str, Field(max_length=1_000)] = ""
+    expected_revision: Annotated[int, Field(ge=0)] | None = None
+    """The last revision that the operator knows; ``None``: any."""
+    dry_run: bool = False
+    """Validate and show what would change; change nothing."""
+
+
+class RouteApplyBody(RouteChangeBody):
+    """A whole configuration; validated as a routing file is."""
+
+    config: dict[str, Any]
+
+
+class RoutePromoteBody(RouteChangeBody):
+    """The backend that shall have the whole route."""
+
+    route: str
+    backend: str
+
+
+class RouteWeightBody(RoutePromoteBody):
+    """The share that a backend shall have."""
+
+    percent: Annotated[float, Field(ge=0, le=WHOLE)]
+
+
+class RouteRollbackBody(RouteChangeBody):
+    """The revision to go back to; unset: the last one of another content."""
+
+    to: Annotated[int, Field(ge=1)] | None = None
+
+
+class RevisionBody(TypedDict):
+    """A routing revision."""
+
+    revision: int
+    author: str
+    created_at: str
+    comment: str
+    action: str
+    parent: int
+    config: Mapping[str, Any]
+
+
+class UnusableRevision(TypedDict):
+    """The last revision, which this process cannot use, and why."""
+
+    revision: int
+    reason: str
+
+
+class RevisionInForceBody(RevisionBody):
+    """The revision in force in this process."""
+
+    in_force_since: str
+    behind: UnusableRevision | None
+
+
+class RevisionMadeBody(TypedDict):
+    """The new revision; of a dry run without a number, author and time."""
+
+    revision: int | None
+    parent: int
+    comment: str
+    config: Mapping[str, Any]
+    changes: list[ConfigChange]
+    author: NotRequired[str]
+    created_at: NotRequired[str]
+    action: NotRequired[str]
+    dry_run: NotRequired[bool]
+
+
+class AuditEntry(TypedDict):
+    """An operator's action, done or refused."""
+
+    number: int
+    at: str
+    who: str
+    action: str
+    target: str
+    result: str
+    comment: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingAdmin:
-    """Implements ``gateway.ports.RoutingService``.
+    """Shows and changes the revisions; ``who`` is the key's id.
+
+    A change is in force in this process when its call returns, in every other within a second. Changes raise
+    InvalidRequest (every fault with its path), UnknownRoute, RevisionConflict (another change came first) and
+    BackendUnavailable (the state store is away); reads raise the last too.
 
     Args:
         book: the revisions.
-        audit: who did what.
+        audit_log: who did what.
     """
 
     book: RoutingProjection
     audit_log: Audit
 
-    def show(self) -> Mapping[str, object]:
-        """The revision in force in this process."""
+    def show(self) -> RevisionInForceBody:
+        """The revision in force in this process, and whether the store has one that it cannot use."""
         stored, behind = self.book.in_force, self.book.unusable
         if stored is None:
             raise RuntimeError("there is no routing yet")
@@ -56,95 +142,106 @@ class RoutingAdmin:
             "behind": None if behind is None else {"revision": behind.number, "reason": behind.reason},
         }
 
-    async def apply(self, config: Mapping[str, object], order: RoutingOrder) -> Mapping[str, object]:
+    async def apply(self, given: RouteApplyBody, *, who: str) -> RevisionMadeBody:
         """Make a whole configuration the next revision."""
-        return await self._change("apply", "routing", lambda _: config, order)
+        return await self._change("apply", "routing", lambda _: given.config, given, who)
 
-    async def set_weight(
-        self, route: str, backend: str, percent: float, order: RoutingOrder
-    ) -> Mapping[str, object]:
-        """Give a backend its share of a route."""
-        return await self._change(
-            "weights",
-            f"{route}: {backend} at {percent:g} %",
-            lambda last: with_weight(last.draft.config, route, backend, percent),
-            order,
-        )
+    async def set_weight(self, given: RouteWeightBody, *, who: str) -> RevisionMadeBody:
+        """Give a backend its share of a route; the others share the rest in proportion."""
+        target = f"{given.route}: {given.backend} at {given.percent:g} %"
+        return await self._change("weights", target, _weight(given, given.percent), given, who)
 
-    async def promote(self, route: str, backend: str, order: RoutingOrder) -> Mapping[str, object]:
+    async def promote(self, given: RoutePromoteBody, *, who: str) -> RevisionMadeBody:
         """Give a backend the whole route."""
-        return await self._change(
-            "promote",
-            f"{route}: {backend}",
-            lambda last: with_weight(last.draft.config, route, backend, WHOLE),
-            order,
-        )
+        target = f"{given.route}: {given.backend}"
+        return await self._change("promote", target, _weight(given, WHOLE), given, who)
 
-    async def roll_back(self, to: int | None, order: RoutingOrder) -> Mapping[str, object]:
+    async def roll_back(self, given: RouteRollbackBody, *, who: str) -> RevisionMadeBody:
         """Make an earlier configuration the next revision."""
-        target = "to the one before" if to is None else f"to revision {to}"
-        return await self._audited("rollback", target, order, self._rolled_back(to, order))
+        target = "to the one before" if given.to is None else f"to revision {given.to}"
+        return await self._audited("rollback", target, given, who, self._rolled_back(given, who))
 
-    async def history(self, limit: int) -> Sequence[Mapping[str, object]]:
+    async def history(self, limit: int) -> list[RevisionBody]:
         """The last revisions, newest first."""
-        with told(change=False):
+        with operator_errors(change=False):
             found = await self.book.newest(limit)
         return [_shown(stored) for stored in found]
 
-    async def diff(self, a: int, b: int) -> Sequence[Mapping[str, object]]:
+    async def diff(self, a: int, b: int) -> list[ConfigChange]:
         """What differs from revision ``a`` to ``b``."""
-        with told(change=False):
+        with operator_errors(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
-        return _changes(before.draft.config, after.draft.config)
+        return differences(before.draft.config, after.draft.config)
 
-    async def audit(self, limit: int) -> Sequence[Mapping[str, object]]:
-        """What operators did last, newest first."""
-        with told(change=False):
+    async def audit(self, limit: int) -> list[AuditEntry]:
+        """The last actions of operators, newest first."""
+        with operator_errors(change=False):
             entries = await self.audit_log.last(limit)
-        return [{**entry, "at": _time(entry["at"])} for entry in entries]
+        return [
+            {
+                "number": entry["number"],
+                "at": _time(entry["at"]),
+                "who": entry["who"],
+                "action": entry["action"],
+                "target": entry["target"],
+                "result": entry["result"],
+                "comment": entry["comment"],
+            }
+            for entry in entries
+        ]
 
     async def _change(
         self,
         action: str,
         target: str,
         make: Callable[[Stored], Mapping[str, object]],
-        order: RoutingOrder,
-    ) -> Mapping[str, object]:
-        return await self._audited(action, target, order, self._made(action, make, order))
+        given: RouteChangeBody,
+        who: str,
+    ) -> RevisionMadeBody:
+        made = self._made(action, make, given.comment, given.expected_revision, given.dry_run, who)
+        return await self._audited(action, target, given, who, made)
 
-    async def _rolled_back(self, to: int | None, order: RoutingOrder) -> Mapping[str, object]:
+    async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
         for left in reversed(range(ROLLBACK_TRIES)):
-            await self.book.expect_last(order.expected)
+            await self.book.expect_last(given.expected_revision)
             head = self.book.head
-            source = await (self._other(head) if to is None else self._revision(to, "to"))
+            source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
             comment = f"rollback to revision {source.number}" + (
-                f": {order.comment}" if order.comment else ""
+                f": {given.comment}" if given.comment else ""
             )
+            again = _same_as(source)
             try:
-                return await self._made(
-                    "rollback",
-                    lambda _, source=source: source.draft.config,  # type: ignore[misc]
-                    replace(order, comment=comment, expected=head),
-                )
+                return await self._made("rollback", again, comment, head, given.dry_run, who)
             except Conflict:
-                # Somebody else, or another process a moment ago: what is last now is looked at again.
-                if order.expected is not None or not left or not await self.book.caught_up_to(head + 1):
+                # Another change came in between: the revision that is last now is read again.
+                if (
+                    given.expected_revision is not None
+                    or not left
+                    or not await self.book.caught_up_to(head + 1)
+                ):
                     raise
         raise AssertionError("the last try returns or raises")
 
     async def _made(
-        self, action: str, make: Callable[[Stored], Mapping[str, object]], order: RoutingOrder
-    ) -> Mapping[str, object]:
+        self,
+        action: str,
+        make: Callable[[Stored], Mapping[str, object]],
+        comment: str,
+        expected: int | None,
+        dry_run: bool,
+        who: str,
+    ) -> RevisionMadeBody:
         def decide(last: Stored) -> Draft:
-            return Draft(make(last), order.comment, action)
+            return Draft(make(last), comment, action)
 
-        if order.dry_run:
-            await self.book.expect_last(order.expected)
+        if dry_run:
+            await self.book.expect_last(expected)
             return self._preview(decide)
-        before, stored = await self.book.change(decide, author=order.who, expected=order.expected)
-        return {**_shown(stored), "changes": _changes(before.draft.config, stored.draft.config)}
+        before, stored = await self.book.change(decide, author=who, expected=expected)
+        changes = differences(before.draft.config, stored.draft.config)
+        return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
 
-    def _preview(self, decide: Callable[[Stored], Draft]) -> Mapping[str, object]:
+    def _preview(self, decide: Callable[[Stored], Draft]) -> RevisionMadeBody:
         last = self.book.last()
         draft = decide(last)
         self.book.check(draft, "config")
@@ -154,30 +251,29 @@ class RoutingAdmin:
             "parent": self.book.head,
             "comment": draft.comment,
             "config": draft.config,
-            "changes": _changes(last.draft.config, draft.config),
+            "changes": differences(last.draft.config, draft.config),
         }
 
     async def _audited(
-        self, action: str, target: str, order: RoutingOrder, doing: Awaitable[Mapping[str, object]]
-    ) -> Mapping[str, object]:
-        """Translates what it raises, and keeps what came of it; of a dry run nothing."""
-        try:
-            with told():
-                done = await doing
-        except GatewayError as error:
-            await self._record(action, target, order, f"refused: {error.code}: {error}")
-            raise
-        await self._record(action, target, order, f"revision {done['revision']}")
-        return done
+        self, action: str, target: str, given: RouteChangeBody, who: str, doing: Awaitable[RevisionMadeBody]
+    ) -> RevisionMadeBody:
+        async def translated() -> RevisionMadeBody:
+            with operator_errors():
+                return await doing
 
-    async def _record(self, action: str, target: str, order: RoutingOrder, result: str) -> None:
-        if not order.dry_run:
-            await self.audit_log.record(
-                order.who, f"routing.{action}", target, comment=order.comment, result=result
-            )
+        if given.dry_run:
+            return await translated()
+        return await self.audit_log.attempt(
+            who,
+            f"routing.{action}",
+            target,
+            translated(),
+            comment=given.comment,
+            result=lambda done: f"revision {done['revision']}",
+        )
 
     async def _revision(self, number: int, param: str) -> Stored:
-        # Not by what has come here: a revision made by another process a moment ago is there too.
+        # Read from the store: another process may have made a revision that has not arrived here yet.
         for stored in await self.book.read(number):
             if stored.number == number:
                 return stored
@@ -186,7 +282,7 @@ class RoutingAdmin:
         )
 
     async def _other(self, head: int) -> Stored:
-        """The last revision before ``head`` whose content is another one."""
+        """The last revision before ``head`` whose content differs."""
         now, number = self.book.last(), head
         while number > max(head - SEARCHED, 0):
             for stored in await self.book.read(number, PAGE):
@@ -196,39 +292,15 @@ class RoutingAdmin:
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 
 
-@contextmanager
-def told(*, change: bool = True) -> Iterator[None]:
-    """What the routing and the state store raise, as operators are told it, who only look or ``change``."""
-    try:
-        yield
-    except RoutingFileError as error:
-        faults = str(error).splitlines()
-        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise InvalidRequest("\n".join(faults[:MAX_FAULTS] + more), param="config") from error
-    except NoSuchRoute as error:
-        raise UnknownRoute(str(error), param="route") from error
-    except NothingToShare as error:
-        raise InvalidRequest(f"percent: {error}", param="percent") from error
-    except Conflict as error:
-        raise RevisionConflict(
-            f"revision {error.found} is the last one, not {error.expected}; nothing was changed: look at it "
-            "and decide again",
-            param="expected_revision",
-        ) from error
-    except RecordTooLarge as error:
-        raise InvalidRequest(
-            f"config is {error.size} bytes; allowed: {error.allowed}", param="config"
-        ) from error
-    except StateUnavailable as error:
-        doubt = ". Nothing was changed, or not surely: look at the history before you try again"
-        raise BackendUnavailable(
-            f"{error}; requests are served as before{doubt if change else ''}", retry_after_ms=RETRY_MS
-        ) from error
-    except (RoutingBusy, NotInForce) as error:
-        raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+def _weight(given: RoutePromoteBody, percent: float) -> Callable[[Stored], Mapping[str, object]]:
+    return lambda last: with_weight(last.draft.config, given.route, given.backend, percent)
 
 
-def _shown(stored: Stored) -> dict[str, object]:
+def _same_as(source: Stored) -> Callable[[Stored], Mapping[str, object]]:
+    return lambda last: source.draft.config
+
+
+def _shown(stored: Stored) -> RevisionBody:
     return {
         "revision": stored.number,
         "author": stored.author,
@@ -238,10 +310,6 @@ def _shown(stored: Stored) -> dict[str, object]:
         "parent": stored.parent,
         "config": stored.draft.config,
     }
-
-
-def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[dict[str, object]]:
-    return [asdict(change) for change in differences(before, after)]
 
 
 def _time(at: float) -> str:

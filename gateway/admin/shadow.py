@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, Field
 
 from accounting.errors import LedgerUnavailable
 from accounting.shadow_values import ShadowPair
 from gateway.errors import BackendUnavailable
 from gateway.shadow.report import make_report
 
+DEFAULT_PAIRS = 1_000
+# About 8 s of a thread.
+MAX_PAIRS = 10_000
+
+
+class ShadowQuery(BaseModel):
+    """Which pairs: the newest ``limit`` of one route or all, since a time."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_PAIRS)] = DEFAULT_PAIRS
+    route: str | None = None
+    since: Annotated[float | None, Field(allow_inf_nan=False, description="Seconds since 1970.")] = None
+
 
 class ReadsPairs(Protocol):
-    """Where pairs are."""
+    """Where pairs are stored."""
 
     async def newest(
         self, limit: int, *, route: str | None = None, since: float | None = None
@@ -22,24 +36,18 @@ class ReadsPairs(Protocol):
 
 
 class ShadowAdmin:
-    """Makes reports of the pairs that the ledger's database holds, whichever process wrote them."""
+    """Makes reports of the pairs in the ledger's database, whichever process wrote them."""
 
     def __init__(self, pairs: ReadsPairs) -> None:
         self._pairs = pairs
-        # A report takes a thread for seconds; of several the others wait.
+        # A report takes a thread for seconds; others wait.
         self._one = asyncio.Lock()
 
-    async def report(
-        self, *, limit: int, route: str | None = None, since: float | None = None
-    ) -> Mapping[str, object]:
-        """The newest ``limit`` pairs, compared.
-
-        Raises:
-            BackendUnavailable: the ledger's database is away.
-        """
+    async def report(self, query: ShadowQuery) -> dict[str, Any]:
+        """The newest pairs, compared. Raises BackendUnavailable: the ledger's database is away."""
         async with self._one:
             try:
-                pairs = await self._pairs.newest(limit, route=route, since=since)
+                pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
             except LedgerUnavailable as error:
                 raise BackendUnavailable(str(error)) from None
-            return await asyncio.to_thread(make_report, pairs)
+            return dict(await asyncio.to_thread(make_report, pairs))

@@ -1,31 +1,132 @@
-"""What operators see of the ledger."""
+"""The ledger for operators: sums, rows, and a reconciliation with the engines."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import Select
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
 
 from accounting.errors import LedgerUnavailable
 from accounting.reconcile import Reconciliation
-from accounting.reports import MAX_LINES, Page, Span, UsageReport, too_many
+from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
+from accounting.values import Kind
 from gateway.errors import BackendUnavailable, InvalidRequest
+
+_TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
+# The year 3000: beyond it no row starts, and dates end.
+_LAST_S: Final = 32_503_680_000.0
+
+
+def _unix_time(given: str) -> float:
+    try:
+        found = _seconds(given.strip())
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= _LAST_S:
+        raise ValueError(f"allowed: {_TIMES}")
+    return found
+
+
+def _seconds(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        pass
+    # A plus sign that was not escaped in the query came as a space.
+    moment = datetime.fromisoformat(given.replace(" ", "+") if "T" in given else given)
+    if moment.tzinfo is None:
+        if "T" in given:
+            raise ValueError
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def _dimensions(given: str) -> tuple[str, ...]:
+    named = tuple(dict.fromkeys(one.strip() for one in given.split(",") if one.strip()))
+    for one in named:
+        if one not in DIMENSIONS:
+            raise InvalidRequest(
+                f"by names {one!r:.80}; allowed: {', '.join(DIMENSIONS)}, with commas between", param="by"
+            )
+    return named
+
+
+def _after(given: str) -> tuple[float, str]:
+    at, mark, generation_id = given.partition("~")
+    try:
+        started_at = float(at)
+    except ValueError:
+        started_at = math.nan
+    if not mark or not math.isfinite(started_at):
+        raise InvalidRequest(f"after is {given!r:.80}; allowed: the 'next' of a page", param="after")
+    return started_at, generation_id
+
+
+_Time = Annotated[float, BeforeValidator(_unix_time, json_schema_input_type=str)]
+
+
+class SpanQuery(BaseModel):
+    """Rows that started from ``since`` up to before ``until``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    since: Annotated[_Time | None, Field(description=f"From then on: {_TIMES}.")] = None
+    until: Annotated[_Time | None, Field(description="The same; rows from then on are not included.")] = None
+
+    def span(self) -> Span:
+        """Raises InvalidRequest when it is empty."""
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise InvalidRequest("until is not later than since; allowed: later", param="until")
+        return Span(self.since, self.until)
+
+
+class SumsQuery(SpanQuery):
+    """By what the rows are summed up, and which of them."""
+
+    by: Annotated[str, Field(description=f"Some of {', '.join(DIMENSIONS)}, with commas between.")] = "tenant"
+    kind: Kind = "request"
+
+
+class RowsQuery(SpanQuery):
+    """Which page."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    after: Annotated[str | None, Field(description="The 'next' of the page before.")] = None
+
+
+class UsageSumsBody(TypedDict):
+    """Sums, with the keys of ``by`` in each line."""
+
+    rows: list[dict[str, Any]]
+
+
+class UsageRowsBody(UsageSumsBody):
+    """A page; ``next`` is the next one's ``after``, ``null`` at the end."""
+
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class UsageAdmin:
-    """Implements ``gateway.ports.UsageService``.
+    """Reads the ledger's database; raises BackendUnavailable when it cannot be read.
 
     Args:
-        read: asks the ledger's database.
+        read: runs a query.
     """
 
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
 
-    async def report(self, report: UsageReport) -> Mapping[str, object]:
-        """Sums, sorted by what they are by. Raises InvalidRequest (too many lines), BackendUnavailable."""
+    async def report(self, query: SumsQuery) -> UsageSumsBody:
+        """Sums, sorted by the keys. Raises InvalidRequest: too many lines."""
+        report = UsageReport(_dimensions(query.by), query.span(), query.kind)
         found = await self._found(report.query())
         if too_many(found):
             raise InvalidRequest(
@@ -33,26 +134,24 @@ class UsageAdmin:
                 param="by",
             )
         # A sum by nothing has a line even of no rows.
-        return {"rows": [report.line(line) for line in found if line["requests"]]}
+        return {"rows": [dict(report.line(line)) for line in found if line["requests"]]}
 
-    async def rows(self, page: Page) -> Mapping[str, object]:
-        """A page of rows; ``next`` is what the next one comes after, ``null`` at the end.
-
-        Raises BackendUnavailable.
-        """
-        found = await self._found(page.query())
-        last = found[-1] if len(found) == page.limit else None
+    async def rows(self, query: RowsQuery) -> UsageRowsBody:
+        """A page of rows of all kinds."""
+        after = None if query.after is None else _after(query.after)
+        found = await self._found(Page(query.span(), query.limit, after).query())
+        last = found[-1] if len(found) == query.limit else None
         mark = None if last is None else f"{last['started_at']!r}~{last['generation_id']}"
         return {"rows": found, "next": mark}
 
-    async def reconcile(self, span: Span) -> Mapping[str, object]:
-        """The ledger beside the engines' own counters. Raises BackendUnavailable."""
-        reconciliation = Reconciliation(span)
+    async def reconcile(self, query: SpanQuery) -> UsageSumsBody:
+        """The ledger next to the engines' own counters."""
+        reconciliation = Reconciliation(query.span())
         lines = reconciliation.lines(
             await self._found(reconciliation.ledger_query()),
             await self._found(reconciliation.engines_query()),
         )
-        return {"rows": lines}
+        return {"rows": [dict(line) for line in lines]}
 
     async def _found(self, query: Select[Any]) -> list[dict[str, Any]]:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,19 +14,10 @@ from gateway.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """The faults in force, for operators: what ``/admin/chaos`` shows and changes."""
+    """The faults in force and the backends that they may name."""
 
     plan: FaultPlan
     backends: frozenset[str]
-
-    def show(self) -> Mapping[str, object]:
-        """The rules in force and what they did, as JSON values."""
-        injected = [
-            {"backend": backend, "kind": kind, "count": count}
-            for (backend, kind), count in sorted(self.plan.injected.items())
-        ]
-        rules = [rule.model_dump(mode="json", exclude_none=True) for rule in self.plan.rules]
-        return {"faults": rules, "injected": injected}
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
         """Put other rules in force. Raises InvalidRequest for a backend that is not there."""

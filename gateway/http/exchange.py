@@ -11,6 +11,7 @@ from urllib.parse import quote
 from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
+from gateway.contracts.values import Caller
 from gateway.http import client_disconnect as departure
 from gateway.http.client_disconnect import ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
@@ -47,9 +48,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_clock", "_send", "arrived_at", "deaf", "departure", "error_code", "headers", "limits_told",
-        "replayed", "reported", "request_id", "sending_since", "started", "status", "tenant", "trace_id",
-        "trace_parent", "trace_state",
+        "_clock", "_send", "arrived_at", "caller", "deaf", "departure", "error_code", "headers",
+        "limit_headers", "replayed", "reported", "request_id", "sending_since", "started", "status",
+        "trace_id", "trace_parent", "trace_state",
     )  # fmt: skip
 
     def __init__(
@@ -76,10 +77,10 @@ class Exchange:
         self.replayed = False
         self.status: int | None = None
         self.error_code: str | None = None
-        self.tenant: str | None = None
+        self.caller: Caller | None = None
         self.departure: ClientDisconnect | None = scope.get(departure.SCOPE_KEY)
-        # Asked when the answer begins, so that they say how the key's limits stand then.
-        self.limits_told: Callable[[], Awaitable[Sequence[Header]]] | None = None
+        # Called when the answer begins, so that they report the key's limits at that time.
+        self.limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
         self.started = False
         self.deaf = False
         self.sending_since: float | None = None
@@ -106,7 +107,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Send status and headers, the ids included."""
-        limits = () if self.limits_told is None else await self.limits_told()
+        limits = () if self.limit_headers is None else await self.limit_headers()
         self.started = True
         self.status = status
         await self.send(

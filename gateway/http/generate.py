@@ -9,15 +9,14 @@ from typing import Final, Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
-from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
 from gateway.generation.sink import Sink
+from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import DisconnectWatch, until_gone
-from gateway.http.endpoint import caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
@@ -158,8 +157,3 @@ class GenerationEndpoint:
 
 def _generated(answer: Answer) -> bool:
     return answer.backend not in NOT_GENERATED
-
-
-def native(services: Services, idempotency: Idempotency) -> dict[str, GenerationEndpoint]:
-    """The native contract's endpoint by path."""
-    return {"/v1/generate": GenerationEndpoint(services, NativeDialect(), idempotency)}

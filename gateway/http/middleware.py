@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.errors import Draining
+from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange, trace_of, usable_request_id
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
@@ -34,12 +35,12 @@ class EdgeMiddleware:
         app: ASGIApp,
         *,
         services: Services,
-        places: PathLabels | None = None,
+        labels: PathLabels | None = None,
         new_trace_id: Callable[[], str] = _new_trace_id,
     ) -> None:
         self._app = app
         self._services = services
-        self._places = places if places is not None else PathLabels(())
+        self._labels = labels if labels is not None else PathLabels(())
         self._new_trace_id = new_trace_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,10 +52,9 @@ class EdgeMiddleware:
 
         async def stamped(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                exchange.started = True
-                exchange.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *exchange.id_headers()]}
-            await send(message)
+                await exchange.start(message["status"], message.get("headers", ()))
+            else:
+                await exchange.send(message)
 
         try:
             await self._app(scope, receive, stamped)
@@ -67,6 +67,8 @@ class EdgeMiddleware:
                     shape_of(scope["path"]),
                 )
             raise
+        except ClientGone:
+            return
         except Exception as error:
             if exchange.started or scope["type"] == "websocket":
                 # Too late for an answer: the server closes a connection whose response is not whole.
@@ -79,10 +81,10 @@ class EdgeMiddleware:
 
     def _tell(self, exchange: Exchange, scope: Scope) -> None:
         """Tell what no journey tells: what was refused before one, or needed none."""
-        place = self._places.of(scope["path"])
-        if place.monitor:
+        label = self._labels.of(scope["path"])
+        if label.monitor:
             return
-        self._services.tell_edge(
+        self._services.emit_edge(
             EdgeOutcome(
                 request_id=exchange.request_id,
                 trace_id=exchange.trace_id,
@@ -90,9 +92,9 @@ class EdgeMiddleware:
                 trace_state=exchange.trace_state,
                 arrived_at=exchange.arrived_at,
                 method=scope["method"] if scope["type"] == "http" else "WS",
-                path=place.name,
-                contract=place.contract,
-                tenant=exchange.tenant,
+                path=label.name,
+                contract=label.contract,
+                tenant=None if exchange.caller is None else exchange.caller.tenant,
                 status=exchange.status,
                 error_code=exchange.error_code,
                 replayed=exchange.replayed,

@@ -1,54 +1,58 @@
-"""What watches the gateway asks: ``/ping``, ``/ready``, ``/health/deep``, ``/metrics``."""
+"""The paths that monitors read: ``/ping``, ``/ready``, ``/health/deep``, ``/metrics``."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
-import orjson
-from starlette.types import Receive, Scope
+from fastapi import APIRouter, Request, Response
 
-from gateway.contracts.native_answer import error_json
 from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable
-from gateway.http.disconnect_watch import run_until_gone
-from gateway.http.endpoint import Endpoint, require_role
-from gateway.http.exchange import Exchange, Reply
-from gateway.ports import Services
+from gateway.http.authorize import require_role
+from gateway.http.exchange import Exchange
+from gateway.http.routes import KEY, AdminRoute, Edge, errors
 
-PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of Prometheus' text format, the version that every scraper reads."""
 DEEP_TIMEOUT_S: Final = 30.0
-"""Longest time of the deep check's tiny generation; slower is a finding."""
+"""Longest time of the deep check's tiny generation; a slower one counts as not healthy."""
+
+router = APIRouter(tags=["monitors"])
+deep_router = APIRouter(tags=["monitors"], route_class=AdminRoute, dependencies=[KEY])
 
 
-def monitors(services: Services) -> dict[str, Endpoint]:
-    """The endpoints by path; all are read with GET. The deep one asks for a key, the metrics when told to."""
+@router.get("/ping")
+async def ping(services: Edge) -> dict[str, Any]:
+    """Liveness."""
+    return dict(services.health.ping())
 
-    async def ping(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        return Reply(200, orjson.dumps(dict(services.health.ping())))
 
-    async def ready(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        is_ready, body = services.health.ready()
-        return Reply(200 if is_ready else 503, orjson.dumps(dict(body)))
+@router.get("/ready", responses={503: {"description": "Not ready"}})
+async def ready(response: Response, services: Edge) -> dict[str, Any]:
+    """Readiness."""
+    is_ready, body = services.health.ready()
+    response.status_code = 200 if is_ready else 503
+    return dict(body)
 
-    async def deep(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        require_role(services, exchange, CallerRole.ADMIN)
-        try:
-            async with asyncio.timeout(DEEP_TIMEOUT_S) as bound:
-                healthy, body = await run_until_gone(
-                    services.health.deep(), exchange, receive, services.clock
-                )
-        except TimeoutError:
-            if not bound.expired():
-                raise
-            raise BackendUnavailable(f"no generation ended within {DEEP_TIMEOUT_S:g} s") from None
-        return Reply(200 if healthy else 503, orjson.dumps(dict(body)))
 
-    async def metrics(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        if not services.open_metrics:
-            require_role(services, exchange, CallerRole.OPERATOR)
-        return Reply(200, services.metrics(), PROMETHEUS)
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request, services: Edge) -> Response:
+    """Prometheus metrics; they need an operator's key where the configuration says so."""
+    if not services.open_metrics:
+        require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR)
+    return Response(services.metrics(), media_type=PROMETHEUS)
 
-    handlers = {"/ping": ping, "/ready": ready, "/health/deep": deep, "/metrics": metrics}
-    return {path: Endpoint(handler, error_json) for path, handler in handlers.items()}
+
+@deep_router.get("/health/deep", responses={**errors(401, 403), 503: {"description": "Not healthy"}})
+async def deep(response: Response, services: Edge) -> dict[str, Any]:
+    """A tiny real generation."""
+    try:
+        async with asyncio.timeout(DEEP_TIMEOUT_S) as bound:
+            healthy, body = await services.health.deep()
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise BackendUnavailable(f"no generation ended within {DEEP_TIMEOUT_S:g} s") from None
+    response.status_code = 200 if healthy else 503
+    return dict(body)

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
+from starlette.responses import Response
+
 from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.dialect import Header
 from gateway.errors import LEAF_ERRORS, GatewayError, PublicError, public_error
@@ -36,6 +38,12 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
     """The whole answer; ``Retry-After`` is in seconds, rounded up."""
     status, body = shape(error, request_id)
     return Reply(status, body, headers=tuple(_error_headers(error, status)))
+
+
+def response_of(reply: Reply) -> Response:
+    """The same for FastAPI."""
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
 
 
 async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> None:

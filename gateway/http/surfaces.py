@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _ADMIN = "/admin"
-# Whoever watches a port may ask it how the gateway is.
+# Monitors may ask either port.
 _EVERYWHERE = frozenset({"/ping", "/ready", "/health/deep", "/metrics"})
 
 Shown = Callable[[str], bool]
@@ -27,11 +26,6 @@ def for_callers(path: str) -> bool:
 def for_operators(path: str) -> bool:
     """The operators' paths, and those of monitors."""
     return path.startswith(_ADMIN) or path in _EVERYWHERE
-
-
-def of_surface(routes: Sequence[Route | WebSocketRoute], shown: Shown) -> list[Route | WebSocketRoute]:
-    """The routes that a port offers."""
-    return [route for route in routes if shown(route.path)]
 
 
 class ByPort:

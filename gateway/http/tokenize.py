@@ -5,67 +5,75 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import orjson
-from starlette.types import Receive, Scope
+from fastapi import APIRouter, Request, Response
 
 from gateway.contracts.openai import to_message
-from gateway.contracts.openai_answer import error_json
-from gateway.contracts.refusals import parse
+from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.turns import check_count
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
-from gateway.http.body import read_body
-from gateway.http.disconnect_watch import run_until_gone
-from gateway.http.endpoint import Endpoint, Handler, caller_of
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
-from gateway.http.openai import card_of
+from gateway.http.models import card_of
+from gateway.http.respond import response_of
+from gateway.http.routes import KEY, Asking, CallerRoute, Edge, Json, Replays, errors
 from gateway.ports import Services
 from gateway.prompts.text_port import TextService
 
-Answering = Callable[[Services, Caller, bytes], Awaitable[bytes]]
+Tokenized = TokenizeBody | DetokenizeBody
+
+router = APIRouter(
+    tags=["openai"],
+    route_class=CallerRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 404, 409, 413, 503, model=OpenAIErrorBody),
+)
 
 
-def tokenizing(services: Services, idempotency: Idempotency) -> dict[str, Endpoint]:
-    """The endpoints by path."""
-    answers: dict[str, Answering] = {"/tokenize": _tokenize, "/detokenize": _detokenize}
-    return {
-        path: Endpoint(_handler(services, idempotency, answer), error_json)
-        for path, answer in answers.items()
-    }
+@router.post("/tokenize", response_model=TokenizeBody)
+async def tokenize(
+    given: Json[TokenizeRequest], request: Request, services: Edge, caller: Asking, replays: Replays
+) -> Response:
+    """Text to token ids."""
+    return await _once(request, caller, replays, lambda: _tokenized(services, caller, given))
 
 
-def _handler(services: Services, idempotency: Idempotency, answer: Answering) -> Handler:
-    async def handle(exchange: Exchange, scope: Scope, receive: Receive) -> Reply:
-        caller = caller_of(services, exchange)
-        body = await read_body(exchange, receive, services.limits.max_body_bytes)
-        key = key_of(exchange.headers.get(b"idempotency-key"))
-
-        async def run() -> ReplayableReply:
-            return ReplayableReply(Reply(200, await answer(services, caller, body)), keep=True)
-
-        if key is None:
-            return (await run()).reply
-        fingerprint = fingerprint_of(scope["path"], body)
-        once = idempotency.once(caller.tenant, key, fingerprint, run)
-        return await run_until_gone(once, exchange, receive, services.clock)
-
-    return handle
+@router.post("/detokenize", response_model=DetokenizeBody)
+async def detokenize(
+    given: Json[DetokenizeRequest], request: Request, services: Edge, caller: Asking, replays: Replays
+) -> Response:
+    """Token ids to text."""
+    return await _once(request, caller, replays, lambda: _text_of(services, caller, given))
 
 
-async def _tokenize(services: Services, caller: Caller, body: bytes) -> bytes:
-    request = parse(TokenizeRequest, body)
+async def _once(
+    request: Request,
+    caller: Caller,
+    replays: Idempotency,
+    work: Callable[[], Awaitable[Tokenized]],
+) -> Response:
+    async def run() -> ReplayableReply:
+        return ReplayableReply(Reply(200, orjson.dumps(await work())), keep=True)
+
+    key = key_of(Exchange.of(request.scope).headers.get(b"idempotency-key"))
+    if key is None:
+        return response_of((await run()).reply)
+    fingerprint = fingerprint_of(request.url.path, await request.body())
+    return response_of(await replays.once(caller.tenant, key, fingerprint, run))
+
+
+async def _tokenized(services: Services, caller: Caller, request: TokenizeRequest) -> TokenizeBody:
     if request.model is not None:
         card_of(services, caller, request.model)
     text = services.text()
     tokens = await _encode(services, text, request)
-    answer: TokenizeBody = {
+    return {
         "count": len(tokens),
         "max_model_len": text.max_model_len,
         "tokens": list(tokens),
         "token_strs": text.tokens(tokens) if request.return_token_strs else None,
     }
-    return orjson.dumps(answer)
 
 
 async def _encode(services: Services, text: TextService, request: TokenizeRequest) -> tuple[int, ...]:
@@ -92,15 +100,12 @@ async def _encode(services: Services, text: TextService, request: TokenizeReques
     )
 
 
-async def _detokenize(services: Services, caller: Caller, body: bytes) -> bytes:
-    request = parse(DetokenizeRequest, body)
+async def _text_of(services: Services, caller: Caller, request: DetokenizeRequest) -> DetokenizeBody:
     if request.model is not None:
         card_of(services, caller, request.model)
     try:
-        prompt = await services.text().decode(request.tokens)
+        return {"prompt": await services.text().decode(request.tokens)}
     except ValueError:
         raise InvalidRequest(
             "tokens has an id outside the vocabulary; allowed: ids of the served model", param="tokens"
         ) from None
-    answer: DetokenizeBody = {"prompt": prompt}
-    return orjson.dumps(answer)

@@ -74,7 +74,7 @@ class GenerateSocket:
             # Its key may have been revoked since the handshake.
             caller = self._services.keys.authenticate(exchange.bearer)
             await self._services.limiter.enter(caller)
-            exchange.tenant = caller.tenant
+            exchange.caller = caller
             # The clock starts with the request, not with the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))

@@ -1,13 +1,14 @@
-"""Who changed what: a record in the state store's stream ``audit`` for each thing that an operator does."""
+"""Who changed what: a record in the state store's stream ``audit`` for each action of an operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
 import structlog
 
+from gateway.errors import public_error
 from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, StateStore
 
@@ -16,12 +17,14 @@ STREAM = "audit"
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
 
+T = TypeVar("T")
+
 
 class Audit:
-    """Appends records; each is a line of the log too.
+    """Appends records; each is also a line of the log.
 
-    Fails open: what was done is done, so a store that is away is logged as an error and the record is in the
-    log alone.
+    Fails open: the action is already done, so an unreachable store is logged as an error, and the record is
+    in the log alone.
 
     Args:
         store: where the stream is.
@@ -50,6 +53,27 @@ class Audit:
             await self._store.append(STREAM, orjson.dumps(entry), author=who[:MAX_AUTHOR] or "-")
         except StateError as error:
             self._log.error("audit record is in the log alone", action=action, reason=error.code)
+
+    async def attempt(
+        self,
+        who: str,
+        action: str,
+        target: str,
+        doing: Awaitable[T],
+        *,
+        comment: str = "",
+        result: Callable[[T], str] = lambda done: "done",
+    ) -> T:
+        """Await an action and record it, with its ``result`` or with the error that it raises."""
+        try:
+            done = await doing
+        except Exception as error:
+            public = public_error(error)
+            refused = f"refused: {public.code}: {public.message}"
+            await self.record(who, action, target, comment=comment, result=refused)
+            raise
+        await self.record(who, action, target, comment=comment, result=result(done))
+        return done
 
     async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The last entries, newest first, each with its number. Raises StateUnavailable."""

@@ -7,12 +7,12 @@ from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
 from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.drain import DrainAdmin
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
-from gateway.health.drain import DrainAdmin
 from gateway.health.once_ready import OnceReady
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
@@ -48,7 +48,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         unix_time=base.unix_time,
         new_id=base.new_id,
         version=base.version,
-        tell_edge=EdgeReporter(base.tracing, base.events.emit, base.clock).tell,
+        emit_edge=EdgeReporter(base.tracing, base.events.emit, base.clock).tell,
         open_metrics=not base.settings.auth.metrics,
         admission=admission,
         adapters=make_adapter_admin(core),
@@ -62,7 +62,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         ),
         chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
         drain=DrainAdmin(serving.drain, base.audit),
-        key_desk=make_key_admin(core),
+        key_admin=make_key_admin(core),
         prompts=make_prompt_admin(core),
         routing=RoutingAdmin(control.routing.projection, base.audit),
         shadow=ShadowAdmin(serving.shadow.pairs),

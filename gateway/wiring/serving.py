@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from gateway.health.drain import Drain
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
 from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
+from gateway.requests.drain import Drain
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
 from gateway.wiring.core import Core

@@ -8,7 +8,7 @@ from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.reconcile import Reconciliation
 from accounting.reports import Span
 from accounting.values import HOUR_S, EngineCount
-from gateway.admin.usage import UsageAdmin
+from gateway.admin.usage import SpanQuery, UsageAdmin
 from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
 
 NOON = 472_236 * HOUR_S
@@ -65,7 +65,9 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         # Written over and over with what is known by then.
         await ledger.keep_counts([count(472_236, 50, 5)])
         await ledger.keep_counts([count(472_236, 95, 11)])
-        [line] = (await UsageAdmin(ledger.select).reconcile(Span(NOON, NOON + 1)))["rows"]  # type: ignore[misc]
+        [line] = (await UsageAdmin(ledger.select).reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))[
+            "rows"
+        ]
     assert line == {
         "hour": "2023-11-15T12:00+00:00",
         "backend": "worker",

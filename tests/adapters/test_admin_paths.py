@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterRejected, Rejection
-from gateway.admin.ports import Promotion
+from gateway.admin.adapters import (
+    AddBody,
+    CommentBody,
+    LabelsBody,
+    PromoteBody,
+    ReportBody,
+    RollbackBody,
+)
 from gateway.app import create_app
 from gateway.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving
 from ops.cli.main import app
@@ -31,6 +38,26 @@ ONE: Mapping[str, object] = {
     "rank": 8,
     "size_bytes": 1 << 20,
     "labels": {"domain": "manga"},
+    "engine_id": 1,
+    "base_model": "demo",
+    "base_revision": None,
+    "alpha": 16.0,
+    "target_modules": ["q_proj"],
+    "sha256": "a" * 64,
+    "location": "s3://b/v1",
+    "author": "key_4",
+    "at": "2026-11-22T00:00:00+00:00",
+}
+VERIFIED: Mapping[str, object] = {
+    "id": "v1",
+    "verified": True,
+    "rank": 8,
+    "alpha": 16.0,
+    "target_modules": ["q_proj"],
+    "size_bytes": 1 << 20,
+    "sha256": "a" * 64,
+    "base_name": None,
+    "shapes_checked": True,
 }
 ALL: Mapping[str, object] = {
     "number": 3,
@@ -62,43 +89,36 @@ class FakeAdapters:
     def show(self, adapter_id: str) -> Mapping[str, object]:
         return self._done("show", adapter_id)
 
-    async def add(self, adapter_id: str, location: str, *, who: str, **fields: Any) -> Mapping[str, object]:
-        return self._done("add", adapter_id, location, who, fields["labels"], fields["sha256"])
+    async def add(self, given: AddBody, *, who: str) -> Mapping[str, object]:
+        return self._done("add", given, who)
 
     async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
-        return self._done("verify", adapter_id, who)
+        self._done("verify", adapter_id, who)
+        return VERIFIED
 
     async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
         return self._done("preload", adapter_id, who)
 
-    async def promote(self, adapter_id: str, promotion: Promotion, *, who: str) -> Mapping[str, object]:
-        return self._done("promote", adapter_id, promotion, who)
+    async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> Mapping[str, object]:
+        return self._done("promote", adapter_id, given, who)
 
-    async def retire(
-        self, adapter_id: str, *, who: str, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
-        return self._done("retire", adapter_id, who, comment)
+    async def retire(self, adapter_id: str, given: CommentBody, *, who: str) -> Mapping[str, object]:
+        return self._done("retire", adapter_id, given, who)
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> Mapping[str, object]:
         return self._done("pin", adapter_id, pinned, who)
 
-    async def label(self, adapter_id: str, labels: Mapping[str, str], *, who: str) -> Mapping[str, object]:
-        return self._done("label", adapter_id, labels, who)
+    async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> Mapping[str, object]:
+        return self._done("label", adapter_id, given, who)
 
-    async def evaluated(
-        self, adapter_id: str, report: Mapping[str, object], *, who: str
-    ) -> Mapping[str, object]:
-        return self._done("evaluated", adapter_id, report, who)
+    async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> Mapping[str, object]:
+        return self._done("evaluated", adapter_id, given, who)
 
-    async def roll_back(
-        self, alias: str, *, who: str, to: str | None = None, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
-        return self._done("roll_back", alias, to, who)
+    async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> Mapping[str, object]:
+        return self._done("roll_back", alias, given, who)
 
-    async def end_canary(
-        self, alias: str, *, who: str, comment: str = "", dry_run: bool = False
-    ) -> Mapping[str, object]:
-        return self._done("end_canary", alias, who)
+    async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> Mapping[str, object]:
+        return self._done("end_canary", alias, given, who)
 
 
 async def call(
@@ -124,15 +144,23 @@ async def test_a_callers_key_may_do_none_of_it(method: str, path: str) -> None:
         ("/v1/preload", None, ("preload", "v1")),
         ("/v1/pin", {}, ("pin", "v1", True)),
         ("/v1/unpin", {}, ("pin", "v1", False)),
-        ("/v1/labels", {"labels": {"a": "b"}}, ("label", "v1", {"a": "b"})),
-        ("/v1/evaluation", {"report": {"passed": True}}, ("evaluated", "v1", {"passed": True})),
-        ("/v1/promote", {"alias": "style", "percent": 25}, ("promote", "v1", Promotion("style", 25.0))),
+        ("/v1/labels", {"labels": {"a": "b"}}, ("label", "v1", LabelsBody(labels={"a": "b"}))),
+        (
+            "/v1/evaluation",
+            {"report": {"passed": True}},
+            ("evaluated", "v1", ReportBody(report={"passed": True})),
+        ),
+        (
+            "/v1/promote",
+            {"alias": "style", "percent": 25},
+            ("promote", "v1", PromoteBody(alias="style", percent=25.0)),
+        ),
         (
             "/v1/promote",
             {"alias": "style", "dry_run": True},
-            ("promote", "v1", Promotion("style", dry_run=True)),
+            ("promote", "v1", PromoteBody(alias="style", dry_run=True)),
         ),
-        ("/aliases/style/rollback", {"to": "v0"}, ("roll_back", "style", "v0")),
+        ("/aliases/style/rollback", {"to": "v0"}, ("roll_back", "style", RollbackBody(to="v0"))),
         ("/aliases/style/end-canary", {}, ("end_canary", "style")),
     ],
 )
@@ -141,7 +169,7 @@ async def test_each_path_passes_on_what_it_was_given(
 ) -> None:
     adapters = FakeAdapters()
     response = await call(adapters, "POST", path, body)
-    assert (response.status_code, response.json()) == (200, ONE)
+    assert (response.status_code, response.json()) == (200, VERIFIED if "verify" in path else ONE)
     assert adapters.told[0][: len(told)] == told
 
 
@@ -149,9 +177,7 @@ async def test_a_new_version_is_created_with_what_is_known_of_it() -> None:
     adapters = FakeAdapters()
     body = {"id": "v1", "location": "s3://b/v1", "sha256": "a" * 64, "labels": {"x": "y"}}
     assert (await call(adapters, "POST", "", body)).status_code == 201
-    [(_, name, place, who, labels, sha256)] = adapters.told
-    assert (name, place, labels, sha256) == ("v1", "s3://b/v1", {"x": "y"}, "a" * 64)
-    assert who
+    assert adapters.told == [("add", AddBody.model_validate(body), "key_4")]
 
 
 async def test_promoting_by_force_is_for_admins() -> None:
@@ -208,7 +234,8 @@ def test_the_command_prints_json_when_asked() -> None:
 def test_the_command_adds_under_the_locations_last_word() -> None:
     adapters = FakeAdapters()
     assert sluice(adapters, "add", "s3://b/manga_v4/", "--label", "a=b").exit_code == 0
-    assert adapters.told[0][1:3] == ("manga_v4", "s3://b/manga_v4/")
+    given = adapters.told[0][1]
+    assert (given.id, given.location) == ("manga_v4", "s3://b/manga_v4/")
     assert sluice(adapters, "add", "x", "--label", "nonsense").exit_code == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from adapters.errors import AdapterRejected, Rejection
+from gateway.admin.adapters import AddBody
 from gateway.config.engine import WeightsSection
 from gateway.state.memory import MemoryStreams
 from gateway.weights.source import make_s3_fetcher
@@ -56,13 +57,13 @@ async def test_a_version_comes_from_a_bucket_and_a_second_gateway_brings_it_by_i
         return make_s3_fetcher(section)
 
     async with gate(streams, tmp_path / "1", fetcher=fetcher) as one:
-        added = await one.desk.add("a", f"s3://{BUCKET}/team/a", who="key_1")
+        added = await one.desk.add(AddBody(id="a", location=f"s3://{BUCKET}/team/a"), who="key_1")
         assert added["state"] == "staged"
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add("b", f"s3://{BUCKET}/team/b", who="key_1")
+            await one.desk.add(AddBody(id="b", location=f"s3://{BUCKET}/team/b"), who="key_1")
         assert caught.value.code is Rejection.TRUNCATED
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add("c", f"s3://{BUCKET}/team/c", who="key_1")
+            await one.desk.add(AddBody(id="c", location=f"s3://{BUCKET}/team/c"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
     async with gate(streams, tmp_path / "2", fetcher=fetcher) as other:
         await other.source.bring(other.book.adapter("a"))

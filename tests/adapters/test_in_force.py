@@ -18,7 +18,7 @@ from adapters.errors import AdapterNotHere, AdapterRejected, Rejection, UnknownA
 from adapters.events import AdapterLoaded, AdapterUnloaded
 from adapters.registry_file import RegistryContent
 from adapters.values import Adapter, Selection
-from gateway.admin.ports import Promotion
+from gateway.admin.adapters import AddBody, CommentBody, PromoteBody, ReportBody, RollbackBody
 from gateway.errors import BackendUnavailable, NoSuchAdapter
 from gateway.state.memory import MemoryStreams
 from gateway.weights.errors import AccessDenied, NotThere
@@ -27,7 +27,7 @@ from resilience.failures import BackendFailure
 from tests.adapters import crafted
 from tests.adapters.house import FakeEngine, Gate, gate, until
 
-FORCED = Promotion(force=True)
+FORCED = PromoteBody(force=True)
 
 
 def made(folder: Path, name: str, value: float = 0.25) -> str:
@@ -48,15 +48,15 @@ def uses(one: Gate, name: str) -> str:
 async def test_a_change_in_one_gateway_is_in_force_in_the_other_soon(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1", labels={"k": "x"})
-        await one.desk.add("v2", made(tmp_path, "b", 0.5), who="key_1")
-        await one.desk.promote("v1", Promotion("style", force=True), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a"), labels={"k": "x"}), who="key_1")
+        await one.desk.add(AddBody(id="v2", location=made(tmp_path, "b", 0.5)), who="key_1")
+        await one.desk.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
         assert uses(one, "style") == "v1"
         await until(lambda: "style" in other.registry.ids, within_s=10.0)
         assert uses(other, "style") == "v1"
-        await other.desk.promote("v2", Promotion("style", force=True), who="key_2")
+        await other.desk.promote("v2", PromoteBody(alias="style", force=True), who="key_2")
         await until(lambda: uses(one, "style") == "v2", within_s=10.0)
-        await one.desk.roll_back("style", who="key_1")
+        await one.desk.roll_back("style", RollbackBody(), who="key_1")
         await until(lambda: uses(other, "style") == "v1", within_s=10.0)
         assert one.book.catalogue == other.book.catalogue
 
@@ -67,18 +67,18 @@ async def test_a_dry_run_tells_how_it_would_be_refuses_what_would_be_refused_and
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one:
         for name, value in (("v1", 0.25), ("v2", 0.5)):
-            await one.desk.add(name, made(tmp_path, name, value), who="key_1")
-        await one.desk.promote("v1", Promotion("style", force=True), who="key_1")
-        await one.desk.promote("v2", Promotion("style", percent=10, force=True), who="key_1")
+            await one.desk.add(AddBody(id=name, location=made(tmp_path, name, value)), who="key_1")
+        await one.desk.promote("v1", PromoteBody(alias="style", force=True), who="key_1")
+        await one.desk.promote("v2", PromoteBody(alias="style", percent=10, force=True), who="key_1")
         before, audited = one.book.catalogue, len(streams.records["audit"])
-        told = await one.desk.promote("v2", Promotion("style", force=True, dry_run=True), who="key_1")
+        told = await one.desk.promote("v2", PromoteBody(alias="style", force=True, dry_run=True), who="key_1")
         assert (told["state"], told["aliases"], told["dry_run"]) == ("active", ["style"], True)
-        ended = await one.desk.end_canary("style", who="key_1", dry_run=True)
+        ended = await one.desk.end_canary("style", CommentBody(dry_run=True), who="key_1")
         assert (ended["target"], ended["canary"]) == ("v1", None)
         with pytest.raises(CatalogueError):
-            await one.desk.retire("v1", who="key_1", dry_run=True)
+            await one.desk.retire("v1", CommentBody(dry_run=True), who="key_1")
         with pytest.raises(NotEvaluatedError):
-            await one.desk.promote("v2", Promotion("style", dry_run=True), who="key_1")
+            await one.desk.promote("v2", PromoteBody(alias="style", dry_run=True), who="key_1")
         assert one.book.catalogue == before and len(streams.records["audit"]) == audited
 
 
@@ -90,7 +90,9 @@ async def test_two_gateways_that_change_the_registry_at_once_both_succeed_and_nu
         async with asyncio.TaskGroup() as tasks:
             for n in range(6):
                 place = made(tmp_path, f"a{n}", n / 8)
-                tasks.create_task((one if n % 2 else other).desk.add(f"v{n}", place, who="key"))
+                tasks.create_task(
+                    (one if n % 2 else other).desk.add(AddBody(id=f"v{n}", location=place), who="key")
+                )
         await until(lambda: len(one.book.catalogue.versions) == len(other.book.catalogue.versions) == 6)
         numbers = [version.engine_id for version in one.book.catalogue.versions.values()]
         assert len(set(numbers)) == 6
@@ -102,7 +104,7 @@ async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
         place = made(tmp_path, "a")
-        await one.desk.add("v1", place, who="key_1")
+        await one.desk.add(AddBody(id="v1", location=place), who="key_1")
         await until(lambda: "v1" in other.book.catalogue.versions)
         adapter = other.book.adapter("v1")
         assert not other.store.has(Path(adapter.path).name)
@@ -115,7 +117,7 @@ async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first
 async def test_what_was_changed_at_its_source_since_is_not_brought(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
         await until(lambda: "v1" in other.book.catalogue.versions)
         (tmp_path / "a" / "adapter_model.safetensors").unlink()
         made(tmp_path, "b", 0.75)
@@ -128,24 +130,26 @@ async def test_what_was_changed_at_its_source_since_is_not_brought(tmp_path: Pat
 async def test_while_the_state_store_is_away_nothing_changes_and_everybody_is_served(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
         await one.desk.promote("v1", FORCED, who="key_1")
         streams.down = True
         with pytest.raises(BackendUnavailable, match="the registry was not changed, or not surely"):
-            await one.desk.retire("v1", who="key_1")
+            await one.desk.retire("v1", CommentBody(), who="key_1")
         assert uses(one, "v1") == "v1"
 
 
 async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
         with pytest.raises(NotEvaluatedError):
-            await one.desk.promote("v1", Promotion("style"), who="key_1")
-        await one.desk.evaluated("v1", {"passed": False}, who="key_1")
+            await one.desk.promote("v1", PromoteBody(alias="style"), who="key_1")
+        await one.desk.evaluated("v1", ReportBody(report={"passed": False}), who="key_1")
         with pytest.raises(NotEvaluatedError, match="did not pass"):
-            await one.desk.promote("v1", Promotion("style"), who="key_1")
-        shown = await one.desk.promote("v1", Promotion("style", force=True, comment="demo"), who="key_9")
+            await one.desk.promote("v1", PromoteBody(alias="style"), who="key_1")
+        shown = await one.desk.promote(
+            "v1", PromoteBody(alias="style", force=True, comment="demo"), who="key_9"
+        )
         assert (shown["state"], shown["aliases"]) == ("active", ["style"])
     told = [orjson.loads(record.data) for record in streams.records["audit"]]
     assert [(one["action"], one["result"].split(":")[0]) for one in told] == [
@@ -161,13 +165,13 @@ async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(
 async def test_names_that_are_not_there_and_versions_that_are_retired_are_refused(tmp_path: Path) -> None:
     async with gate(MemoryStreams(), tmp_path / "1") as one:
         with pytest.raises(NoSuchAdapter):
-            await one.desk.retire("nobody", who="key_1")
+            await one.desk.retire("nobody", CommentBody(), who="key_1")
         with pytest.raises(NoSuchAdapter):
-            await one.desk.roll_back("nobody", who="key_1")
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
-        await one.desk.retire("v1", who="key_1")
+            await one.desk.roll_back("nobody", RollbackBody(), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
+        await one.desk.retire("v1", CommentBody(), who="key_1")
         with pytest.raises(CatalogueError, match="is retired"):
-            await one.desk.add("v1", str(tmp_path / "nowhere"), who="key_1")
+            await one.desk.add(AddBody(id="v1", location=str(tmp_path / "nowhere")), who="key_1")
         with pytest.raises(CatalogueError, match="is retired"):
             await one.desk.preload("v1", who="key_1")
         with pytest.raises(UnknownAdapter, match="is retired"):
@@ -178,7 +182,9 @@ async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: P
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one:
         place, bad = made(tmp_path, "a"), crafted.write(tmp_path / "bad", weights=b"")
-        told = await one.desk.add("v1", place, who="key_1", labels={"kind": "x"}, dry_run=True)
+        told = await one.desk.add(
+            AddBody(id="v1", location=place, labels={"kind": "x"}, dry_run=True), who="key_1"
+        )
         assert (told["id"], told["state"], told["labels"], told["dry_run"]) == (
             "v1",
             "staged",
@@ -188,22 +194,22 @@ async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: P
         with pytest.raises(
             AdapterRejected, match=f"^truncated: {re.escape(str(bad))}: adapter_model.safetensors"
         ):
-            await one.desk.add("v1", str(bad), who="key_1", dry_run=True)
+            await one.desk.add(AddBody(id="v1", location=str(bad), dry_run=True), who="key_1")
         assert one.book.catalogue.versions == {} and not one.store.has(str(told["sha256"]))
         with pytest.raises(CatalogueError, match="id: given 'a b'"):
-            await one.desk.add("a b", place, who="key_1", dry_run=True)
+            await one.desk.add(AddBody(id="a b", location=place, dry_run=True), who="key_1")
         assert "audit" not in streams.records
 
 
 async def test_what_the_routing_names_is_not_retired_in_a_dry_run_neither(tmp_path: Path) -> None:
     rules = {"v1": ["routes.chat.adapter_rules[0]"]}
     async with gate(MemoryStreams(), tmp_path / "1", routed=lambda name: rules.get(name, [])) as one:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key_1")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
         for dry_run in (True, False):
             with pytest.raises(CatalogueError, match=r"routes\.chat\.adapter_rules\[0\] of the routing"):
-                await one.desk.retire("v1", who="key_1", dry_run=dry_run)
+                await one.desk.retire("v1", CommentBody(dry_run=dry_run), who="key_1")
         rules.clear()
-        assert (await one.desk.retire("v1", who="key_1"))["state"] == "retired"
+        assert (await one.desk.retire("v1", CommentBody(), who="key_1"))["state"] == "retired"
 
 
 class FakeBucket:
@@ -232,19 +238,19 @@ async def test_an_adapter_comes_from_s3_and_what_is_not_there_or_not_allowed_is_
 ) -> None:
     bucket = FakeBucket(made(tmp_path, "a"))
     async with gate(MemoryStreams(), tmp_path / "1", fetcher=lambda: bucket) as one:
-        shown = await one.desk.add("v1", "s3://bucket/a", who="key_1")
+        shown = await one.desk.add(AddBody(id="v1", location="s3://bucket/a"), who="key_1")
         assert shown["location"] == "s3://bucket/a"
         assert one.source.progress == {}
         bucket.error = NotThere("s3://bucket/b is empty")
         with pytest.raises(AdapterRejected) as caught:
-            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         assert caught.value.code is Rejection.NOT_FOUND
         bucket.error = AccessDenied("s3://bucket/b: not allowed")
         with pytest.raises(AdapterNotHere, match="not allowed"):
-            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
         bucket.total = 9 << 30
         with pytest.raises(AdapterRejected, match="too_large"):
-            await one.desk.add("v2", "s3://bucket/b", who="key_1")
+            await one.desk.add(AddBody(id="v2", location="s3://bucket/b"), who="key_1")
 
 
 def content(*adapters: tuple[str, str], **aliases: str) -> RegistryContent:
@@ -262,8 +268,8 @@ async def test_the_registrys_file_is_taken_in_once_and_does_not_undo_what_operat
         number = one.book.catalogue.number
         await one.importing(listed).run()
         assert one.book.catalogue.number == number
-        await one.desk.promote("v2", Promotion("style", force=True), who="key_1")
-        await one.desk.retire("v1", who="key_1")
+        await one.desk.promote("v2", PromoteBody(alias="style", force=True), who="key_1")
+        await one.desk.retire("v1", CommentBody(), who="key_1")
         await one.importing(listed).run()
         assert uses(one, "style") == "v2"
         assert one.book.catalogue.version("v1").state is AdapterState.RETIRED
@@ -333,7 +339,7 @@ class Kept:
 
 async def active(one: Gate, folder: Path, *names: str) -> None:
     for index, name in enumerate(names):
-        await one.desk.add(name, made(folder, f"of-{name}", index / 16), who="key")
+        await one.desk.add(AddBody(id=name, location=made(folder, f"of-{name}", index / 16)), who="key")
         await one.desk.promote(name, FORCED, who="key")
 
 
@@ -389,7 +395,7 @@ async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp
             with one.registry.lease(Selection("a")) as lease:
                 assert lease.adapter is not None
                 async with kept.shelf.hold(lease.adapter):
-                    await one.desk.retire("a", who="key")
+                    await one.desk.retire("a", CommentBody(), who="key")
                     for _ in range(3):
                         one.rooms.wake()
                         await asyncio.sleep(0.01)
@@ -425,7 +431,7 @@ async def test_a_version_for_another_base_model_is_registered_and_not_offered(tm
 
 async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
     async with gate(MemoryStreams(), tmp_path / "1") as one:
-        await one.desk.add("v1", made(tmp_path, "a"), who="key")
+        await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key")
         assert (await one.desk.verify("v1", who="key"))["verified"] is True
         weights = Path(one.book.adapter("v1").path) / "adapter_model.safetensors"
         weights.chmod(0o600)

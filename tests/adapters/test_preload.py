@@ -11,6 +11,7 @@ import pytest
 
 from adapters.catalogue import CatalogueError
 from adapters.values import Adapter
+from gateway.admin.adapters import CommentBody
 from gateway.lora.preload_orders import MAX_ORDERS, STREAM, AdapterOrders
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from resilience.failures import BackendFailure, FailureKind
@@ -52,7 +53,7 @@ async def test_an_order_at_one_gateway_is_carried_out_by_all(tmp_path: Path) -> 
         assert (await one.desk.preload("a", who="key"))["others_told"] is True
         assert set(engines[0].adapters) == {"a"}
         await until(lambda: set(engines[1].adapters) == {"a"} == worker.loaded)
-        await one.desk.retire("b", who="key")
+        await one.desk.retire("b", CommentBody(), who="key")
         with pytest.raises(CatalogueError, match="is retired"):
             await one.desk.preload("b", who="key")
 
@@ -121,7 +122,7 @@ async def test_a_pin_holds_on_workers_and_one_of_their_places_is_left_to_others(
     near, far = FakeWorker(places=2), FakeWorker(away=True)
     async with gate(MemoryStreams(), tmp_path / "1", workers=[far, near]) as one:
         await active(one, tmp_path, "a", "b", "c")
-        await one.desk.retire("c", who="key")
+        await one.desk.retire("c", CommentBody(), who="key")
         await one.desk.pin("a", True, who="key")
         async with asyncio.TaskGroup() as loops:
             keeping = loops.create_task(one.rooms.run_workers())

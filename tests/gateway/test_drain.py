@@ -10,11 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from budgeting.values import Message, Role
+from gateway.admin.drain import DrainAdmin
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Draining
-from gateway.health.drain import Drain, DrainAdmin
+from gateway.requests.drain import Drain
 from gateway.requests.in_flight import InFlightRequests
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore

@@ -1,4 +1,4 @@
-"""``/admin/keys`` over the edge, behind a desk that only remembers."""
+"""``/admin/keys`` over the edge, with a service that only stores what it is given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.ports import KeyOrder
+from gateway.admin.keys import KeyBody
 from gateway.errors import NoSuchKey
 from gateway.testing import ADMIN_KEY, OPERATOR_KEY, fake_services
 from tests.http.conftest import Connect
@@ -17,19 +17,38 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 OPERATOR = {"authorization": f"Bearer {OPERATOR_KEY}"}
 
 
+SHOWN: dict[str, Any] = {
+    "id": "key_1",
+    "prefix": "1",
+    "tenant": "acme",
+    "org": None,
+    "role": "caller",
+    "max_priority": 0,
+    "routes": None,
+    "adapters": None,
+    "limits": {},
+    "expires_at": None,
+    "expired": False,
+    "comment": "",
+    "created_at": "2026-11-22T00:00:00+00:00",
+    "created_by": "key_3",
+    "last_used_at": None,
+}
+
+
 @dataclass
 class Desk:
-    """Keeps orders."""
+    """Stores orders."""
 
-    orders: list[tuple[KeyOrder, str]] = field(default_factory=list)
+    orders: list[tuple[KeyBody, str]] = field(default_factory=list)
     revoked: list[tuple[str, str]] = field(default_factory=list)
 
-    def show_all(self) -> Mapping[str, object]:
-        return {"keys": [{"id": "key_1"}]}
+    def show_all(self) -> list[Mapping[str, object]]:
+        return [SHOWN]
 
-    async def create(self, order: KeyOrder, *, who: str) -> Mapping[str, object]:
-        self.orders.append((order, who))
-        return {"id": "key_1", "key": "slc_1_2", "prefix": "1"}
+    async def create(self, given: KeyBody, *, who: str) -> Mapping[str, object]:
+        self.orders.append((given, who))
+        return {**SHOWN, "key": "slc_1_2"}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         if key_id != "key_1":
@@ -49,18 +68,19 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         "expires_at": "2030-01-01T00:00:00Z",
         "comment": "why",
     }
-    async with connect(fake_services(key_desk=desk)) as client:
+    async with connect(fake_services(key_admin=desk)) as client:
         made = await client.post("/admin/keys", json=body, headers=ADMIN)
         assert made.status_code == 201
-        assert made.json() == {"id": "key_1", "key": "slc_1_2", "prefix": "1"}
+        assert made.json() == {**SHOWN, "key": "slc_1_2"}
         assert made.headers["cache-control"] == "no-store"
         [(order, who)] = desk.orders
         assert (order.tenant, order.role, order.max_priority, who) == ("acme", "operator", 1, "key_3")
-        assert (order.routes, order.adapters, order.expires_at) == (("chat",), ("style",), 1_893_456_000.0)
-        assert (order.requests_per_minute, order.tokens_per_minute, order.tokens_per_day) == (60, None, 10**6)
-        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {
-            "keys": [{"id": "key_1", "used": {}}]
-        }
+        assert (order.routes, order.adapters) == (["chat"], ["style"])
+        assert order.expires_at is not None and order.expires_at.timestamp() == 1_893_456_000.0
+        limits = order.limits
+        assert limits.requests_per_minute == 60 and limits.tokens_per_minute is None
+        assert limits.tokens_per_day == 10**6
+        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {"keys": [{**SHOWN, "used": {}}]}
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers
         assert desk.revoked == [("key_1", "key_3")]
@@ -72,7 +92,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
 
 async def test_keys_are_for_admins_alone(connect: Connect) -> None:
     desk = Desk()
-    async with connect(fake_services(key_desk=desk)) as client:
+    async with connect(fake_services(key_admin=desk)) as client:
         for headers, status in ((OPERATOR, 403), ({}, 403), ({"authorization": ""}, 401)):
             for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/key_1")):
                 refused = await client.request(method, f"/admin/keys{path}", json={}, headers=headers)
@@ -101,7 +121,7 @@ async def test_keys_are_for_admins_alone(connect: Connect) -> None:
 )
 async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any], param: str) -> None:
     desk = Desk()
-    async with connect(fake_services(key_desk=desk)) as client:
+    async with connect(fake_services(key_admin=desk)) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
     assert not desk.orders
@@ -116,26 +136,27 @@ async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any],
     ],
 )
 async def test_what_is_allowed_is_named_too(connect: Connect, changes: dict[str, Any], told: str) -> None:
-    async with connect(fake_services(key_desk=Desk())) as client:
+    async with connect(fake_services(key_admin=Desk())) as client:
         refused = await client.post("/admin/keys", json={"tenant": "acme", **changes}, headers=ADMIN)
     assert refused.json()["error"]["message"].startswith(told)
 
 
 async def test_a_time_may_be_in_seconds(connect: Connect) -> None:
     desk = Desk()
-    async with connect(fake_services(key_desk=desk)) as client:
+    async with connect(fake_services(key_admin=desk)) as client:
         await client.post("/admin/keys", json={"tenant": "acme", "expires_at": 1_893_456_000}, headers=ADMIN)
-    assert desk.orders[0][0].expires_at == 1_893_456_000.0
+    expires_at = desk.orders[0][0].expires_at
+    assert expires_at is not None and expires_at.timestamp() == 1_893_456_000.0
 
 
 async def test_a_key_that_is_given_little_may_do_little(connect: Connect) -> None:
     desk = Desk()
-    async with connect(fake_services(key_desk=desk)) as client:
+    async with connect(fake_services(key_admin=desk)) as client:
         await client.post("/admin/keys", json={"tenant": "acme"}, headers=ADMIN)
-    assert desk.orders[0][0] == KeyOrder("acme")
+    assert desk.orders[0][0] == KeyBody(tenant="acme")
 
 
 async def test_the_api_document_names_them(connect: Connect) -> None:
-    async with connect(fake_services(key_desk=Desk())) as client:
+    async with connect(fake_services(key_admin=Desk())) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
     assert set(paths["/admin/keys"]) == {"get", "post"} and set(paths["/admin/keys/{id}"]) == {"delete"}

@@ -138,7 +138,7 @@ async def test_a_backend_that_is_away_is_told_without_the_prompt(house: Gateway,
 def test_what_is_refused_at_the_door_is_one_line(
     house: Gateway, lines: Lines, contract: str | None, path: str, event: str
 ) -> None:
-    house.services.tell_edge(
+    house.services.emit_edge(
         EdgeOutcome(
             request_id=f"mine {SECRETS[1]}", trace_id="ab" * 16, trace_parent=None, trace_state=None,
             arrived_at=house.services.clock(), method="POST", path=path, contract=contract, tenant=None,

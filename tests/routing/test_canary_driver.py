@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.canary import CanaryAdmin
-from gateway.admin.ports import CanaryOrder, RoutingOrder
-from gateway.admin.routing import RoutingAdmin
+from gateway.admin.canary import CanaryAbortBody, CanaryAdmin, CanaryBody, CanaryStartBody
+from gateway.admin.routing import RouteApplyBody, RouteWeightBody, RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
 from gateway.routing.canary import Phase, end
 from gateway.routing.canary_loop import FORGET_EVERY, CanaryDriver
 from gateway.routing.canary_records import SAMPLES, STREAM
 from gateway.routing.canary_tally import CanaryTally
+from gateway.routing.change import ConfigChange
 from gateway.routing.check import KnownNames
 from gateway.routing.projection import STREAM as ROUTING
 from gateway.routing.projection import RoutingProjection, Seed
@@ -29,7 +29,16 @@ from gateway.state.stream_follower import StreamFollower
 from observability.events import RequestRecord
 
 CONFIG: dict[str, Any] = {"routes": {"chat": {"backends": [{"name": "old", "weight": 100}]}}}
-ORDER = CanaryOrder("key_1", "chat", "new", "a try", (5.0, 50.0, 100.0), 100, 60.0, 5.0)
+ME = "key_1"
+ORDER = CanaryStartBody(
+    route="chat",
+    backend="new",
+    comment="a try",
+    steps=(5.0, 50.0, 100.0),
+    min_samples=100,
+    step_seconds=60.0,
+    window_seconds=5.0,
+)
 
 
 class Time:
@@ -133,7 +142,7 @@ async def window(found: list[Process], *, seconds: float = 5.0) -> None:
 async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes() -> None:
     async with processes() as found:
         one, other = found
-        shown = await one.desk.start(ORDER)
+        shown = await one.desk.start(ORDER, who=ME)
         assert one.share == 5.0 and shown["canary"]["percent"] == 5.0  # type: ignore[index]
         await until(lambda: other.driver.state is not None)
         for share in (50.0, 100.0):
@@ -151,18 +160,18 @@ async def test_a_good_canary_reaches_100_percent_by_the_counts_of_all_processes(
 async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> None:
     async with processes() as found:
         one, _ = found
-        told: Any = await one.desk.start(replace(ORDER, dry_run=True))
+        told: Any = await one.desk.start(ORDER.model_copy(update={"dry_run": True}), who=ME)
         assert told["dry_run"] and told["canary"]["backend"] == "new"
-        [added] = [one for one in told["changes"] if one["path"] == "routes.chat.backends[new]"]
-        assert added["before"] is None and added["after"]["weight"] == 5.0
+        [added] = [one for one in told["changes"] if one.path == "routes.chat.backends[new]"]
+        assert added.before is None and added.after["weight"] == 5.0
         with pytest.raises(InvalidRequest, match="unknown 'mars'"):
-            await one.desk.start(replace(ORDER, backend="mars", dry_run=True))
+            await one.desk.start(ORDER.model_copy(update={"backend": "mars", "dry_run": True}), who=ME)
         with pytest.raises(RevisionConflict, match="no canary to abort"):
-            await one.desk.abort("key_1", "", dry_run=True)
+            await one.desk.abort(CanaryAbortBody(comment="", dry_run=True), who=ME)
         assert one.driver.state is None and one.share == 0.0
-        await one.desk.start(ORDER)
-        back: Any = await one.desk.abort("key_1", "why", dry_run=True)
-        assert {"path": "routes.chat.backends[new].weight", "before": 5.0, "after": 0.0} in back["changes"]
+        await one.desk.start(ORDER, who=ME)
+        back: Any = await one.desk.abort(CanaryAbortBody(comment="why", dry_run=True), who=ME)
+        assert ConfigChange("routes.chat.backends[new].weight", 5.0, 0.0) in back["changes"]
         assert one.share == 5.0 and one.driver.state is not None and not one.driver.state.ended
         assert [entry["action"] for entry in await one.routing.audit(9)] == ["canary.step", "canary.start"]
 
@@ -170,7 +179,7 @@ async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> Non
 async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(FORGET_EVERY):
             await one.store.append(SAMPLES, b"{}", author="another canary's")
@@ -188,7 +197,7 @@ async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> 
 async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end: str) -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(2 if end == "done" else 1):
             for process in found:
@@ -196,9 +205,11 @@ async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end
                 process.serve("old", 60)
             await window(found, seconds=60.0)
         if end == "aborted":
-            await one.desk.abort("key_1", "why")
+            await one.desk.abort(CanaryAbortBody(comment="why"), who=ME)
         elif end == "overridden":
-            await one.routing.set_weight("chat", "new", 33, RoutingOrder("key_1"))
+            await one.routing.set_weight(
+                RouteWeightBody(route="chat", backend="new", percent=33), who="key_1"
+            )
             await window(found)
         await until(lambda: len({process.driver.head for process in found}) == 1)
         for process in found:
@@ -207,14 +218,14 @@ async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end
         [kept] = one.streams.records[STREAM]
         assert kept.number == one.driver.head == (await one.store.heads())[STREAM]
         assert one.streams.records[SAMPLES] == []
-        await one.desk.start(replace(ORDER, backend="other"))
+        await one.desk.start(ORDER.model_copy(update={"backend": "other"}), who=ME)
         await until(lambda: other.driver.head == one.driver.head > kept.number)
 
 
 async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_log() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         one.serve("new", 8, failed=8)
         other.serve("new", 8, failed=8)
@@ -234,7 +245,7 @@ async def test_a_bad_canary_is_rolled_back_with_its_reason_in_comment_and_audit_
 async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         for _ in range(2):
             one.serve("new", 20)
@@ -252,7 +263,7 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
 async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_process() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.state is not None)
         await until(lambda: one.driver.head == other.driver.head)
         standing = other.driver.state
@@ -268,7 +279,7 @@ async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_p
 async def test_a_session_counts_once_in_a_window() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         for _ in range(2):
             one.serve("new", 30, failed=30, session=1)
             one.serve("old", 30)
@@ -280,8 +291,8 @@ async def test_a_session_counts_once_in_a_window() -> None:
 async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:
     async with processes() as found:
         one, _ = found
-        await one.desk.start(ORDER)
-        await one.routing.set_weight("chat", "new", 30.0, RoutingOrder("key_2"))
+        await one.desk.start(ORDER, who=ME)
+        await one.routing.set_weight(RouteWeightBody(route="chat", backend="new", percent=30.0), who="key_2")
         await window(found)
         canary: Any = one.desk.show()["canary"]
         assert (canary["phase"], one.share) == ("overridden", 30.0)
@@ -292,7 +303,7 @@ async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None
 async def test_a_process_that_has_not_the_canary_s_own_revision_yet_takes_it_for_nobody_s_override() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         standing = one.driver.state
         assert standing is not None
         to_come = {**standing.placed, "new": 50.0, "old": 50.0}
@@ -305,10 +316,10 @@ async def test_a_process_that_has_not_the_canary_s_own_revision_yet_takes_it_for
 async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         config = {**one.book.last().draft.config, "openai_route": "chat"}
-        await one.routing.apply(config, RoutingOrder("key_2"))
-        await one.desk.abort("key_1", "enough")
+        await one.routing.apply(RouteApplyBody(config=config), who="key_2")
+        await one.desk.abort(CanaryAbortBody(comment="enough"), who=ME)
         assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
         canary: Any = one.desk.show()["canary"]
         assert (canary["phase"], canary["reason"]) == ("aborted", "enough")
@@ -317,15 +328,15 @@ async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
 async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:
     async with processes() as found:
         one, other = found
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         await until(lambda: other.driver.head == one.driver.head)
-        await other.desk.pause("key_1", "lunch")
+        await other.desk.pause(CanaryBody(comment="lunch"), who=ME)
         await until(lambda: other.driver.head == one.driver.head)
         one.serve("new", 50, failed=50)
         one.serve("old", 50)
         await window(found)
         assert one.share == 5.0
-        await other.desk.resume("key_1", "")
+        await other.desk.resume(CanaryBody(comment=""), who=ME)
         await until(lambda: other.driver.head == one.driver.head)
         one.serve("new", 50, failed=50)
         one.serve("old", 50)
@@ -337,18 +348,18 @@ async def test_what_is_not_allowed_is_refused_and_says_what_is() -> None:
     async with processes(1) as found:
         desk = found[0].desk
         with pytest.raises(RevisionConflict, match="no canary"):
-            await desk.pause("key_1", "")
+            await desk.pause(CanaryBody(comment=""), who=ME)
         with pytest.raises(UnknownRoute):
-            await desk.start(CanaryOrder("key_1", "mars", "new"))
+            await desk.start(CanaryStartBody(route="mars", backend="new"), who=ME)
         with pytest.raises(InvalidRequest, match="unknown 'mars'"):
-            await desk.start(CanaryOrder("key_1", "chat", "mars"))
+            await desk.start(CanaryStartBody(route="chat", backend="mars"), who=ME)
         with pytest.raises(InvalidRequest, match="has 100 %"):
-            await desk.start(CanaryOrder("key_1", "chat", "old"))
-        await desk.start(ORDER)
+            await desk.start(CanaryStartBody(route="chat", backend="old"), who=ME)
+        await desk.start(ORDER, who=ME)
         with pytest.raises(RevisionConflict, match="abort it"):
-            await desk.start(ORDER)
+            await desk.start(ORDER, who=ME)
         with pytest.raises(RevisionConflict, match="running; allowed: a paused one"):
-            await desk.resume("key_1", "")
+            await desk.resume(CanaryBody(comment=""), who=ME)
         results = [entry["result"] for entry in await found[0].routing.audit(1)]
         assert str(results[0]).startswith("refused: revision_conflict")
 
@@ -356,10 +367,10 @@ async def test_what_is_not_allowed_is_refused_and_says_what_is() -> None:
 async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards() -> None:
     async with processes(1) as found:
         one = found[0]
-        await one.desk.start(ORDER)
+        await one.desk.start(ORDER, who=ME)
         one.streams.down = True
         with pytest.raises(BackendUnavailable):
-            await one.desk.abort("key_1", "")
+            await one.desk.abort(CanaryAbortBody(comment=""), who=ME)
         one.serve("new", 30, failed=30)
         one.serve("old", 30)
         one.time.now += 5.0

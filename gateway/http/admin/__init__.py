@@ -1,0 +1,1 @@
+"""The operators' paths: one router a noun, next to its service in ``gateway.admin``."""

@@ -1,0 +1,120 @@
+"""``/admin/adapters``: the LoRA registry, for operators; promoting by force is for admins."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.admin.adapters import (
+    AdapterBody,
+    AdapterOrAlias,
+    AdaptersBody,
+    AddBody,
+    CommentBody,
+    LabelsBody,
+    PromoteBody,
+    ReportBody,
+    RollbackBody,
+    VerifiedBody,
+)
+from gateway.contracts.fields import Body
+from gateway.contracts.values import CallerRole
+from gateway.http.authorize import require_role
+from gateway.http.exchange import Exchange
+from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+
+
+class AdapterRoute(OperatorRoute):
+    """Adding a version may take an hour; it ends when the operator leaves."""
+
+    ends_with_caller = frozenset({"GET", "POST"})
+
+
+NOTHING = Body()
+"""Of changes that take no fields; a body that has some is refused."""
+router = APIRouter(prefix="/admin/adapters", route_class=AdapterRoute, **OPERATORS)
+
+
+@router.get("")
+async def list_adapters(services: Edge) -> AdaptersBody:
+    """Versions, aliases, and what this process has loaded."""
+    return services.adapters.show_all()
+
+
+@router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
+async def add_adapter(
+    given: Json[AddBody], response: Response, services: Edge, who: Author
+) -> AdapterOrAlias:
+    """Add a version, or check one."""
+    if given.dry_run:
+        response.status_code = 200
+    return await services.adapters.add(given, who=who)
+
+
+@router.get("/{id}")
+async def show_adapter(id: str, services: Edge) -> AdapterOrAlias:
+    """One version or alias."""
+    return services.adapters.show(id)
+
+
+@router.post("/{id}/verify")
+async def verify_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> VerifiedBody:
+    """Check a version's copy on this machine."""
+    return await services.adapters.verify(id, who=who)
+
+
+@router.post("/{id}/preload")
+async def preload_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterBody:
+    """Load a version in every gateway."""
+    return await services.adapters.preload(id, who=who)
+
+
+@router.post("/{id}/promote")
+async def promote_adapter(
+    id: str, given: Json[PromoteBody], request: Request, services: Edge, who: Author
+) -> AdapterOrAlias:
+    """Promote a version."""
+    if given.force:
+        require_role(services, Exchange.of(request.scope), CallerRole.ADMIN)
+    return await services.adapters.promote(id, given, who=who)
+
+
+@router.post("/{id}/retire")
+async def retire_adapter(id: str, given: Json[CommentBody], services: Edge, who: Author) -> AdapterOrAlias:
+    """Serve a version no more."""
+    return await services.adapters.retire(id, given, who=who)
+
+
+@router.post("/{id}/pin")
+async def pin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+    """Keep a version loaded."""
+    return await services.adapters.pin(id, True, who=who)
+
+
+@router.post("/{id}/unpin")
+async def unpin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+    """Take a version's pin away."""
+    return await services.adapters.pin(id, False, who=who)
+
+
+@router.post("/{id}/labels")
+async def label_adapter(id: str, given: Json[LabelsBody], services: Edge, who: Author) -> AdapterOrAlias:
+    """Give a version other labels."""
+    return await services.adapters.label(id, given, who=who)
+
+
+@router.post("/{id}/evaluation")
+async def report_evaluation(id: str, given: Json[ReportBody], services: Edge, who: Author) -> AdapterOrAlias:
+    """Store an evaluation's report with a version."""
+    return await services.adapters.evaluated(id, given, who=who)
+
+
+@router.post("/aliases/{id}/rollback")
+async def roll_alias_back(id: str, given: Json[RollbackBody], services: Edge, who: Author) -> AdapterOrAlias:
+    """Lead an alias back."""
+    return await services.adapters.roll_back(id, given, who=who)
+
+
+@router.post("/aliases/{id}/end-canary")
+async def end_alias_canary(id: str, given: Json[CommentBody], services: Edge, who: Author) -> AdapterOrAlias:
+    """End an alias' canary."""
+    return await services.adapters.end_canary(id, given, who=who)

@@ -1,0 +1,40 @@
+"""``/admin/canary``: the canary, for operators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody
+from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+
+router = APIRouter(prefix="/admin/canary", route_class=OperatorRoute, **OPERATORS)
+
+
+@router.get("")
+async def show_canary(services: Edge) -> CanaryShownBody:
+    """The last canary."""
+    return services.canary.show()
+
+
+@router.post("/start")
+async def start_canary(given: Json[CanaryStartBody], services: Edge, who: Author) -> CanaryShownBody:
+    """Give a backend a route, step by step."""
+    return await services.canary.start(given, who=who)
+
+
+@router.post("/pause")
+async def pause_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
+    """Hold its share; judge nothing."""
+    return await services.canary.pause(given, who=who)
+
+
+@router.post("/resume")
+async def resume_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
+    """Judge again."""
+    return await services.canary.resume(given, who=who)
+
+
+@router.post("/abort")
+async def abort_canary(given: Json[CanaryAbortBody], services: Edge, who: Author) -> CanaryShownBody:
+    """End it, with the weights from before."""
+    return await services.canary.abort(given, who=who)

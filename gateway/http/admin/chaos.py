@@ -1,0 +1,32 @@
+"""``/admin/chaos``: deliberate faults, for admins. The path exists only while ``chaos.enabled`` is true."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from gateway.admin.chaos import ChaosAdmin, FaultsBody, FaultsRequest
+from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
+
+router = APIRouter(prefix="/admin/chaos", route_class=AdminRoute, **OPERATORS)
+
+
+async def _chaos(services: Edge) -> ChaosAdmin:
+    assert services.chaos is not None
+    return services.chaos
+
+
+Chaos = Annotated[ChaosAdmin, Depends(_chaos)]
+
+
+@router.get("")
+async def show_faults(chaos: Chaos) -> FaultsBody:
+    """The faults in force, and how often each was made."""
+    return chaos.show()
+
+
+@router.post("")
+async def replace_faults(given: Json[FaultsRequest], chaos: Chaos, who: Author) -> FaultsBody:
+    """Put other faults in force."""
+    return await chaos.replace(given, who=who)

@@ -1,0 +1,23 @@
+"""``/admin/admission`` and ``/admin/drain``: this process, for operators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gateway.admin.admission import AdmissionBody
+from gateway.admin.drain import DrainBody
+from gateway.http.routes import OPERATORS, Author, Edge, OperatorRoute
+
+router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
+
+
+@router.get("/admission")
+async def show_admission(services: Edge) -> AdmissionBody:
+    """Queues, limits, last decisions."""
+    return services.admission.show()
+
+
+@router.post("/drain")
+async def drain(services: Edge, who: Author) -> DrainBody:
+    """Take this process out of service."""
+    return await services.drain.begin(who)

@@ -1,0 +1,93 @@
+"""``/admin/routing`` and ``/admin/audit``: routing revisions, and the actions of operators; for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
+
+from gateway.admin.routing import (
+    AuditEntry,
+    RevisionBody,
+    RevisionInForceBody,
+    RevisionMadeBody,
+    RouteApplyBody,
+    RoutePromoteBody,
+    RouteRollbackBody,
+    RouteWeightBody,
+)
+from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+from gateway.routing.change import ConfigChange
+
+router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
+Limit = Annotated[int, Query(ge=1, le=1_000, description="How many.")]
+Revision = Annotated[int, Query(ge=1, le=10**9, description="A revision's number.")]
+
+
+class RevisionsBody(TypedDict):
+    """Newest first."""
+
+    revisions: list[RevisionBody]
+
+
+class ChangesBody(TypedDict):
+    """The differences of two revisions."""
+
+    changes: list[ConfigChange]
+
+
+class AuditBody(TypedDict):
+    """Newest first."""
+
+    entries: list[AuditEntry]
+
+
+@router.get("/routing")
+async def show_routing(services: Edge) -> RevisionInForceBody:
+    """The routing revision in force."""
+    return services.routing.show()
+
+
+@router.put("/routing")
+async def apply_routing(given: Json[RouteApplyBody], services: Edge, who: Author) -> RevisionMadeBody:
+    """Apply a configuration."""
+    return await services.routing.apply(given, who=who)
+
+
+@router.post("/routing/weights")
+async def set_weight(given: Json[RouteWeightBody], services: Edge, who: Author) -> RevisionMadeBody:
+    """Set a backend's share of a route."""
+    return await services.routing.set_weight(given, who=who)
+
+
+@router.post("/routing/promote")
+async def promote_backend(given: Json[RoutePromoteBody], services: Edge, who: Author) -> RevisionMadeBody:
+    """Give a backend the whole route."""
+    return await services.routing.promote(given, who=who)
+
+
+@router.post("/routing/rollback")
+async def roll_routing_back(given: Json[RouteRollbackBody], services: Edge, who: Author) -> RevisionMadeBody:
+    """Make an earlier configuration the next revision."""
+    return await services.routing.roll_back(given, who=who)
+
+
+@router.get("/routing/history")
+async def list_revisions(services: Edge, limit: Limit = 50) -> RevisionsBody:
+    """Revisions, newest first."""
+    return {"revisions": await services.routing.history(limit)}
+
+
+@router.get("/routing/diff")
+async def compare_revisions(a: Revision, b: Revision, services: Edge) -> ChangesBody:
+    """The differences of two revisions."""
+    return {"changes": await services.routing.diff(a, b)}
+
+
+@router.get("/audit")
+async def list_audit(services: Edge, limit: Limit = 50) -> AuditBody:
+    """The actions of operators, newest first."""
+    return {"entries": await services.routing.audit(limit)}

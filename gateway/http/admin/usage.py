@@ -1,0 +1,37 @@
+"""``/admin/usage`` and ``/admin/shadow``: what the ledger's database holds, for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from gateway.admin.shadow import ShadowQuery
+from gateway.admin.usage import RowsQuery, SpanQuery, SumsQuery, UsageRowsBody, UsageSumsBody
+from gateway.http.routes import OPERATORS, Edge, OperatorRoute
+
+router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
+
+
+@router.get("/usage")
+async def sum_usage(query: Annotated[SumsQuery, Query()], services: Edge) -> UsageSumsBody:
+    """Sums of the ledger."""
+    return await services.usage.report(query)
+
+
+@router.get("/usage/rows")
+async def list_usage(query: Annotated[RowsQuery, Query()], services: Edge) -> UsageRowsBody:
+    """The ledger's rows, page by page."""
+    return await services.usage.rows(query)
+
+
+@router.get("/usage/reconcile")
+async def reconcile_usage(query: Annotated[SpanQuery, Query()], services: Edge) -> UsageSumsBody:
+    """The ledger next to the engines' own counters."""
+    return await services.usage.reconcile(query)
+
+
+@router.get("/shadow")
+async def compare_shadow(query: Annotated[ShadowQuery, Query()], services: Edge) -> dict[str, Any]:
+    """How shadowed requests compare."""
+    return await services.shadow.report(query)

@@ -1,0 +1,44 @@
+"""The paths that generate: plain ASGI apps, by contract; decision 013 has the reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp
+
+from gateway.contracts.dialect import ContractDialect
+from gateway.contracts.native import NativeRequest
+from gateway.contracts.native_answer import AnswerBody, NativeDialect
+from gateway.contracts.openai import ChatRequest, CompletionRequest
+from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
+from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.http.generate import GenerationEndpoint
+from gateway.http.idempotency import Idempotency
+from gateway.http.routes import RawRoute, errors
+from gateway.ports import Services
+
+_NATIVE: Final = (
+    "native",
+    NativeRequest,
+    AnswerBody,
+    errors(400, 401, 403, 404, 409, 413, 422, 429, 503, 504),
+)
+_REFUSED: Final = errors(400, 401, 403, 404, 409, 413, 429, 503, 504, model=OpenAIErrorBody)
+
+ROUTES: Final = (
+    RawRoute("/v1/generate", "Generate", *_NATIVE),
+    RawRoute("/invocations", "Generate (SageMaker)", *_NATIVE),
+    RawRoute("/v1/chat/completions", "Chat", "openai", ChatRequest, CompletionBody, _REFUSED),
+    RawRoute("/v1/completions", "Text", "openai", CompletionRequest, CompletionBody, _REFUSED),
+)
+
+
+def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIApp]:
+    """The app of each path; SageMaker posts every request to ``/invocations``."""
+    dialects: dict[str, ContractDialect] = {
+        "/v1/generate": NativeDialect(),
+        "/invocations": NativeDialect(),
+        "/v1/chat/completions": ChatDialect(),
+        "/v1/completions": CompletionDialect(),
+    }
+    return {path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()}

@@ -1,0 +1,87 @@
+"""``/v1/models``: what a caller's key may name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+# Pydantic reads TypedDicts of this module alone before Python 3.12.
+from typing_extensions import TypedDict
+
+from gateway.contracts.model_card import ModelCard
+from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.refusals import path_of
+from gateway.contracts.values import Caller
+from gateway.errors import UnknownModel
+from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
+from gateway.ports import Services
+
+
+class ModelBody(TypedDict):
+    """OpenAI's model object, with the fields that vLLM adds."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class ModelListBody(TypedDict):
+    """OpenAI's list of models."""
+
+    object: str
+    data: list[ModelBody]
+
+
+router = APIRouter(
+    prefix="/v1/models",
+    tags=["openai"],
+    route_class=CallerRoute,
+    dependencies=[KEY],
+    responses=errors(401, model=OpenAIErrorBody),
+)
+
+
+async def _created(request: Request) -> int:
+    created: int = request.app.state.created
+    return created
+
+
+Created = Annotated[int, Depends(_created)]
+
+
+@router.get("")
+async def list_models(services: Edge, caller: Asking, created: Created) -> ModelListBody:
+    """Served models."""
+    return {"object": "list", "data": [_body(card, created) for card in services.models(caller)]}
+
+
+@router.get("/{id:path}", responses=errors(404, model=OpenAIErrorBody))
+async def show_model(id: str, services: Edge, caller: Asking, created: Created) -> ModelBody:
+    """One served model; its id may contain slashes."""
+    return _body(card_of(services, caller, id), created)
+
+
+def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
+    """The card of a served model. Raises UnknownModel: nothing of that name is served to this caller."""
+    for card in services.models(caller):
+        if card.id == model:
+            return card
+    name = path_of([model])
+    raise UnknownModel(f"model '{name}' is not served; GET /v1/models lists what is", param="model")
+
+
+def _body(card: ModelCard, created: int) -> ModelBody:
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": created,
+        "owned_by": "sluice",
+        "root": card.root,
+        "parent": card.parent,
+        "max_model_len": card.max_model_len,
+    }

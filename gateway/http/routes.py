@@ -1,0 +1,206 @@
+"""The routes on FastAPI, with the edge's own checks before it; and raw ASGI apps in the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+from fastapi import Depends, Header, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.contracts.native_answer import ErrorBody
+from gateway.contracts.refusals import parse
+from gateway.contracts.values import Caller, CallerRole
+from gateway.http.authorize import caller_of, require_role
+from gateway.http.body import read_body
+from gateway.http.disconnect_watch import run_until_gone
+from gateway.http.exchange import Exchange
+from gateway.http.idempotency import Idempotency
+from gateway.ports import Services
+
+KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
+"""Tells the document that a key is needed; :class:`EdgeRoute` checks it."""
+
+
+class FromJson:
+    """Validates a body from its bytes, so that it is as strict as JSON allows and refused in our words."""
+
+    def __get_pydantic_core_schema__(
+        self, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Called by pydantic."""
+        return core_schema.no_info_before_validator_function(partial(parse, source), handler(source))
+
+
+T = TypeVar("T")
+Json = Annotated[T, FromJson()]
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read; its JSON is left to the body's model."""
+
+    def __init__(self, request: Request, raw: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._raw = raw
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._raw
+
+
+class EdgeRoute(APIRoute):
+    """A route for callers with a key.
+
+    FastAPI reads a body of any size before it resolves a dependency. So the key, the role and the body's
+    bounds come first here, as on the raw endpoints.
+
+    Attributes:
+        role: what the key must have; ``None``: any key will do.
+        ends_with_caller: methods whose work is cancelled when the caller leaves. An operator's change is
+            not: once begun it is finished and audited.
+    """
+
+    role: ClassVar[CallerRole | None] = None
+    ends_with_caller: ClassVar[frozenset[str]] = frozenset({"GET"})
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler behind the checks."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            services, exchange = await services_of(request), Exchange.of(request.scope)
+            if self.role is None:
+                caller_of(services, exchange)
+            else:
+                require_role(services, exchange, self.role)
+            raw = b""
+            if self.body_field is not None:
+                raw = await read_body(exchange, request.receive, services.limits.max_body_bytes)
+            work = handle(_ReadRequest(request, raw or b"{}"))
+            if request.method not in self.ends_with_caller:
+                return await work
+            return await run_until_gone(work, exchange, request.receive, services.clock)
+
+        return checked
+
+
+class CallerRoute(EdgeRoute):
+    """Any key."""
+
+    ends_with_caller = frozenset({"GET", "POST"})
+
+
+class OperatorRoute(EdgeRoute):
+    """Operators and admins."""
+
+    role = CallerRole.OPERATOR
+
+
+class AdminRoute(EdgeRoute):
+    """Admins."""
+
+    role = CallerRole.ADMIN
+
+
+async def services_of(request: Request) -> Services:
+    """The services of the app; a dependency."""
+    services: Services = request.app.state.services
+    return services
+
+
+async def _idempotency(request: Request) -> Idempotency:
+    idempotency: Idempotency = request.app.state.idempotency
+    return idempotency
+
+
+async def _caller(request: Request) -> Caller:
+    caller = Exchange.of(request.scope).caller
+    assert caller is not None
+    return caller
+
+
+async def _author(request: Request) -> str:
+    return (await _caller(request)).key_id
+
+
+Edge = Annotated[Services, Depends(services_of)]
+Replays = Annotated[Idempotency, Depends(_idempotency)]
+Asking = Annotated[Caller, Depends(_caller)]
+Author = Annotated[str, Depends(_author)]
+"""The key's id, for the audit log."""
+
+
+def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """The document's entries for refusals, all of one shape; other statuses have it too."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    named: dict[int | str, dict[str, Any]] = {
+        status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
+    }
+    return {**named, "default": {"model": model, "description": "Any other error"}}
+
+
+OPERATORS: Final[Mapping[str, Any]] = {
+    "tags": ["operators"],
+    "dependencies": [KEY],
+    "responses": errors(400, 401, 403, 404, 409, 413, 422, 503),
+}
+"""What every operators' router has."""
+
+
+_IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Whole answers only: the same key and body give the stored answer again."),
+]
+_Prefer = Annotated[
+    str | None, Header(description="sluice-no-fallback: an error instead of a fallback's answer.")
+]
+_Traceparent = Annotated[str | None, Header(description="W3C Trace Context.")]
+
+
+class RawRoute(APIRoute):
+    """A plain ASGI app in the OpenAPI document; FastAPI handles none of its requests.
+
+    Args:
+        path: where it is; the app is ``generating`` of the FastAPI app's state, by path.
+        tag: the contract.
+        body: the model that the app parses.
+        answer: the whole answer; a stream is of server-sent events.
+        refused: the document's entries for errors.
+    """
+
+    def __init__(
+        self, path: str, summary: str, tag: str, body: type, answer: Any, refused: dict[int | str, Any]
+    ) -> None:
+        async def documented(
+            given: Any,
+            idempotency_key: _IdempotencyKey = None,
+            prefer: _Prefer = None,
+            traceparent: _Traceparent = None,
+        ) -> None: ...
+
+        documented.__annotations__["given"] = body
+        stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+        super().__init__(
+            path,
+            documented,
+            methods=["POST"],
+            summary=summary,
+            tags=[tag],
+            dependencies=[KEY],
+            response_model=answer,
+            responses={200: stream, **refused},
+        )
+        self.app = self._raw
+
+    async def _raw(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["app"].state.generating[self.path](scope, receive, send)

@@ -1,0 +1,48 @@
+"""The errors of routing and of the state store as operators' commands report them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
+from gateway.routing.change import NoSuchRoute, NothingToShare
+from gateway.routing.projection import NotInForce, RoutingBusy
+from gateway.routing.revision import RoutingFileError
+from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
+
+# Most faults of a configuration in one message.
+MAX_FAULTS = 20
+RETRY_MS = 1_000
+
+
+@contextmanager
+def operator_errors(*, change: bool = True) -> Iterator[None]:
+    """Translate what the block raises into errors of :mod:`gateway.errors`; ``change``: it is no read."""
+    try:
+        yield
+    except RoutingFileError as error:
+        faults = str(error).splitlines()
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise InvalidRequest("\n".join(faults[:MAX_FAULTS] + more), param="config") from error
+    except NoSuchRoute as error:
+        raise UnknownRoute(str(error), param="route") from error
+    except NothingToShare as error:
+        raise InvalidRequest(f"percent: {error}", param="percent") from error
+    except Conflict as error:
+        raise RevisionConflict(
+            f"revision {error.found} is the last one, not {error.expected}; nothing was changed: look at it "
+            "and decide again",
+            param="expected_revision",
+        ) from error
+    except RecordTooLarge as error:
+        raise InvalidRequest(
+            f"config is {error.size} bytes; allowed: {error.allowed}", param="config"
+        ) from error
+    except StateUnavailable as error:
+        doubt = ". The change may or may not have been made: look at the history before you try again"
+        raise BackendUnavailable(
+            f"{error}; requests are served as before{doubt if change else ''}", retry_after_ms=RETRY_MS
+        ) from error
+    except (RoutingBusy, NotInForce) as error:
+        raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
