@@ -78,7 +78,7 @@ class PreviewPrefix(TypedDict):
     fingerprint: str | None
 
 
-class VolatileFinding(TypedDict):
+class PreviewFinding(TypedDict):
     """Volatile content in a caller's system message."""
 
     kind: str
@@ -92,7 +92,7 @@ class PreviewVolatile(TypedDict):
     """What the policy for volatile content did."""
 
     policy: str
-    findings: list[VolatileFinding]
+    findings: list[PreviewFinding]
 
 
 class PreviewMessage(TypedDict):

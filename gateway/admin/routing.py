@@ -75,7 +75,7 @@ class RevisionBody(TypedDict):
     config: Mapping[str, Any]
 
 
-class UnusableRevision(TypedDict):
+class UnusableRevisionBody(TypedDict):
     """The last revision, which this process cannot use, and why."""
 
     revision: int
@@ -86,7 +86,7 @@ class RevisionInForceBody(RevisionBody):
     """The revision in force in this process."""
 
     in_force_since: str
-    behind: UnusableRevision | None
+    behind: UnusableRevisionBody | None
 
 
 class RevisionMadeBody(TypedDict):
