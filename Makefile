@@ -10,7 +10,7 @@ CONFIG ?= sluice.yaml
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-env lint format bench clean check audit
+.PHONY: help run test test-fast test-env lint format bench clean check audit lock
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ bench: $(VENV)/.test ## Run the benchmarks (minutes)
 
 audit: $(VENV)/.test ## Known vulnerabilities of the dependencies; needs a network and pip-audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/audit
+
+lock: $(VENV)/.test ## Write constraints/ from the versions in .venv; needs a network
+	@$(PIP) install --quiet uv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lock
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis sluice.db*

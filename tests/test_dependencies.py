@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,36 @@ def test_what_every_installation_brings_has_a_licence_that_allows_it() -> None:
     for name in sorted(names):
         named = licences(name)
         assert any(word in one for one in named for word in ALLOWED), f"{name}: {named}"
+
+
+LOCKS = {"light": ("embedded", "bedrock", "hub", "postgres", "redis", "s3"), "test": ("test",)}
+
+
+def required(extras: Iterable[str]) -> Iterator[Requirement]:
+    """The dependencies of an install with these extras; torch is installed apart."""
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
+    ]
+    for one in map(Requirement, lines):
+        if one.name == OURS:
+            yield from required(one.extras)
+        elif one.name != "torch":
+            yield one
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_locks_hold_every_dependency_in_its_range_with_hashes_and_name_no_index(name: str) -> None:
+    text = (ROOT / "constraints" / f"{name}.txt").read_text()
+    locked: dict[str, list[str]] = {}
+    for entry in re.split(r"\n(?=[a-z0-9])", text.partition("\n")[2]):
+        found = re.match(r"([a-z0-9.-]+)==([^ ;]+)", entry)
+        assert found is not None and "--hash=sha256:" in entry, entry
+        locked.setdefault(found[1], []).append(found[2])
+    for one in required(LOCKS[name]):
+        versions = locked.get(re.sub(r"[-_.]+", "-", one.name).lower(), [])
+        assert any(one.specifier.contains(version) for version in versions), f"{one}: run make lock"
+    assert "://" not in text and "torch" not in locked
 
 
 def audited(folder: Path, pip_audit: str | None) -> subprocess.CompletedProcess[str]:
