@@ -42,6 +42,7 @@ from benchmarks.forwarding.gateways import REPOSITORY, python_module
 from benchmarks.forwarding.processes import free_port, started
 from benchmarks.ledger_postgres import Postgres, postgres
 from benchmarks.ledger_worker import MODEL
+from benchmarks.sse import json_events
 
 KEY = "sk-ledger-benchmark-0123456789abcdef"
 START_S = 60.0
@@ -193,8 +194,7 @@ async def ask(
             if response.status == 200 and not stream:
                 usage = (await response.json())["usage"]
             elif response.status == 200:
-                async for line in response.content:
-                    event = json.loads(line[5:]) if line.startswith(b"data:") else {}
+                async for event in json_events(response.content.iter_any()):
                     if event.get("type") == "token" and event["delta"]:
                         callers.first_token_s.append(time.perf_counter() - began)
                         began = float("inf")

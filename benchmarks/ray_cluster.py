@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ import psutil
 import yaml
 
 from benchmarks.paced_engine import paced_engine
+from benchmarks.sse import json_events
 from gateway.config.settings import load_settings
 from ops.ray.cluster_place import ClusterPlace
 from ops.ray.replica import configured_engine
@@ -241,10 +241,7 @@ class Callers:
         async with client.stream("POST", f"{self._url}/v1/generate", json=body) as answer:
             if answer.status_code != 200:
                 raise ValueError(f"{answer.status_code} {(await answer.aread()).decode()}")
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                event = json.loads(line[6:])
+            async for event in json_events(answer.aiter_bytes()):
                 if event["type"] == "token":
                     ttft_s = ttft_s or time.perf_counter() - began
                     pieces.append(event["delta"])

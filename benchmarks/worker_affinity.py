@@ -40,6 +40,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.sse import json_events
 from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -229,10 +230,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], model: str) -> Outco
             if answer.status_code != 200:
                 told = re.sub(r"\s+", " ", (await answer.aread()).decode(errors="replace"))[:200]
                 return Outcome(failure=f"{answer.status_code}: {told}")
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line[6:])
+            async for chunk in json_events(answer.aiter_bytes()):
                 if "error" in chunk:
                     return Outcome(streamed=ttft_ms is not None, failure=str(chunk["error"]["code"]))
                 if ttft_ms is None and any(choice["text"] for choice in chunk["choices"]):
