@@ -77,7 +77,7 @@ def is_cut(ids: tuple[int, ...], limits: DegenerateLimits) -> bool:
     """Whether an answer of this text would have been cut, in pieces of sixteen tokens."""
     detector = Detector(limits)
     pieces = (ids[at : at + 16] for at in range(0, len(ids), 16))
-    return any(detector.saw("", len(piece), piece) for piece in pieces)
+    return any(detector.take("", len(piece), piece) for piece in pieces)
 
 
 if __name__ == "__main__":

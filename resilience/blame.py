@@ -1,8 +1,8 @@
-"""Whose numbers are wrong: an adapter's own weights', or the backend's.
+"""Whether an adapter's weights or the backend are at fault when an output is not a number.
 
-An adapter of finite weights may still compute what is no number. If that counted against the backend, six of
-its requests would open the circuit for everybody; if it never did, a device that computes nonsense for all
-would stay in service. What tells them apart is how others do on the same backend at the same time.
+An adapter of finite weights may still compute NaN. If that counted against the backend, six requests of one
+adapter would open the circuit for all callers; if it never did, a device that computes NaN for all would stay
+in service. The results of other weights on the same backend at the same time decide.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_WEIGHTS = 256
 
 
 class Blame:
-    """Remembers how the weights of each backend did lately. ``None`` stands for the base model alone.
+    """Remembers the recent results of each backend by weights. ``None`` stands for the base model alone.
 
     Args:
         clock: seconds, monotonic.
@@ -24,32 +24,32 @@ class Blame:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._well: dict[str, dict[str | None, float]] = {}
-        self._ill: dict[str, dict[str | None, float]] = {}
+        self._answered_at: dict[str, dict[str | None, float]] = {}
+        self._nan_at: dict[str, dict[str | None, float]] = {}
 
     def answered(self, backend: str, adapter_id: str | None) -> None:
-        """An answer of these weights was made of numbers."""
-        self._note(self._well.setdefault(backend, {}), adapter_id)
+        """These weights gave an answer."""
+        self._note(self._answered_at.setdefault(backend, {}), adapter_id)
 
     def not_numbers(self, backend: str, adapter_id: str | None) -> bool:
-        """One was not; whether the adapter alone is to blame.
+        """These weights gave NaN; returns whether the adapter alone is at fault.
 
-        It is, unless others had the same lately and none of them was answered. The base model's weights are
-        the backend's own.
+        It is, unless other weights gave NaN recently too and none of them gave an answer. The base model's
+        weights are the backend's own.
         """
-        ill = self._ill.setdefault(backend, {})
-        self._note(ill, adapter_id)
+        failed = self._nan_at.setdefault(backend, {})
+        self._note(failed, adapter_id)
         if adapter_id is None:
             return False
-        others_ill = self._others(ill, adapter_id)
-        return not others_ill or self._others(self._well.get(backend, {}), adapter_id)
+        others_failed = self._others(failed, adapter_id)
+        return not others_failed or self._others(self._answered_at.get(backend, {}), adapter_id)
 
-    def _note(self, seen: dict[str | None, float], adapter_id: str | None) -> None:
-        seen.pop(adapter_id, None)
-        seen[adapter_id] = self._clock()
-        if len(seen) > MAX_WEIGHTS:
-            del seen[next(iter(seen))]
+    def _note(self, times: dict[str | None, float], adapter_id: str | None) -> None:
+        times.pop(adapter_id, None)
+        times[adapter_id] = self._clock()
+        if len(times) > MAX_WEIGHTS:
+            del times[next(iter(times))]
 
-    def _others(self, seen: dict[str | None, float], adapter_id: str) -> bool:
+    def _others(self, times: dict[str | None, float], adapter_id: str) -> bool:
         since = self._clock() - WINDOW_S
-        return any(at >= since for name, at in seen.items() if name != adapter_id)
+        return any(at >= since for name, at in times.items() if name != adapter_id)

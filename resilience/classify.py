@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from resilience.classify_aws import aws_failure, kind_of_status, names_of
 from resilience.failures import BackendFailure, FailureKind
 
-# Classes that cannot be imported here, by package and name. The first of an exception's ancestors that is
-# here decides, so a base may stand beside what derives from it.
+# Classes that cannot be imported here, by package and name. The first of an exception's ancestors in this
+# table decides, so it may hold a base class and classes derived from it.
 _BY_NAME: Mapping[str, FailureKind] = MappingProxyType(
     {
         "torch.OutOfMemoryError": FailureKind.CUDA_OOM,
@@ -31,7 +31,7 @@ _WRAPPERS = frozenset({"vllm.EngineGenerateError"})
 _CLIENT_ERROR_OF_VLLM = "vllm.VLLMClientError"
 _ANSWER_OF_AIOHTTP = "aiohttp.ClientResponseError"
 
-# Connections that break: before anything of an answer the backend is away, after that a stream has broken.
+# Connection errors: before a part of an answer the backend is unavailable, after it a stream has broken.
 _CONNECTION = (ConnectionError, EOFError)
 _CONNECTION_NAMES = frozenset({"aiohttp.ClientConnectionError"})
 
@@ -55,7 +55,7 @@ _DEVICE_ERROR = "torch.AcceleratorError"
 _TOO_LONG = ("maximum model length", "maximum context length", "max_model_len")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 
-_TOLD: Mapping[FailureKind, str] = MappingProxyType(
+_MESSAGES: Mapping[FailureKind, str] = MappingProxyType(
     {
         FailureKind.CUDA_OOM: "the backend ran out of memory",
         FailureKind.CUDA_DRIVER_ERROR: "the device or its driver failed",
@@ -73,7 +73,7 @@ _TOLD: Mapping[FailureKind, str] = MappingProxyType(
     }
 )
 
-# A group inside a group inside a group is no task group's doing any more.
+# Deeper nesting of groups does not come from task groups.
 MAX_GROUP_DEPTH = 8
 
 
@@ -81,12 +81,12 @@ def classify(error: Exception, *, delivered: bool = False) -> BackendFailure:
     """The failure that ``error`` stands for; a :class:`BackendFailure` is returned as it is.
 
     A task group's :class:`ExceptionGroup` stands for the first failure in it that is known, since the
-    others usually follow from it. The message names the exception's class and never repeats its text,
-    which may hold a prompt; ``__cause__`` keeps the exception itself for the log.
+    others usually follow from it. The message names the exception's class and never its text, which may hold
+    a prompt; ``__cause__`` is the exception itself, for the log.
 
     Args:
         error: what an attempt raised.
-        delivered: whether some of the answer had come by then.
+        delivered: whether a part of the answer had arrived.
     """
     return _classified(error, delivered, 0)
 
@@ -101,20 +101,23 @@ def _classified(error: Exception, delivered: bool, depth: int) -> BackendFailure
     if isinstance(inner, Exception) and depth < MAX_GROUP_DEPTH and not _WRAPPERS.isdisjoint(names_of(error)):
         return _classified(inner, delivered, depth + 1)
     kind = _kind(error, delivered)
-    failure = BackendFailure(kind, f"{_TOLD[kind]} ({type(error).__name__})", param=_param(error, kind))
+    failure = BackendFailure(kind, f"{_MESSAGES[kind]} ({type(error).__name__})", param=_param(error, kind))
     failure.__cause__ = error
     return failure
 
 
 def _kind(error: Exception, delivered: bool) -> FailureKind:
-    for ask in _QUESTIONS:
-        kind = ask(error, delivered)
-        if kind is not None:
-            return kind
-    return FailureKind.INTERNAL
+    aws = aws_failure(error, delivered=delivered)
+    return (
+        _by_name(error)
+        or _by_runtime_message(error)
+        or (aws[0] if aws is not None else None)
+        or _by_class(error, delivered)
+        or FailureKind.INTERNAL
+    )
 
 
-def _by_name(error: Exception, delivered: bool) -> FailureKind | None:
+def _by_name(error: Exception) -> FailureKind | None:
     names = names_of(error)
     if _CLIENT_ERROR_OF_VLLM in names and any(sign in str(error).lower() for sign in _TOO_LONG):
         return FailureKind.TOKEN_LIMIT_EXCEEDED
@@ -125,7 +128,7 @@ def _by_name(error: Exception, delivered: bool) -> FailureKind | None:
     return known
 
 
-def _by_runtime_message(error: Exception, delivered: bool) -> FailureKind | None:
+def _by_runtime_message(error: Exception) -> FailureKind | None:
     # Only runtime errors, as PyTorch raises them: another exception's text may be anything, a prompt too.
     if not isinstance(error, RuntimeError):
         return None
@@ -136,11 +139,6 @@ def _by_runtime_message(error: Exception, delivered: bool) -> FailureKind | None
     return known
 
 
-def _by_aws(error: Exception, delivered: bool) -> FailureKind | None:
-    told = aws_failure(error, delivered=delivered)
-    return told[0] if told is not None else None
-
-
 def _by_class(error: Exception, delivered: bool) -> FailureKind | None:
     if isinstance(error, MemoryError):
         return FailureKind.CUDA_OOM
@@ -149,14 +147,6 @@ def _by_class(error: Exception, delivered: bool) -> FailureKind | None:
     if isinstance(error, _CONNECTION) or not _CONNECTION_NAMES.isdisjoint(names_of(error)):
         return FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
     return None
-
-
-_QUESTIONS: tuple[Callable[[Exception, bool], FailureKind | None], ...] = (
-    _by_name,
-    _by_runtime_message,
-    _by_aws,
-    _by_class,
-)
 
 
 def _param(error: Exception, kind: FailureKind) -> str | None:

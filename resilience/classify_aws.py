@@ -1,7 +1,6 @@
-"""What AWS answers and what its SDK raises, as the closed set of failures; the SDK is not imported.
+"""Errors of AWS and of its SDK as the closed set of failures; the SDK is not imported.
 
-What is told names AWS's own code, never its text, which may hold a part of the prompt or the account's
-number.
+Messages name AWS's own code, never its text, which may hold a part of the prompt or the account's number.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str]
 
     Args:
         error: anything.
-        delivered: whether some of the answer had come; a connection that breaks then is a broken stream.
+        delivered: whether a part of the answer had arrived; a connection that breaks then is a broken stream.
     """
     names = names_of(error)
     name = type(error).__name__

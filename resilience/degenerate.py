@@ -1,7 +1,7 @@
-"""Answers that have gone wrong though every number was one: endless repetition, replacement characters.
+"""Detects degenerate answers: endless repetition, replacement characters.
 
-Sans I/O: fed with the pieces of one text, it says when the text is beyond hope. A token costs a constant
-time, and what is kept is bounded.
+Sans I/O: it takes the pieces of one text and says when the text is degenerate. Time per token is constant,
+and memory is bounded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 
 class Action(StrEnum):
-    """What becomes of an answer that has become nonsense.
+    """What is done about a degenerate answer.
 
-    ``retry``: once more with another seed while nothing was given out and the request samples, else ``end``.
+    ``retry``: once more with another seed while the caller has nothing and the request samples, else ``end``.
     ``end``: the answer ends here, with what there is and finish reason ``error``. ``abort``: it fails.
     """
 
@@ -28,16 +28,16 @@ class Action(StrEnum):
 
 
 REPLACEMENT = "\ufffd"
-# Tokens of a stretch that is looked at as a whole; repetition is found at most two stretches late.
+# Tokens of a stretch that is inspected as a whole; repetition is found at most two stretches late.
 LOOK_EVERY = 32
-# English, and code, of usual tokenizers; what a limit in tokens is in characters when ids are not told.
+# Of English and code with usual tokenizers; converts limits to characters when ids are not reported.
 CHARS_PER_TOKEN = 4
 
 S = TypeVar("S", str, tuple[int, ...])
 
 
 class Sign(StrEnum):
-    """What was seen."""
+    """The sign of a degenerate text."""
 
     REPETITION = "repetition"
     REPLACEMENT = "replacement"
@@ -45,16 +45,16 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DegenerateLimits:
-    """What is too much.
+    """The limits above which a text is degenerate.
 
     Defaults are twice the longest that ``python -m benchmarks.repetition`` finds in ordinary text and code,
     by a tokenizer of short tokens: 78 of one token in a ruled line, 246 of one cycle in the rule of a table.
 
     Args:
-        repeat_tokens: the same token so many times on end.
-        cycle_tokens: so many tokens on end of one cycle.
+        repeat_tokens: length of a run of the same token.
+        cycle_tokens: length of a run of one cycle, tokens.
         cycle_length: longest cycle, tokens.
-        replacement_chars: so many replacement characters in a window; 0: not looked at.
+        replacement_chars: replacement characters in a window; 0: not counted.
         replacement_window: the window, characters.
     """
 
@@ -80,12 +80,11 @@ class DegenerateLimits:
 
 
 class Detector:
-    """Reads one text as it comes.
+    """Reads one text piece by piece.
 
-    Repetition is judged by token ids as long as every piece brings them, else by the text, where a token
-    counts as ``CHARS_PER_TOKEN`` characters and one rule stands for both: many characters of one short cycle.
-    A text that repeated itself and went on is none of its business: only what repeats now has no end in
-    sight.
+    Repetition is detected by token ids while every piece has them, else by the text, where a token counts as
+    ``CHARS_PER_TOKEN`` characters and one limit holds for runs and cycles.
+    A repetition that has ended is ignored.
     """
 
     __slots__ = ("_by_ids", "_chars", "_ids", "_limits", "_replaced", "_text")
@@ -105,15 +104,15 @@ class Detector:
             LOOK_EVERY * chars,
         )
         self._chars = 0
-        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # places of the last ones
+        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # positions of the last ones
 
-    def saw(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
-        """Take the next piece; what is wrong with the text up to here, if anything is.
+    def take(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
+        """Take the next piece; returns what is wrong with the text so far.
 
         Args:
             text: the piece.
             tokens: how many tokens it stands for.
-            token_ids: their ids, or nothing.
+            token_ids: their ids; empty when they are not reported.
         """
         garbled = REPLACEMENT in text and self._garbled(text)
         self._chars += len(text)
@@ -121,7 +120,7 @@ class Detector:
             return Sign.REPLACEMENT
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
-        repeats = self._ids.saw(token_ids) if self._by_ids else self._text.saw(text)
+        repeats = self._ids.take(token_ids) if self._by_ids else self._text.take(text)
         return Sign.REPETITION if repeats else None
 
     def _garbled(self, text: str) -> bool:
@@ -137,13 +136,13 @@ class Detector:
 class _Repetition(Generic[S]):
     """Whether a sequence ends in many repetitions of one short cycle.
 
-    It is read in stretches of ``every``: of each it is known whether all of it repeats what stood one cycle
-    before, so nothing longer than a stretch and a cycle is kept.
+    It is read in stretches of ``every``. For each it is known whether all of it repeats the text one
+    cycle before, so no more than a stretch and a cycle is stored.
 
     Args:
         join: makes one sequence of several.
         cycle: longest cycle.
-        cycles_over: length from which a repeated cycle is too much.
+        cycles_over: length from which a repeated cycle is degenerate.
         one_over: the same for a cycle of one.
         every: length of a stretch.
     """
@@ -160,8 +159,8 @@ class _Repetition(Generic[S]):
         self._pieces: list[S] = []
         self._new = 0
 
-    def saw(self, piece: S) -> bool:
-        """Take the next piece; whether the end repeats itself, at the times when it is looked at."""
+    def take(self, piece: S) -> bool:
+        """Take the next piece; whether the end repeats itself, checked once a stretch."""
         self._pieces.append(piece)
         self._new += len(piece)
         if self._new < self._every:

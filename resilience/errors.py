@@ -1,4 +1,4 @@
-"""Errors of the guard.
+"""Errors of the attempts on a backend.
 
 ::
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class ResilienceError(Exception):
-    """The guard gave up for a reason of its own."""
+    """The attempts ended for a reason of their own."""
 
 
 class DeadlinePassed(ResilienceError):

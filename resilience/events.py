@@ -1,4 +1,4 @@
-"""What the guard tells: frozen facts for metrics, spans and logs."""
+"""Events of failures and what was done about them: frozen facts for metrics, spans and logs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from resilience.failures import FailureKind
 class AttemptFailed:
     """An attempt ended in a failure.
 
-    ``attempt`` counts from 1; ``delivered`` tells whether the caller had got something of the answer by
-    then; ``error_type`` is the class of the exception behind the failure. A caller who leaves ends the
-    attempt with ``cancelled_by_client``.
+    ``attempt`` counts from 1; ``delivered``: whether the caller had a part of the answer; ``error_type``: the
+    class of the exception that caused it. A caller who leaves ends the attempt with ``cancelled_by_client``.
     """
 
     backend: str
@@ -54,7 +53,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class LoadScaled:
-    """A backend is given another share of its usual load: less after it ran out of memory, later more.
+    """The share of its usual load that a backend gets changes: less after it ran out of memory, later more.
 
     ``backend`` is the engine's name where several backends share one.
     """
@@ -66,7 +65,7 @@ class LoadScaled:
 
 @dataclass(frozen=True, slots=True)
 class Degenerated:
-    """An answer was found beyond hope after ``tokens``, and ``action`` was taken: retry, end, abort."""
+    """An answer was found degenerate after ``tokens``, and ``action`` was taken: retry, end, abort."""
 
     backend: str
     sign: Sign
@@ -76,10 +75,10 @@ class Degenerated:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A call went on with an answer that another had begun, ``tokens`` into it.
+    """A call resumed an answer after ``tokens`` of it.
 
-    ``mode`` is ``exact``, ``spelled`` or ``text``. ``result`` is ``whole`` when it gave the answer to its
-    end, ``broken`` when it failed as well, ``cut`` when the caller left or the deadline passed.
+    ``mode`` is ``exact``, ``spelled`` or ``text``. ``result`` is ``whole`` when it completed the answer,
+    ``broken`` when it failed as well, ``cut`` when the caller left or the deadline passed.
     """
 
     source: str

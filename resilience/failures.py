@@ -37,11 +37,11 @@ class FailureKind(StrEnum):
 class HealthEffect(StrEnum):
     """What a failure says about the backend."""
 
-    NOTHING = "nothing"  # the request, or who sent it, is at fault
+    NOTHING = "nothing"  # the request or its sender is at fault
     COUNTS_AGAINST = "counts_against"  # a failed answer in the rate that opens its circuit
     SHRINK_LOAD = "shrink_load"  # that, and it should be given less for a while
-    RESTART_ENGINE = "restart_engine"  # its process is of no use any more; the circuit is for living ones
-    MISCONFIGURED = "misconfigured"  # a failed answer, and an operator has something to mend
+    RESTART_ENGINE = "restart_engine"  # its process must be replaced; the circuit is for running ones
+    MISCONFIGURED = "misconfigured"  # a failed answer, and an operator must change the configuration
 
 
 class Remedy(StrEnum):
@@ -61,7 +61,7 @@ class FailurePolicy:
         health: what it says about the backend.
         retries_same: tries again on the same backend before anything was delivered.
         other_backend: whether another backend could do better with the same request.
-        resumes: whether an answer that it broke off may be gone on with.
+        resumes: whether an answer that it broke off may be resumed.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.
         longest_wait_s: upper bound of the wait, seconds.
         retry_with: what the retry does differently.
@@ -80,8 +80,8 @@ class FailurePolicy:
     def counts(self) -> bool:
         """Whether it is a failed answer in the backend's rate of failures.
 
-        A dead engine's are not: its state tells, and an open circuit would keep requests away from the new
-        one.
+        A dead engine's are not: its state says enough, and an open circuit would keep requests away from the
+        new one.
         """
         return self.health in _COUNTED
 
@@ -125,7 +125,7 @@ POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
             "The answer ran into an endless repetition or into replacement characters.",
             HealthEffect.NOTHING,
             retries_same=1,
-            resumes=False,  # what goes on with a repetition repeats
+            resumes=False,  # the rest of a repetition repeats too
             first_wait_s=0.1,
             longest_wait_s=0.1,
             retry_with=Remedy.OTHER_SEED,
@@ -194,7 +194,7 @@ class BackendFailure(Exception):
         retry_after_s: seconds after which the backend may be able again, when it said so.
         param: the field of the request at fault, when it is one.
         final: the same backend is not to be asked again, whatever the policy permits.
-        isolated: a part of the backend failed and the rest serves on, so it says nothing about the whole.
+        isolated: a part of the backend failed and the rest still serves, so it says nothing about the whole.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A leg has a bound on the requests that it serves at once and on what they may cost within a minute. What a
 request may cost at most is reserved when it enters; what it did cost takes the reservation's place when it
-ends. Sans-I/O: nothing waits here, a leg over its limit is passed over.
+ends. Sans I/O: nothing waits here, a leg over its limit is passed over.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LegSkipped:
 
 @dataclass(frozen=True, slots=True)
 class LegFigures:
-    """How a leg stands: requests in it, what they have reserved, what was spent in the last minute."""
+    """The state of a leg: requests in it, their reservations, what was spent in the last minute."""
 
     in_use: int
     reserved_nanousd: int
@@ -108,7 +108,7 @@ class Permit:
         self._open = True
 
     def settle(self, usage: LegUsage) -> None:
-        """Say what was used; the last word counts."""
+        """Report what was used; the last report counts."""
         self._cost = self._leg.limit.price.cost_nanousd(usage)
 
     def __enter__(self) -> Permit:
@@ -128,7 +128,7 @@ class LegLimits:
     Args:
         limits: by the leg's name; a leg that is not named has no bounds.
         clock: seconds, monotonic.
-        emit: is told of each leg passed over; must not block.
+        emit: takes an event for each leg passed over; must not block.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class LegLimits:
         return Permit(self._unbounded, 0)
 
     def figures(self) -> Mapping[str, LegFigures]:
-        """How the bounded legs stand."""
+        """The state of the bounded legs."""
         return {name: leg.figures() for name, leg in self._legs.items()}
 
 
@@ -175,7 +175,7 @@ class _Leg:
         self._steps: deque[list[int]] = deque()
 
     def try_enter(self, reserve: int) -> SkipReason | None:
-        """Take a place and reserve, or tell which bound is in the way."""
+        """Take a place and reserve; returns the bound that prevents it, if one does."""
         self._forget()
         limit = self.limit
         if limit.max_concurrency is not None and self._in_use >= limit.max_concurrency:

@@ -1,13 +1,13 @@
-"""Recovery from running out of memory: the backend is given less, and after a while more again. Sans I/O.
+"""Recovery after a backend ran out of memory: less load, and later more again. Sans I/O.
 
 The third of three layers. Prevention is the token budget and admission's forecast; containment is the retry
-of the one request with a shorter context; this one is for the requests that come after it.
+of the one request with a shorter context; recovery is for later requests.
 """
 
 from __future__ import annotations
 
 # Multiplicative decrease, additive increase. A step down frees 30 % at once: memory that ran out is far from
-# enough for the same load, and the next failure costs somebody an answer. A step up adds 5 %, so a load that
+# enough for the same load, and the next failure costs an answer. A step up adds 5 %, so a load that
 # the backend cannot hold is tried again once in a minute, not in every step of the engine.
 SHRINK = 0.7
 RESTORE = 0.05
@@ -15,7 +15,7 @@ RESTORE_EVERY_S = 10.0
 # A quarter of the load always passes: below that the cause is not the load, and a restart or an operator
 # helps.
 LEAST = 0.25
-# Those who fail in one step of the engine fail for one reason: further failures so soon do not shrink again.
+# Requests that fail in one step of the engine fail for one reason: the factor shrinks once within this time.
 ONE_INCIDENT_S = 2.0
 
 
@@ -26,11 +26,11 @@ class LoadFactor:
     never 0.
     """
 
-    __slots__ = ("_calm_since", "_shrunk_at", "_value")
+    __slots__ = ("_last_incident_at", "_shrunk_at", "_value")
 
     def __init__(self) -> None:
         self._value = 1.0
-        self._calm_since = 0.0
+        self._last_incident_at = 0.0
         self._shrunk_at = float("-inf")
 
     def ran_out(self, now: float) -> float:
@@ -39,7 +39,7 @@ class LoadFactor:
         if now - self._shrunk_at >= ONE_INCIDENT_S:
             value = max(LEAST, value * SHRINK)
             self._shrunk_at = now
-        self._value, self._calm_since = value, now
+        self._value, self._last_incident_at = value, now
         return value
 
     def at(self, now: float) -> float:
@@ -53,9 +53,9 @@ class LoadFactor:
         return self._after(self._steps(now) + 1)
 
     def _steps(self, now: float) -> int:
-        """Steps up since it was last not calm."""
-        steps = max(0, int((now - self._calm_since) // RESTORE_EVERY_S))
+        """Steps up since the last incident."""
+        steps = max(0, int((now - self._last_incident_at) // RESTORE_EVERY_S))
         return steps + 1 if self._after(steps + 1) <= now else steps  # a division rounds
 
     def _after(self, steps: int) -> float:
-        return self._calm_since + steps * RESTORE_EVERY_S
+        return self._last_incident_at + steps * RESTORE_EVERY_S

@@ -1,4 +1,4 @@
-"""When a lost engine is started again, and when not any more: decisions alone, no process and no clock.
+"""When a lost engine is restarted, and when it is given up: decisions only, no process and no clock.
 
 ::
 
@@ -6,9 +6,8 @@
                                  restarting → given_up     too many restarts within an hour
     stopped                      from anywhere, for good
 
-An engine is lost when one of its processes has ended, stands still by a signal, when it has work and makes no
-step, or when its device fails under it. A first start that fails is no loss: its cause lies in the
-configuration.
+An engine is lost when one of its processes has ended or is stopped by a signal, when it has work and makes no
+step, or when its device fails. A first start that fails is no loss: its cause lies in the configuration.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from enum import StrEnum
 HOUR_S = 3600.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
-# After a longer pause between two looks it was the watcher that stood still, and what it sees is old.
+# After a longer pause between two observations the observer itself was stopped, and what it measured is old.
 LONGEST_GAP_S = 2.0
 
 
 class SupervisorState(StrEnum):
-    """Where the engine stands in its supervisor's eyes; a label of metrics."""
+    """The state of the engine as its supervisor sees it; a label of metrics."""
 
     STARTING = "starting"
     READY = "ready"
@@ -47,14 +46,14 @@ class Loss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What a look at the engine found.
+class Observation:
+    """What was observed of the engine at one moment.
 
     Args:
         gone: one of its processes has ended.
-        stopped: one of them stands still by a signal.
+        stopped: one of them is stopped by a signal.
         unfinished: sequences that it was given and has not ended.
-        steps: steps that it has told of since its start.
+        steps: steps that it has reported since its start.
     """
 
     gone: bool = False
@@ -136,7 +135,7 @@ class RestartPolicy:
         self._restarts: deque[float] = deque(maxlen=max_per_hour)
 
     def ask(self, now: float) -> float | None:
-        """Count one more restart and tell the wait before it, seconds; ``None`` when there is none left."""
+        """Count one more restart; returns the wait before it, seconds, or ``None`` when none is left."""
         made = self.in_last_hour(now)
         if made >= self._max_per_hour:
             return None
@@ -151,12 +150,12 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Takes what happens to one engine and tells what to do about it.
+    """Takes what happens to one engine and says what to do about it.
 
     Args:
         max_restarts_per_hour: 0: a lost engine stays lost.
         hang_s: longest that an engine with work may go without a step, seconds.
-        stopped_s: longest that one of its processes may stand still by a signal. What a debugger holds shows
+        stopped_s: longest that one of its processes may be stopped by a signal. A debugged process has
             another state and is left alone.
     """
 
@@ -164,30 +163,30 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts_per_hour)
         self._hang_s = hang_s
         self._stopped_s = stopped_s
-        self._standing = SupervisorState.STARTING
+        self._state = SupervisorState.STARTING
         self._load_from: float | None = None
         self._load_s = 0.0
         self._ready_at = 0.0
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
         self._stopped_since: float | None = None
         self._steps = -1
         self._progress_at = 0.0
 
     @property
-    def standing(self) -> SupervisorState:
-        """Where the engine stands."""
-        return self._standing
+    def state(self) -> SupervisorState:
+        """The state of the engine."""
+        return self._state
 
     def restarts_last_hour(self, now: float) -> int:
         """Restarts of the last hour, the failed ones counted."""
         return self._policy.in_last_hour(now)
 
     def ready_in_s(self, now: float) -> float | None:
-        """Seconds until a restart is through, by the time that the last start took; ``None`` without one.
+        """Seconds until a restart is complete, by the time that the last start took; ``None`` without one.
 
-        One that takes longer is expected to take once more what it is late.
+        A restart that is late is expected to take as long again as it is late.
         """
-        if self._standing is not SupervisorState.RESTARTING:
+        if self._state is not SupervisorState.RESTARTING:
             return None
         return abs(self._ready_at - now)
 
@@ -195,63 +194,63 @@ class Supervisor:
         """A start begins to load."""
         self._load_from = now
         self._ready_at = now + self._load_s
-        self._forget()
+        self._reset()
 
     def started(self, now: float) -> None:
         """It takes work."""
-        if self._standing in (SupervisorState.STARTING, SupervisorState.RESTARTING):
-            self._standing = SupervisorState.READY
+        if self._state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
+            self._state = SupervisorState.READY
             if self._load_from is not None:
                 self._load_s = now - self._load_from
-            self._forget()
+            self._reset()
 
     def start_failed(self, now: float) -> Restart | GiveUp | None:
-        """A restart has failed; ``None`` when it was no restart, or nobody wants it any more."""
-        return self._again(now, Loss.START_FAILED) if self._standing is SupervisorState.RESTARTING else None
+        """A restart has failed; ``None`` when it was no restart, or the engine is to be stopped."""
+        return self._again(now, Loss.START_FAILED) if self._state is SupervisorState.RESTARTING else None
 
     def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
-        """An engine that took work does so no more; ``None`` when that is known already or is meant."""
+        """An engine that took work does so no more; ``None`` when that is known already or intended."""
         return (
             self._again(now, reason)
-            if self._standing in (SupervisorState.READY, SupervisorState.SUSPECT)
+            if self._state in (SupervisorState.READY, SupervisorState.SUSPECT)
             else None
         )
 
     def stop(self) -> None:
-        """It is to be ended: whatever happens now is no loss."""
-        self._standing = SupervisorState.STOPPED
+        """The engine is to be stopped: from now on nothing is a loss."""
+        self._state = SupervisorState.STOPPED
 
-    def looked(self, now: float, seen: Sighting) -> Loss | None:
-        """Judge a look at it; names the loss when there is one, and the caller then kills what is left."""
-        late = self._looked_at is None or now - self._looked_at > LONGEST_GAP_S
-        self._looked_at = now
-        if seen.gone:
+    def observe(self, now: float, observed: Observation) -> Loss | None:
+        """Take an observation; returns the loss when there is one, and the caller then kills what is left."""
+        late = self._observed_at is None or now - self._observed_at > LONGEST_GAP_S
+        self._observed_at = now
+        if observed.gone:
             return Loss.EXITED
-        if not seen.stopped or late:
+        if not observed.stopped or late:
             self._stopped_since = None
-        if seen.stopped and self._stopped_since is None:
+        if observed.stopped and self._stopped_since is None:
             self._stopped_since = now
-        if late or not seen.unfinished or seen.steps != self._steps:
-            self._steps, self._progress_at = seen.steps, now
-        still_s = now - self._progress_at
-        if self._standing in (SupervisorState.READY, SupervisorState.SUSPECT):
-            suspect = seen.stopped or still_s >= self._hang_s / 2
-            self._standing = SupervisorState.SUSPECT if suspect else SupervisorState.READY
+        if late or not observed.unfinished or observed.steps != self._steps:
+            self._steps, self._progress_at = observed.steps, now
+        idle_s = now - self._progress_at
+        if self._state in (SupervisorState.READY, SupervisorState.SUSPECT):
+            suspect = observed.stopped or idle_s >= self._hang_s / 2
+            self._state = SupervisorState.SUSPECT if suspect else SupervisorState.READY
         if self._stopped_since is not None and now - self._stopped_since >= self._stopped_s:
             return Loss.STOPPED
-        return Loss.NO_PROGRESS if still_s >= self._hang_s else None
+        return Loss.NO_PROGRESS if idle_s >= self._hang_s else None
 
     def _again(self, now: float, reason: Loss) -> Restart | GiveUp:
         wait_s = self._policy.ask(now)
         made = self._policy.in_last_hour(now)
         if wait_s is None:
-            self._standing = SupervisorState.GIVEN_UP
+            self._state = SupervisorState.GIVEN_UP
             return GiveUp(reason, made)
-        self._standing = SupervisorState.RESTARTING
+        self._state = SupervisorState.RESTARTING
         self._ready_at = now + wait_s + self._load_s
         return Restart(reason, made, wait_s)
 
-    def _forget(self) -> None:
-        """What was seen of the one before says nothing of this one."""
-        self._looked_at = self._stopped_since = None
+    def _reset(self) -> None:
+        """Observations of the engine before say nothing about this one."""
+        self._observed_at = self._stopped_since = None
         self._steps = -1

@@ -1,4 +1,4 @@
-"""Going on with a begun answer: what every backend checks, and what one that sees its text alone needs."""
+"""Resuming a partial answer: what every backend checks, and what one that gets its text alone needs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
 def check_begun(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
-    """What was begun; ``None`` when the work starts afresh.
+    """The partial answer; ``None`` when the work starts a new one.
 
     Args:
-        work: what is asked.
-        ways: how the backend can go on with an answer.
+        work: the work.
+        ways: how the backend can resume an answer.
         name: the backend's.
 
     Raises:
-        BackendFailure: it cannot go on with this one.
+        BackendFailure: it cannot resume this one.
     """
     begun = work.begun
     if begun is None:
         return None
     if not ways:
-        _refuse(f"{name} cannot go on with a begun answer")
+        _refuse(f"{name} cannot resume an answer")
     if begun.token_ids is None and Continue.TEXT not in ways:
-        _refuse(f"{name} goes on with a begun answer from its token ids, which are not known")
+        _refuse(f"{name} resumes an answer from its token ids, which are not known")
     if work.sampling.n != 1:
-        _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a begun answer", "n")
+        _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
     if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
-        _refuse(f"{name} cannot go on with an answer of a given shape", "response_format")
+        _refuse(f"{name} cannot resume a constrained answer", "response_format")
     return begun
 
 
@@ -42,9 +42,9 @@ def _refuse(message: str, param: str | None = None) -> None:
 
 
 def seed_behind(seed: int | None, begun: PartialAnswer | None) -> int | None:
-    """The seed of what comes behind ``begun``, in 64 bits, for a backend whose generator starts anew.
+    """The seed for the rest after ``begun``, in 64 bits, for a backend whose generator starts again.
 
-    With the same seed the rest would be drawn with the numbers of the beginning.
+    With the same seed the rest would be drawn with the random numbers of the first part.
     """
     if seed is None or begun is None:
         return seed
@@ -53,16 +53,16 @@ def seed_behind(seed: int | None, begun: PartialAnswer | None) -> int | None:
 
 
 class TextSplice:
-    """The place where new text follows text that was given before.
+    """Joins new text to the text of a partial answer.
 
-    Behind it a stop string may end that began before it; the backend, which sees new text alone, does not
-    know. And where the white space at the end of the old text was not sent along, since many templates and
-    models take it away, it may come again. Text is held back only while one of both is open.
+    A stop string that starts in the old text may end in the new one; the backend, which gets new text alone,
+    does not notice. And white space at the end of the old text that was not sent, since many templates and
+    models strip it, may be generated again. Text is held back only while one of both is possible.
 
     Args:
         given: the old text.
         stops: stop strings.
-        trimmed: the white space at the old text's end that the backend has not seen.
+        trimmed: the white space at the old text's end that was not sent to the backend.
     """
 
     __slots__ = ("_held", "_rests", "_trimmed")
@@ -76,11 +76,11 @@ class TextSplice:
 
     @property
     def is_open(self) -> bool:
-        """Whether what comes next must still be looked at."""
+        """Whether the next text must still be inspected."""
         return bool(self._rests or self._trimmed)
 
     def push(self, text: str) -> str | None:
-        """What may be given of it; ``None`` when the answer has ended at a stop string."""
+        """The text to pass on; ``None`` when the answer has ended at a stop string."""
         held = self._held + text
         while self._trimmed and held and held[0] == self._trimmed[0]:
             held, self._trimmed = held[1:], self._trimmed[1:]
@@ -93,18 +93,18 @@ class TextSplice:
         return "" if self._rests else held
 
     def flush(self) -> str:
-        """What was held back, when the answer has ended in another way."""
+        """The text that was held back, when the answer has ended in another way."""
         return self._held
 
 
-async def generate_behind(edge: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
-    """Generate with ``edge`` before the sink; a stop string across it ends the generation."""
-    if not edge.is_open:
+async def generate_behind(splice: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
+    """Generate with ``splice`` before the sink; a stop string across it ends the generation."""
+    if not splice.is_open:
         return await generate(work, out)
-    gate = _Gate(edge, out)
+    gate = _Gate(splice, out)
     try:
         completion = await generate(work, gate.push)
-    except _StoppedAtEdge:
+    except _StopReached:
         await out(gate.first)
         return Completion(
             FinishReason.STOP,
@@ -115,17 +115,17 @@ async def generate_behind(edge: TextSplice, generate: Generate, work: Work, out:
     return completion
 
 
-class _StoppedAtEdge(Exception):
-    """The answer has ended; nothing more is wanted of the backend."""
+class _StopReached(Exception):
+    """The answer has ended; the backend is to stop."""
 
 
 class _Gate:
-    """A sink that passes on what the edge lets through. ``first`` gathers what it holds back."""
+    """A sink that passes on what the splice returns. ``first`` collects what is held back."""
 
-    __slots__ = ("_edge", "_open", "_out", "first")
+    __slots__ = ("_open", "_out", "_splice", "first")
 
-    def __init__(self, edge: TextSplice, out: DeltaSink) -> None:
-        self._edge = edge
+    def __init__(self, splice: TextSplice, out: DeltaSink) -> None:
+        self._splice = splice
         self._out = out
         self._open = True
         self.first = Delta("", 0)
@@ -133,24 +133,24 @@ class _Gate:
     async def push(self, delta: Delta) -> None:
         if not self._open:
             return await self._out(delta)
-        text = self._edge.push(delta.text)
-        self.first = _gathered(self.first, delta, text or "")
+        text = self._splice.push(delta.text)
+        self.first = _joined(self.first, delta, text or "")
         if text is None:
-            raise _StoppedAtEdge
-        if text or not self._edge.is_open:
+            raise _StopReached
+        if text or not self._splice.is_open:
             self._open = False
             await self._out(self.first)
 
     async def end(self) -> None:
         """The backend has ended."""
         if self._open:
-            held = replace(self.first, text=self._edge.flush())
+            held = replace(self.first, text=self._splice.flush())
             if held.text or held.tokens:
                 await self._out(held)
 
 
-def _gathered(first: Delta, delta: Delta, text: str) -> Delta:
-    """Both as one, with the ids as long as both tell theirs."""
+def _joined(first: Delta, delta: Delta, text: str) -> Delta:
+    """Both as one, with the ids when both have theirs."""
     tokens = first.tokens + delta.tokens
     token_ids = first.token_ids + delta.token_ids
     return Delta(

@@ -43,7 +43,7 @@ class Script:
             return 0, 0
         text = work.begun.text
         if not "".join(self.pieces).startswith(text):
-            raise BackendFailure(FailureKind.INVALID_INPUT, "the begun answer is not this one")
+            raise BackendFailure(FailureKind.INVALID_INPUT, "the partial answer is not this one")
         known = work.begun.token_ids
         if known is not None and self.token_ids:
             if self.token_ids[: len(known)] != known:
@@ -115,4 +115,4 @@ class ScriptedBackend:
         way = Continue.TEXT if work.begun.token_ids is None else Continue.TOKENS
         shaped = work.response_format.type is not FormatType.TEXT
         if way not in self.continues or (shaped and Continue.SHAPED not in self.continues):
-            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot go on with an answer")
+            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume an answer")

@@ -25,8 +25,8 @@ from resilience.supervisor import (
     EngineRestarting,
     GiveUp,
     Loss,
+    Observation,
     Restart,
-    Sighting,
     Supervisor,
     SupervisorEvent,
     SupervisorState,
@@ -111,7 +111,7 @@ class SupervisedHost:
     @property
     def state(self) -> BackendState:
         """Where the engine stands; one that is to be started again is starting."""
-        standing = self._supervisor.standing
+        standing = self._supervisor.state
         if standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             state = self._life.host.state
             # Its death may show before it is told.
@@ -133,7 +133,7 @@ class SupervisedHost:
         now = self._clock()
         supervisor = self._supervisor
         return EngineStanding(
-            supervisor.standing, supervisor.restarts_last_hour(now), supervisor.ready_in_s(now)
+            supervisor.state, supervisor.restarts_last_hour(now), supervisor.ready_in_s(now)
         )
 
     def figures(self) -> EngineFigures | None:
@@ -159,7 +159,7 @@ class SupervisedHost:
         Raises:
             BackendFailure: the engine restarts, or was given up.
         """
-        standing = self._supervisor.standing
+        standing = self._supervisor.state
         if standing is SupervisorState.RESTARTING:
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE,
@@ -190,7 +190,7 @@ class SupervisedHost:
 
     def request_restart(self, reason: str) -> None:
         """Start it again though it lives: what it computes cannot be trusted. Nothing while it restarts."""
-        if self._supervisor.standing in (SupervisorState.READY, SupervisorState.SUSPECT):
+        if self._supervisor.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             life = self._life
             self._lose(life, Loss.DEVICE, reason)
             kill(life.processes)
@@ -226,7 +226,7 @@ class SupervisedHost:
                 EngineRestarting(decision.reason, decision.attempt, decision.wait_s, exit_code, self._detail)
             )
             await self._sleep(decision.wait_s)
-            if self._supervisor.standing is not SupervisorState.RESTARTING:
+            if self._supervisor.state is not SupervisorState.RESTARTING:
                 return
             decision = await self._start_again(decision) or await self._watch()
 
@@ -234,7 +234,7 @@ class SupervisedHost:
         """Until the engine is lost; ``None`` when it was stopped."""
         life = self._life
         life.processes = await asyncio.to_thread(life.host.find_processes)
-        while self._decision is None and self._supervisor.standing is not SupervisorState.STOPPED:
+        while self._decision is None and self._supervisor.state is not SupervisorState.STOPPED:
             news = self._news
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -244,15 +244,15 @@ class SupervisedHost:
         return decision
 
     def _look(self, life: _Life) -> None:
-        if self._supervisor.standing not in (SupervisorState.READY, SupervisorState.SUSPECT):
+        if self._supervisor.state not in (SupervisorState.READY, SupervisorState.SUSPECT):
             return
-        seen = Sighting(
+        seen = Observation(
             gone=any_gone(life.processes),
             stopped=any_stopped(life.processes),
             unfinished=life.host.unfinished,
             steps=life.steps,
         )
-        loss = self._supervisor.looked(self._clock(), seen)
+        loss = self._supervisor.observe(self._clock(), seen)
         if loss is not None:
             # Told first: what fails by the kill is then known to be lost.
             self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
@@ -314,8 +314,8 @@ class SupervisedHost:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             processes = await asyncio.to_thread(life.host.find_processes)
-            seen = Sighting(stopped=any_stopped(processes))
-            if self._supervisor.looked(self._clock(), seen) is not None:
+            seen = Observation(stopped=any_stopped(processes))
+            if self._supervisor.observe(self._clock(), seen) is not None:
                 kill(processes)
 
     def _new_life(self) -> _Life:

@@ -1,14 +1,13 @@
-"""What the response cache is asked for a request, and what it is given to keep.
+"""What the response cache is asked for a request, and what it stores.
 
 Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal. They share
 one by similarity only inside a *scope*: tenant, route and model, adapter, prompt version, locale, intent,
 sampling, the shape asked for, the context, the evidence, and all of the conversation but the text of its
-latest user turn. So nothing that is personal to one request reaches another.
+latest user turn. So personal data of one request does not reach another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from budgeting.values import Role
@@ -21,7 +20,7 @@ from resilience.response_cache_values import CachedAnswer, CacheQuestion
 
 @dataclass(frozen=True, slots=True)
 class AnswerFromCache:
-    """An answer that was given before; ``warnings`` tell when it was to a similar question."""
+    """A stored answer; ``warnings`` say when it answered a similar question."""
 
     text: str
     finish_reason: FinishReason
@@ -29,12 +28,11 @@ class AnswerFromCache:
 
 
 class AnswerCache:
-    """The response cache, as requests see it.
+    """The response cache for requests.
 
     Args:
-        cache: finds and keeps; ``None`` when the operator wants none.
-        deployment: what else answers depend on: the engine's model. Processes that share a store share
-            answers only when it is the same.
+        cache: finds and stores; ``None`` when it is off.
+        deployment: the engine's model. Processes that share a store share answers only when it is the same.
     """
 
     def __init__(self, cache: ResponseCache | None, deployment: str) -> None:
@@ -42,7 +40,7 @@ class AnswerCache:
         self._deployment = deployment
 
     async def find(self, job: Job, timeout_s: float | None = None) -> AnswerFromCache | None:
-        """A kept answer that fits the request; never raises but for a cancellation."""
+        """A stored answer that fits the request; raises nothing but a cancellation."""
         if self._cache is None:
             return None
         hit = await self._cache.find(question_of(job, self._deployment), timeout_s)
@@ -52,20 +50,20 @@ class AnswerCache:
         return AnswerFromCache(hit.kept.text, FinishReason(hit.kept.finish_reason), warnings)
 
     def remember(self, job: Job, answer: Answer) -> None:
-        """Keep a whole answer by the backend that was meant to answer; anything else is let go.
+        """Store a whole answer of the primary backend; any other is ignored.
 
-        One that ended at its length is kept for the same question only.
+        One that ended at its length is stored for the same question only.
         """
         if self._cache is None or not worth_keeping(answer):
             return
         kept = CachedAnswer(
             answer.output_text, answer.finish_reason.value, similar=answer.finish_reason is FinishReason.STOP
         )
-        self._cache.remember(_later(job, self._deployment), kept)
+        self._cache.remember(lambda: question_of(job, self._deployment), kept)
 
 
 def worth_keeping(answer: Answer) -> bool:
-    """Whether an answer may be given again: complete, undegraded, one plain text."""
+    """Whether an answer may be served again: complete, not degraded, one plain text."""
     whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     plain = answer.logprobs is None and not answer.others and bool(answer.output_text)
     return whole and plain and answer.fallback is None
@@ -97,12 +95,8 @@ def question_of(job: Job, deployment: str) -> CacheQuestion:
     return CacheQuestion(key, scope, text)
 
 
-def _later(job: Job, deployment: str) -> Callable[[], CacheQuestion]:
-    return lambda: question_of(job, deployment)
-
-
 def _latest_turn(request: GenerateRequest) -> tuple[str | None, list[str]]:
-    """The text of the latest user turn, and every other message with its place."""
+    """The text of the latest user turn, and every other message with its position."""
     latest = next(
         (
             number
@@ -121,6 +115,6 @@ def _latest_turn(request: GenerateRequest) -> tuple[str | None, list[str]]:
 
 
 def _evidence(request: GenerateRequest) -> list[str]:
-    """The evidence, in whatever order: another wording may find the same in another one."""
+    """The evidence, sorted: another wording of the question may find the same chunks in another order."""
     chunks = sorted({(chunk.source_type, chunk.text) for chunk in request.chunks})
     return [str(len(chunks)), *(part for chunk in chunks for part in chunk)]

@@ -1,4 +1,4 @@
-"""Watching answers as they come: what has become nonsense is tried again, ended or given up."""
+"""Inspects answers as they are generated: a degenerate one is requested again, ended or failed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
-# Tokens of an answer between two looks at it: a stretch of the detector.
-READ_EVERY = 32
+# Tokens of an answer between two inspections: a stretch of the detector.
+INSPECT_EVERY = 32
 
 _WHAT: Mapping[Sign, str] = MappingProxyType(
     {Sign.REPETITION: "repeats itself", Sign.REPLACEMENT: "is full of replacement characters"}
@@ -23,13 +23,13 @@ _WHAT: Mapping[Sign, str] = MappingProxyType(
 
 
 class OutputGuard:
-    """Generates on a backend and looks at the answer.
+    """Generates on a backend and inspects the answer.
 
     Args:
-        action: what to do.
-        limits: what is too much.
+        action: what to do about a degenerate answer.
+        limits: what is degenerate.
         emit: takes each event; must not block.
-        blame: tells an adapter's nonsense from the backend's.
+        blame: decides whether an adapter or the backend is at fault.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class OutputGuard:
         Args:
             backend: where.
             work: what.
-            out: takes each piece but the one that was too much.
-            again: whether the work may still be done from the start: nothing was given out, and this was not
-                a second try.
-            note: takes a line for the caller when the answer is ended.
+            out: takes each piece except the one that exceeds a limit.
+            again: whether the work may be repeated from the start: the caller has nothing of it, and this was
+                the first attempt.
+            note: takes a warning for the caller when the answer is ended.
 
         Raises:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
-                What an adapter's weights alone are to blame for is isolated, and of ``adapter_id``.
+                A failure of an adapter's weights alone is isolated, and names ``adapter_id``.
         """
         if self._action is Action.OFF:
             return await self._generate(backend, work, out)
@@ -71,7 +71,7 @@ class OutputGuard:
         except Exception:
             if reader.sign is None:
                 raise
-            # Raised by the reader: the backend has given back all it held for this call.
+            # Raised by the reader: the backend has released everything that it held for this call.
             action = self._choose(work, again)
             self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
             if action is not Action.END:
@@ -101,25 +101,34 @@ class OutputGuard:
     def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:
             return self._action
-        # A greedy request would only say the same again.
+        # A greedy request would only generate the same again.
         return Action.RETRY if work.sampling.temperature != 0.0 and again() else Action.END
 
 
 class _Reader:
-    """Passes pieces on until each of the answer's texts has become nonsense."""
+    """Passes pieces on until each of the answer's texts is degenerate."""
 
     __slots__ = (
-        "_blind", "_detectors", "_first", "_gone", "_ids", "_out", "_read_at", "_texts", "sign", "tokens",
+        "_degenerate",
+        "_detectors",
+        "_first",
+        "_ids",
+        "_inspect_at",
+        "_out",
+        "_texts",
+        "_without_ids",
+        "sign",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
         self._detectors = [Detector(limits) for _ in range(n)]
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._ids: list[list[tuple[int, ...]]] = [[] for _ in range(n)]
-        self._blind = False  # whether a piece came without the ids of its tokens
-        self._gone: set[int] = set()
+        self._without_ids = False  # whether a piece came without the ids of its tokens
+        self._degenerate: set[int] = set()
         self._out = out
-        self._read_at = READ_EVERY
+        self._inspect_at = INSPECT_EVERY
         self._first: Delta | None = None
         self.sign: Sign | None = None
         self.tokens = 0
@@ -129,28 +138,28 @@ class _Reader:
         if delta.token_ids:
             self._ids[delta.index].append(delta.token_ids)
         elif delta.tokens:
-            self._blind = True
+            self._without_ids = True
         if self._first is None:
             self._first = delta
         tokens = self.tokens + delta.tokens
-        if tokens >= self._read_at:
-            self._read()
-            self._read_at = tokens + READ_EVERY
+        if tokens >= self._inspect_at:
+            self._inspect()
+            self._inspect_at = tokens + INSPECT_EVERY
         self.tokens = tokens
         return self._out(delta)
 
-    def _read(self) -> None:
-        """Look at the pieces since the last look; reading several at once costs a fraction."""
+    def _inspect(self) -> None:
+        """Inspect the pieces since the last inspection; several at once cost a fraction."""
         for index, detector in enumerate(self._detectors):
             text = "".join(self._texts[index])
-            ids = () if self._blind else tuple(chain.from_iterable(self._ids[index]))
+            ids = () if self._without_ids else tuple(chain.from_iterable(self._ids[index]))
             self._texts[index].clear()
             self._ids[index].clear()
-            sign = detector.saw(text, len(ids) or len(text), ids)
+            sign = detector.take(text, len(ids) or len(text), ids)
             if sign is not None:
-                # One text of several is no reason to cut the others short.
-                self._gone.add(index)
-                if len(self._gone) == len(self._detectors):
+                # One text of several does not end the others.
+                self._degenerate.add(index)
+                if len(self._degenerate) == len(self._detectors):
                     self.sign = sign
                     raise _failure(sign)
 

@@ -1,4 +1,4 @@
-"""What a failure means for the requests after it: less load on a backend, another engine."""
+"""Remedies for later requests after a failure: less load on a backend, a restart of the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
 from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.oom import LoadFactor
 
-# A timer may fire a little early; then it is set again for what is left, but not at once.
+# A timer may fire a little early; it is then set again for the rest, but not at once.
 LEAST_WAIT_S = 0.05
 
 
@@ -30,16 +30,16 @@ def call_later(delay_s: float, call: Callable[[], None]) -> Cancellable:
 
 
 class Remediation:
-    """Hears what the guard tells, acts on it, and passes it on.
+    """Acts on the events of the retry loop, and passes them on.
 
-    * Memory ran out: admission gives the backend less, and more again as time goes by without that.
-    * The device failed: the engine is started anew. A dead engine's supervisor has seen its death itself.
+    * Out of memory: admission gives the backend less load, and more again with time.
+    * The device failed: the engine is restarted. The supervisor notices a dead engine itself.
 
     Args:
         gate_of: the name under which a backend is admitted; several on one engine share it.
-        scale: takes the gate's name and the share of the usual load that it is to be given.
-        restart: by backend on an engine in process: asks for another one, with the reason. Asking again while
-            that is under way does nothing.
+        scale: takes the gate's name and its share of the usual load.
+        restart: takes a backend on an engine in process and the reason, and requests a restart; a second
+            request meanwhile does nothing.
         clock: seconds, monotonic.
         later: sets a timer.
         emit: takes each event; must not block.
@@ -65,7 +65,7 @@ class Remediation:
         self._factors: dict[str, LoadFactor] = {}
         self._timers: dict[str, Cancellable] = {}
 
-    def saw(self, event: ResilienceEvent) -> None:
+    def on_event(self, event: ResilienceEvent) -> None:
         """Take one event."""
         self._emit(event)
         if not isinstance(event, AttemptFailed):

@@ -17,8 +17,8 @@ RULE = "base"
 def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:
     """The same job for the base model; ``None`` where that is not allowed, or not what failed.
 
-    It is allowed by the route (``adapter_fallback: base``), to callers who take fallbacks, as long as nothing
-    of the adapter's answer was given.
+    The route must allow it (``adapter_fallback: base``). The caller must accept fallbacks, and must have
+    nothing of the adapter's answer.
     """
     if not isinstance(cause, BackendFailure) or cause.param != PARAM or job.lease.adapter is None:
         return None
@@ -28,7 +28,7 @@ def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStr
 
 
 def warning_of(job: Job, cause: Refused | BackendFailure) -> str:
-    """What the caller is told."""
+    """The warning for the caller."""
     adapter = job.lease.adapter
     name = adapter.adapter_id if adapter is not None else "none"
     reason = cause.kind.value if isinstance(cause, BackendFailure) else cause.reason.value

@@ -51,15 +51,15 @@ def make_resilience(
         if restart_engine is not None and backend in on_engine:
             restart_engine(reason)
 
-    recovery = Remediation(
+    remediation = Remediation(
         gate_of=admission.gate_name, scale=admission.scale, restart=restart, clock=clock, emit=emit
     )
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most
     )
-    policy = RetryPolicy(budget, random.Random(), recovery.saw)
+    policy = RetryPolicy(budget, random.Random(), remediation.on_event)
     return Resilience(
-        RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=recovery.saw),
+        RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=remediation.on_event),
         OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock)),
         lambda: {name: budget.left(name, clock()) for name in budget.backends},
     )

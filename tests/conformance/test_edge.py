@@ -122,10 +122,10 @@ TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
 @pytest.mark.parametrize(
     ("work", "ways", "told"),
     [
-        (WORK, frozenset(), "local cannot go on with a begun answer"),
+        (WORK, frozenset(), "local cannot resume an answer"),
         (replace(WORK, begun=PartialAnswer("It is")), TOKENS, "token ids"),
         (replace(WORK, sampling=Sampling(max_tokens=8, n=2)), TOKENS, "n: 2 is given"),
-        (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "given shape"),
+        (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "constrained"),
     ],
 )
 def test_what_a_backend_cannot_go_on_with_is_bad_input(

@@ -62,7 +62,7 @@ def test_names_without_end_take_bounded_room() -> None:
     blame = Blame(Clock())
     for number in range(2 * MAX_WEIGHTS):
         blame.answered("local", f"adapter-{number}")
-    assert len(blame._well["local"]) == MAX_WEIGHTS
+    assert len(blame._answered_at["local"]) == MAX_WEIGHTS
 
 
 @pytest.mark.parametrize("action", [Action.OFF, Action.RETRY])

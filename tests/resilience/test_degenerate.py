@@ -21,7 +21,7 @@ def found_at(ids: list[int], limits: DegenerateLimits = LIMITS, pieces: int = 1)
     detector = Detector(limits)
     for start in range(0, len(ids), pieces):
         piece = tuple(ids[start : start + pieces])
-        if detector.saw("", len(piece), piece) is not None:
+        if detector.take("", len(piece), piece) is not None:
             return start + len(piece)
     return None
 
@@ -75,7 +75,7 @@ def test_what_is_found_does_repeat(ids: list[int], pieces: int) -> None:
 def test_a_text_that_repeated_itself_and_went_on_is_left_alone() -> None:
     ids = [7] * 60 + ordinary(40)
     detector = Detector(LIMITS)
-    assert detector.saw("", len(ids), tuple(ids)) is None
+    assert detector.take("", len(ids), tuple(ids)) is None
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "no, ", "I am sorry. I am sorry for that.", "\n"])
@@ -83,17 +83,17 @@ def test_without_token_ids_the_text_is_judged_by_its_characters(unit: str) -> No
     detector = Detector(LIMITS)
     over = LIMITS.cycle_tokens * CHARS_PER_TOKEN
     text = "It began well. " + unit * (over // len(unit) + 200)
-    at = next(at for at, char in enumerate(text) if detector.saw(char, 1, ()) is Sign.REPETITION)
+    at = next(at for at, char in enumerate(text) if detector.take(char, 1, ()) is Sign.REPETITION)
     assert over <= at <= 15 + over + 2 * LOOK_EVERY * CHARS_PER_TOKEN
 
 
 def test_once_a_piece_comes_without_ids_the_text_is_judged() -> None:
     detector = Detector(LIMITS)
-    assert detector.saw("x", 1, (7,)) is None
-    assert detector.saw("x", 1, ()) is None
-    assert all(detector.saw("x", 1, (7,)) is None for _ in range(LIMITS.repeat_tokens * 2))
+    assert detector.take("x", 1, (7,)) is None
+    assert detector.take("x", 1, ()) is None
+    assert all(detector.take("x", 1, (7,)) is None for _ in range(LIMITS.repeat_tokens * 2))
     assert any(
-        detector.saw("x", 1, (7,)) for _ in range((LIMITS.cycle_tokens + LOOK_EVERY) * CHARS_PER_TOKEN)
+        detector.take("x", 1, (7,)) for _ in range((LIMITS.cycle_tokens + LOOK_EVERY) * CHARS_PER_TOKEN)
     )
 
 
@@ -102,7 +102,7 @@ def test_replacement_characters_close_together_are_found_in_whatever_pieces() ->
         detector = Detector(DegenerateLimits(replacement_chars=3, replacement_window=8))
         text = "fine \ufffd and \ufffd here, then \ufffd\ufffd..\ufffd"
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
-        signs = [detector.saw(piece, 1, (at,)) for at, piece in enumerate(pieces)]
+        signs = [detector.take(piece, 1, (at,)) for at, piece in enumerate(pieces)]
         assert signs[-1] is Sign.REPLACEMENT and set(signs[:-1]) <= {None}
 
 
@@ -113,13 +113,13 @@ def test_replacement_characters_are_found_exactly_when_a_window_holds_too_many(
     limits = DegenerateLimits(replacement_chars=4, replacement_window=10)
     text = "".join("\ufffd" if at in places else "x" for at in range(81))
     detector = Detector(limits)
-    found = any(detector.saw(text[at : at + size], 1, (at,)) for at in range(0, 81, size))
+    found = any(detector.take(text[at : at + size], 1, (at,)) for at in range(0, 81, size))
     assert found == any(text[at : at + 10].count("\ufffd") >= 4 for at in range(81))
 
 
 def test_replacement_characters_are_not_looked_at_when_that_is_switched_off() -> None:
     detector = Detector(DegenerateLimits(replacement_chars=0))
-    assert detector.saw("\ufffd" * 100, 1, (1,)) is None
+    assert detector.take("\ufffd" * 100, 1, (1,)) is None
 
 
 def test_the_default_leaves_ordinary_text_alone() -> None:
@@ -127,7 +127,7 @@ def test_the_default_leaves_ordinary_text_alone() -> None:
         text, detector = page.read_text(encoding="utf-8"), Detector(DegenerateLimits())
         for at in range(0, len(text), 4):
             piece = text[at : at + 4]
-            assert detector.saw(piece, 1, ()) is None, page.name
+            assert detector.take(piece, 1, ()) is None, page.name
 
 
 @pytest.mark.parametrize(

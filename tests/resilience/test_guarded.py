@@ -9,14 +9,14 @@ import pytest
 from gateway.backends.port import Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import FinishReason, Sampling, Usage
-from gateway.generation.output_guard import READ_EVERY, OutputGuard
+from gateway.generation.output_guard import INSPECT_EVERY, OutputGuard
 from resilience.blame import Blame
 from resilience.degenerate import LOOK_EVERY, Action, DegenerateLimits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
 LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
-LATEST = 40 + 2 * LOOK_EVERY + READ_EVERY
+LATEST = 40 + 2 * LOOK_EVERY + INSPECT_EVERY
 SOUND = Script(tuple(f"{number} " for number in range(300)), token_ids=tuple(range(300)))
 STUCK = Script(("It", " is") + (" no",) * 400, cached_tokens=3, token_ids=(1, 2) + (7,) * 400)
 GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))
@@ -98,7 +98,7 @@ async def test_replacement_characters_are_nonsense_too() -> None:
     completion = await bench.run(GARBLED)
     assert completion.finish_reason is FinishReason.ERROR
     assert bench.told[0].sign is Sign.REPLACEMENT
-    assert bench.tokens <= 20 + 8 + READ_EVERY
+    assert bench.tokens <= 20 + 8 + INSPECT_EVERY
 
 
 async def test_a_watch_that_is_off_looks_at_nothing() -> None:

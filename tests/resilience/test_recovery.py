@@ -57,7 +57,7 @@ class Bench:
         return self.timers[-1]
 
     def fail(self, kind: FailureKind, backend: str = "local") -> None:
-        self.recovery.saw(AttemptFailed(backend, kind, 1, False, "X"))
+        self.recovery.on_event(AttemptFailed(backend, kind, 1, False, "X"))
 
     @property
     def waiting(self) -> list[Timer]:
@@ -80,7 +80,7 @@ def test_every_event_is_passed_on() -> None:
         AttemptFailed("local", FailureKind.TIMEOUT, 2, False, "X"),
     ]
     for event in events:
-        bench.recovery.saw(event)
+        bench.recovery.on_event(event)
     assert bench.told == events
     assert (bench.scaled, bench.restarted, bench.timers) == ([], [], [])
 

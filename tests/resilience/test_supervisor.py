@@ -12,9 +12,9 @@ from resilience.supervisor import (
     LONGEST_WAIT_S,
     GiveUp,
     Loss,
+    Observation,
     Restart,
     RestartPolicy,
-    Sighting,
     Supervisor,
     SupervisorState,
 )
@@ -31,11 +31,13 @@ def running(*, restarts: int = 5, hang_s: float = 30.0, load_s: float = 4.0) -> 
     return supervisor
 
 
-def watch(supervisor: Supervisor, seen: Sighting, *, begin: float, for_s: float) -> tuple[float, Loss] | None:
+def watch(
+    supervisor: Supervisor, seen: Observation, *, begin: float, for_s: float
+) -> tuple[float, Loss] | None:
     """Look every quarter of a second; when the loss was found and what it was."""
     for look in range(int(for_s / LOOK_S) + 1):
         at = begin + look * LOOK_S
-        if (loss := supervisor.looked(at, seen)) is not None:
+        if (loss := supervisor.observe(at, seen)) is not None:
             return at, loss
     return None
 
@@ -54,7 +56,7 @@ def test_the_sixth_death_within_an_hour_is_the_last() -> None:
         supervisor.begun(attempt * 100.0 + 1)
         supervisor.started(attempt * 100.0 + 2)
     assert supervisor.lost(600.0, Loss.EXITED) == GiveUp(Loss.EXITED, 5)
-    assert supervisor.standing is SupervisorState.GIVEN_UP
+    assert supervisor.state is SupervisorState.GIVEN_UP
     assert supervisor.ready_in_s(600.0) is None
     assert supervisor.lost(9999.0, Loss.EXITED) is None, "an operator restarts it, nobody else"
 
@@ -97,7 +99,7 @@ def test_an_engine_that_was_ended_on_purpose_is_not_lost() -> None:
     supervisor.stop()
     assert supervisor.lost(1.0, Loss.EXITED) is None
     supervisor.started(2.0)
-    assert supervisor.standing is SupervisorState.STOPPED
+    assert supervisor.state is SupervisorState.STOPPED
 
 
 def test_a_stop_during_a_restart_lets_no_further_one_come() -> None:
@@ -128,41 +130,41 @@ def test_a_restart_that_is_late_is_expected_to_take_once_more_what_it_is_late() 
 @given(offset_s=st.floats(0.0, LOOK_S))
 def test_a_process_that_stands_still_is_found_within_a_second(offset_s: float) -> None:
     supervisor = running()
-    watch(supervisor, Sighting(), begin=0.0, for_s=5.0)
+    watch(supervisor, Observation(), begin=0.0, for_s=5.0)
     stopped_at = 5.0 + LOOK_S - offset_s
-    found = watch(supervisor, Sighting(stopped=True), begin=5.0 + LOOK_S, for_s=5.0)
+    found = watch(supervisor, Observation(stopped=True), begin=5.0 + LOOK_S, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
     assert found[0] - stopped_at < 1.0
 
 
 def test_a_process_that_goes_on_again_soon_is_only_suspect() -> None:
     supervisor = running()
-    supervisor.looked(1.0, Sighting())
+    supervisor.observe(1.0, Observation())
     for at in (1.25, 1.5, 1.7):
-        assert supervisor.looked(at, Sighting(stopped=True)) is None
-        assert supervisor.standing is SupervisorState.SUSPECT
-    assert supervisor.looked(1.8, Sighting()) is None
-    assert supervisor.standing is SupervisorState.READY
-    assert supervisor.looked(2.0, Sighting(stopped=True)) is None, "the time begins anew"
-    assert supervisor.looked(2.0 + STOPPED_S - 0.01, Sighting(stopped=True)) is None
+        assert supervisor.observe(at, Observation(stopped=True)) is None
+        assert supervisor.state is SupervisorState.SUSPECT
+    assert supervisor.observe(1.8, Observation()) is None
+    assert supervisor.state is SupervisorState.READY
+    assert supervisor.observe(2.0, Observation(stopped=True)) is None, "the time begins anew"
+    assert supervisor.observe(2.0 + STOPPED_S - 0.01, Observation(stopped=True)) is None
 
 
 def test_work_without_a_step_is_a_loss_after_its_time_and_suspect_after_half() -> None:
     supervisor = running(hang_s=30.0)
-    supervisor.looked(0.0, Sighting())
-    stuck = Sighting(unfinished=3, steps=7)
+    supervisor.observe(0.0, Observation())
+    stuck = Observation(unfinished=3, steps=7)
     assert watch(supervisor, stuck, begin=LOOK_S, for_s=14.0) is None
-    assert supervisor.standing is SupervisorState.READY
+    assert supervisor.state is SupervisorState.READY
     found = watch(supervisor, stuck, begin=14.5, for_s=30.0)
     assert found is not None and found[1] is Loss.NO_PROGRESS
     assert 30.0 <= found[0] < 31.0
-    assert supervisor.standing is SupervisorState.SUSPECT
+    assert supervisor.state is SupervisorState.SUSPECT
 
 
 def test_an_engine_without_work_may_rest_for_ever() -> None:
     supervisor = running(hang_s=1.0)
-    assert watch(supervisor, Sighting(steps=7), begin=0.0, for_s=600.0) is None
-    assert watch(supervisor, Sighting(unfinished=1, steps=7), begin=600.25, for_s=0.5) is None, (
+    assert watch(supervisor, Observation(steps=7), begin=0.0, for_s=600.0) is None
+    assert watch(supervisor, Observation(unfinished=1, steps=7), begin=600.25, for_s=0.5) is None, (
         "its time begins with the work"
     )
 
@@ -170,31 +172,31 @@ def test_an_engine_without_work_may_rest_for_ever() -> None:
 def test_steps_however_slow_are_progress() -> None:
     supervisor = running(hang_s=30.0)
     for step in range(20):
-        seen = Sighting(unfinished=1, steps=step)
+        seen = Observation(unfinished=1, steps=step)
         assert watch(supervisor, seen, begin=step * 29.0, for_s=28.9) is None
 
 
 def test_a_watcher_that_itself_stood_still_blames_nobody() -> None:
     supervisor = running(hang_s=30.0)
-    stuck = Sighting(stopped=True, unfinished=1, steps=1)
-    supervisor.looked(0.0, Sighting(unfinished=1, steps=1))
-    supervisor.looked(LOOK_S, stuck)
+    stuck = Observation(stopped=True, unfinished=1, steps=1)
+    supervisor.observe(0.0, Observation(unfinished=1, steps=1))
+    supervisor.observe(LOOK_S, stuck)
     late = LOOK_S + LONGEST_GAP_S + 100.0
-    assert supervisor.looked(late, stuck) is None
-    assert supervisor.looked(late + LOOK_S, stuck) is None
+    assert supervisor.observe(late, stuck) is None
+    assert supervisor.observe(late + LOOK_S, stuck) is None
 
 
 def test_a_process_that_has_ended_is_a_loss_at_once() -> None:
-    assert running().looked(1.0, Sighting(gone=True)) is Loss.EXITED
+    assert running().observe(1.0, Observation(gone=True)) is Loss.EXITED
 
 
 def test_an_engine_that_stands_still_while_it_loads_again_is_found_too() -> None:
     supervisor = running()
     supervisor.lost(1.0, Loss.EXITED)
     supervisor.begun(1.0)
-    found = watch(supervisor, Sighting(stopped=True), begin=1.25, for_s=5.0)
+    found = watch(supervisor, Observation(stopped=True), begin=1.25, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
-    assert supervisor.standing is SupervisorState.RESTARTING
+    assert supervisor.state is SupervisorState.RESTARTING
 
 
 @given(
@@ -206,10 +208,10 @@ def test_no_hour_ever_sees_more_restarts_than_allowed(deaths: list[tuple[float, 
     now, restarts = 0.0, list[float]()
     for after_s, loads in deaths:
         now += after_s
-        restarting = supervisor.standing is SupervisorState.RESTARTING
+        restarting = supervisor.state is SupervisorState.RESTARTING
         decision = supervisor.start_failed(now) if restarting else supervisor.lost(now, Loss.EXITED)
         if not isinstance(decision, Restart):
-            assert supervisor.standing is SupervisorState.GIVEN_UP
+            assert supervisor.state is SupervisorState.GIVEN_UP
             break
         assert 0.0 <= decision.wait_s <= LONGEST_WAIT_S
         restarts.append(now)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import BackendState, Restarting
-from gateway.backends.workers.in_service import LOOK_S, MAX_LOOKS, WorkersInService
+from gateway.backends.workers.in_service import LOOK_S, MAX_PROBES, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (
@@ -142,7 +142,7 @@ def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_tim
     presence = WorkersInService(lambda: 0.0)
     for number in range(1_000):
         presence.join(str(number), lambda: None)
-    assert 1_000 / presence.look_s == MAX_LOOKS
+    assert 1_000 / presence.look_s == MAX_PROBES
 
 
 async def test_a_hung_worker_among_the_waiting_is_no_answer() -> None:

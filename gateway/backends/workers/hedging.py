@@ -1,8 +1,8 @@
-"""Hedged requests: one that is late with its first token is asked of a second worker too.
+"""Hedged requests: a request whose first token is late is sent to a second worker too.
 
 The first of the two to give a token has the answer; the other is cancelled at once, which closes its
-connection and so frees its sequence. When it is late, and how many may be sent twice, is
-:class:`HedgePolicy`'s to say, without I/O; :func:`race` runs the two.
+connection and so frees its sequence. :class:`HedgePolicy` decides, without I/O, when a request is late and
+how many may be sent twice; :func:`race` runs the two.
 
 Source: Dean and Barroso, "The Tail at Scale" (CACM 2013): waiting for the 95th percentile or later keeps the
 extra load at a few percent and takes most of the tail.
@@ -30,11 +30,11 @@ MOST_SAVED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HedgeRules:
-    """When a request is late, and how many may be asked twice.
+    """When a request is late, and how many may be sent twice.
 
     Args:
-        quantile: of the pool's own times to the first token; later than that is late.
-        min_s: nothing is late before this, seconds.
+        quantile: of the pool's own times to the first token; a request is late after that.
+        min_s: no request is late before this, seconds.
         max_share: most extra requests, as a share of all requests.
     """
 
@@ -45,12 +45,12 @@ class HedgeRules:
 
 @dataclass(frozen=True, slots=True)
 class HedgeCounts:
-    """What became of it since the start.
+    """The results of hedging since the start.
 
     Args:
-        sent: requests asked of a second worker.
+        sent: requests sent to a second worker.
         won: of these, the ones that the second worker answered first.
-        refused: late ones that were not asked twice, because the share was used up.
+        refused: late ones that were not sent twice, because the share was used up.
     """
 
     sent: int
@@ -59,13 +59,13 @@ class HedgeCounts:
 
 
 class HedgePolicy:
-    """Knows how long first tokens take; grants extra requests. ``now`` is any monotonic clock, seconds."""
+    """Measures how long first tokens take; grants extra requests. ``now`` is any monotonic clock, seconds."""
 
     __slots__ = ("_needed", "_old", "_recent", "_rules", "_saved", "_since", "refused", "sent", "won")
 
     def __init__(self, rules: HedgeRules) -> None:
         self._rules = rules
-        # A quantile says nothing of fewer samples than it takes for one of them to lie beyond it.
+        # A quantile needs enough samples for one of them to lie above it.
         self._needed = math.ceil(1.0 / (1.0 - rules.quantile))
         self._recent = [0] * _BUCKETS
         self._old = [0] * _BUCKETS
@@ -77,7 +77,7 @@ class HedgePolicy:
 
     @property
     def counts(self) -> HedgeCounts:
-        """What became of it so far."""
+        """The results so far."""
         return HedgeCounts(self.sent, self.won, self.refused)
 
     def asked(self) -> None:
@@ -85,13 +85,13 @@ class HedgePolicy:
         self._saved = min(self._saved + self._rules.max_share, MOST_SAVED)
 
     def took(self, first_token_s: float, now: float) -> None:
-        """A first token came after so long; one that was given up counts with the time it had taken."""
+        """Record the time of a first token; a call that was cancelled counts with its time until then."""
         self._turn(now)
         position = math.log(max(first_token_s, SHORTEST_S) / SHORTEST_S) / math.log(RATIO)
         self._recent[min(_BUCKETS - 1, math.ceil(position))] += 1
 
     def late_after_s(self, now: float) -> float | None:
-        """How long to wait for a first token; ``None`` while too little is known to call anything late."""
+        """How long to wait for a first token; ``None`` while there are too few samples."""
         self._turn(now)
         total = sum(self._recent) + sum(self._old)
         if total < self._needed:
@@ -137,34 +137,42 @@ async def race(
 
     Args:
         first: asks a worker.
-        second: another way to ask, made once the first is late; ``None`` when there may be none.
-        out: hears one of them, from its first piece to its last.
-        late_after_s: how long to wait for the first one's first piece; ``None``: it is never late.
-        policy: told how long first tokens took, and which run was first.
+        second: returns the second run once the first is late; ``None`` when there may be none.
+        out: takes the pieces of one of them, all of them.
+        late_after_s: how long to wait for the first run's first piece; ``None``: it is never late.
+        policy: records how long first tokens took, and which run was first.
         clock: seconds, monotonic.
 
     Raises:
-        Exception: the failure of the one that was heard; when none was, the first one's.
+        Exception: the failure of the run whose pieces went out; when there is none, the first run's.
     """
     match = _Match(out, policy, clock)
     async with asyncio.TaskGroup() as group:
-        match.enter(group, first)
+        match.start(group, first)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(late_after_s):
                 await match.settled.wait()
-        if not match.settled.is_set():
-            other = second()
-            if other is not None:
-                match.enter(group, other)
+        if not match.settled.is_set() and (other := second()) is not None:
+            match.start(group, other)
     return match.result()
 
 
 class _Beaten(Exception):
-    """The other one has given a token already."""
+    """The other run has given a token already."""
+
+
+@dataclass(slots=True, eq=False)
+class _Runner:
+    """One of the two runs."""
+
+    started_at: float
+    task: asyncio.Task[None] | None = None
+    completion: Completion | None = None
+    error: Exception | None = None
 
 
 class _Match:
-    """Who has the sink. It is settled once somebody has, or the first one has ended."""
+    """Decides which run has the sink. It is settled once a run has it, or the first run has ended."""
 
     def __init__(self, out: DeltaSink, policy: HedgePolicy, clock: Callable[[], float]) -> None:
         self.settled = asyncio.Event()
@@ -174,14 +182,14 @@ class _Match:
         self._runners: list[_Runner] = []
         self._winner: _Runner | None = None
 
-    def enter(self, group: asyncio.TaskGroup, run: Run) -> None:
-        """Let one more run."""
-        runner = _Runner(self, self._clock())
+    def start(self, group: asyncio.TaskGroup, run: Run) -> None:
+        """Start one more run."""
+        runner = _Runner(self._clock())
         self._runners.append(runner)
         runner.task = group.create_task(self._run(runner, run))
 
-    def claim(self, runner: _Runner) -> None:
-        """``runner`` has something to say. Raises _Beaten when another had before it."""
+    def _claim(self, runner: _Runner) -> None:
+        """``runner`` has output. Raises _Beaten when the other had some before."""
         if self._winner is runner:
             return
         if self._winner is not None:
@@ -197,14 +205,14 @@ class _Match:
             self._policy.won += 1
         self.settled.set()
 
-    async def say(self, runner: _Runner, delta: Delta) -> None:
-        self.claim(runner)
-        await self._out(delta)
-
     async def _run(self, runner: _Runner, run: Run) -> None:
+        async def push(delta: Delta) -> None:
+            self._claim(runner)
+            await self._out(delta)
+
         try:
-            completion = await run(runner.push)
-            self.claim(runner)  # an answer may be empty
+            completion = await run(push)
+            self._claim(runner)  # an answer may be empty
             runner.completion = completion
         except _Beaten:
             return
@@ -219,19 +227,3 @@ class _Match:
             return best.completion
         assert best.error is not None, "a runner that was not cancelled ends with an answer or an error"
         raise best.error
-
-
-class _Runner:
-    """One of the two."""
-
-    __slots__ = ("_match", "completion", "error", "started_at", "task")
-
-    def __init__(self, match: _Match, started_at: float) -> None:
-        self._match = match
-        self.started_at = started_at
-        self.task: asyncio.Task[None] | None = None
-        self.completion: Completion | None = None
-        self.error: Exception | None = None
-
-    async def push(self, delta: Delta) -> None:
-        await self._match.say(self, delta)

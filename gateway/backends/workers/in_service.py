@@ -1,4 +1,4 @@
-"""Which workers of a pool are in service, told as it changes: whether there is one, since when not."""
+"""Which workers of a pool are in service: whether there is one, and since when there is none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-# While nobody is in service each worker is asked so often, seconds; in a large pool less often, so that all
-# of them together are asked at most MAX_LOOKS times a second.
+# Time between two probes of a worker while none is in service, seconds; longer in a large pool, so that all
+# of them together are probed at most MAX_PROBES times a second.
 LOOK_S = 0.25
-MAX_LOOKS = 200.0
+MAX_PROBES = 200.0
 
 
 class WorkersInService:
@@ -24,7 +24,7 @@ class WorkersInService:
         self._looks: dict[str, Callable[[], None]] = {}  # by worker, so bounded as they are
         self._serving: set[str] = set()
         self._left_at: float | None = None
-        self._someone = asyncio.Event()
+        self._any = asyncio.Event()
 
     @property
     def none(self) -> bool:
@@ -33,8 +33,8 @@ class WorkersInService:
 
     @property
     def look_s(self) -> float:
-        """Time between two probes of one worker while nobody is in service, seconds."""
-        return max(LOOK_S, len(self._looks) / MAX_LOOKS)
+        """Time between two probes of one worker while none is in service, seconds."""
+        return max(LOOK_S, len(self._looks) / MAX_PROBES)
 
     @property
     def away_s(self) -> float | None:
@@ -42,31 +42,31 @@ class WorkersInService:
         return None if self._left_at is None else max(0.0, self._clock() - self._left_at)
 
     def join(self, url: str, look: Callable[[], None]) -> None:
-        """A worker of the pool; ``look`` makes it be probed now."""
+        """Add a worker of the pool; ``look`` probes it now."""
         self._looks[url] = look
 
     def came(self, url: str) -> None:
         """The worker is in service now."""
         self._serving.add(url)
         self._left_at = None
-        self._someone.set()
+        self._any.set()
 
     def left(self, url: str) -> None:
-        """The worker is not in service any more; when it was the last one, all are looked at."""
+        """The worker is not in service any more; when it was the last one, all are probed."""
         self._serving.discard(url)
         if self._serving or self._left_at is not None:
             return
         self._left_at = self._clock()
-        self._someone.clear()
+        self._any.clear()
         for look in self._looks.values():
             look()
 
     def close(self) -> None:
-        """Nobody comes any more: whoever waits goes on."""
-        self._someone.set()
+        """The pool stops: end every wait."""
+        self._any.set()
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until a worker is in service, at most so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._someone.wait()
+                await self._any.wait()
