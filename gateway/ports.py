@@ -22,7 +22,7 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.prompts.text_port import TextService
-from gateway.state.idempotency_values import IdempotencyStore
+from gateway.state.idempotency import IdempotencyStore
 
 
 class JourneyRunner(Protocol):

@@ -1,4 +1,4 @@
-"""The server process: runs a gateway behind uvicorn, drains on SIGTERM, exits 0."""
+"""The server process: runs a gateway on uvicorn, drains on SIGTERM, exits 0."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from gateway.http.protocol import GatewayProtocol
 from gateway.http.surfaces import ByPort, for_callers, for_operators
 from gateway.wiring.running import Gateway
 
-# A second signal, or the end of the drain, leaves open connections this long.
+# Open connections have this long after a second signal or the end of the drain.
 FORCE_CLOSE_S = 1
-# Longer than the 60 s that load balancers keep idle connections, so that ours is not the side that closes.
+# Longer than the 60 s that load balancers keep idle connections, so that they close first.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
-# What is cut at the end of the drain has this long to tell its caller so: its row comes first, for which the
-# ledger waits a second at most (`accounting.journal.WAIT_S`) on a disk that is slow.
-LAST_WORD_S = 3.0
-# Container objects that may pile up before cycles are looked for: some 50 requests' worth, a few MB; looking
-# through them takes well under a millisecond. The two other steps are Python's own.
+# Requests cut at the end of the drain have this long to tell their callers: the usage row is written first,
+# for which the ledger waits at most a second (`accounting.journal.WAIT_S`).
+CUT_TIMEOUT_S = 3.0
+# New container objects between two collections: those of some 50 requests, a few MB; a collection takes well
+# under a millisecond. The two other thresholds are Python's own.
 GC_ALLOCATIONS = 20_000
 GC_YOUNG_PER_MIDDLE = 10
 GC_MIDDLE_PER_FULL = 10
 
-Beside = Callable[[], contextlib.AbstractAsyncContextManager[None]]
+Around = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn, but the first signal only drains: the port stays open until the last answer is out."""
+    """Uvicorn, but the first signal only drains: the port stays open until the last answer is sent."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_stop: Callable[[], None], on_hurry: Callable[[], None]
+        self, config: uvicorn.Config, *, on_stop: Callable[[], None], on_second_signal: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._on_stop = on_stop
-        self._on_hurry = on_hurry
+        self._on_second_signal = on_second_signal
         self.stop_asked = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: stop now, once those inside have been told."""
+        """First signal: drain. Second: cut the requests in flight and stop."""
         if self.stop_asked.is_set():
-            self._on_hurry()
+            self._on_second_signal()
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
         else:
@@ -73,7 +73,7 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
         log.warning("cut at the end of the drain", in_flight=gateway.serving.in_flight.in_flight)
         gateway.serving.drain.cut()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
+            async with asyncio.timeout(CUT_TIMEOUT_S):
                 await gateway.serving.in_flight.drained()
     log.info("stopping", in_flight=gateway.serving.in_flight.in_flight)
     server.should_exit = True
@@ -91,7 +91,7 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
 
 
 async def _serve(
-    gateway: Gateway, listener: socket.socket, admin: socket.socket | None, beside: Beside
+    gateway: Gateway, listener: socket.socket, admin: socket.socket | None, around: Around
 ) -> None:
     protocol = type(
         "Protocol", (GatewayProtocol,), {"max_connections": gateway.settings.server.max_connections}
@@ -102,31 +102,33 @@ async def _serve(
         http=protocol,
         ws="websockets-sansio",
         lifespan="off",
-        # The peer's address is used nowhere, so nobody needs to be trusted to tell another one.
+        # The peer's address is not used, so no proxy needs to be trusted.
         proxy_headers=False,
         access_log=False,
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FORCE_CLOSE_S,
-        # Above our own bound, so that a frame too large meets our error and not a bare close.
+        # Above our own bound, so that a too large frame gets our error, not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
-    server = DrainingServer(config, on_stop=gateway.serving.drain.begin, on_hurry=gateway.serving.drain.cut)
+    server = DrainingServer(
+        config, on_stop=gateway.serving.drain.begin, on_second_signal=gateway.serving.drain.cut
+    )
     if threading.current_thread() is threading.main_thread():
-        # A SIGTERM that comes before uvicorn listens for signals, or after, is heeded all the same.
+        # Also handles a SIGTERM before uvicorn installs its handlers, or after it removes them.
         signal.signal(signal.SIGTERM, server.handle_exit)
-    async with beside(), gateway.running(), asyncio.TaskGroup() as tasks:
-        drain = tasks.create_task(_drain(server, gateway), name="drain")
-        _settle_garbage()
+    async with around(), gateway.running(), asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(_drain(server, gateway), name="drain")
+        _tune_garbage_collector()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
-        drain.cancel()
+        draining.cancel()
 
 
-def _settle_garbage() -> None:
-    """What was built at the start lives for ever; the collector need not look at it again.
+def _tune_garbage_collector() -> None:
+    """Exclude the objects of the start from garbage collection, and collect less often.
 
-    A request makes hundreds of objects and hardly a cycle; Python looks for one after every 700 by default.
+    A request creates hundreds of objects and hardly a cycle; Python by default collects after every 700.
     """
     gc.collect()
     gc.freeze()
@@ -134,7 +136,7 @@ def _settle_garbage() -> None:
 
 
 def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
-    """Take the port before anything is loaded, so that a taken one is told at once, by its ``keys``.
+    """Bind the port before anything is loaded, so that a taken one is reported at once, by its ``keys``.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -156,19 +158,19 @@ def run(
     listener: socket.socket,
     admin: socket.socket | None = None,
     *,
-    beside: Beside = contextlib.nullcontext,
+    around: Around = contextlib.nullcontext,
 ) -> None:
     """Serve until a signal, then drain.
 
     Args:
         gateway: what to serve.
         listener: the port.
-        admin: the port of operators, if they have one of their own.
-        beside: what runs from before the start to after the drain.
+        admin: the operators' port, if it is a separate one.
+        around: what runs from before the start to after the drain.
 
     Raises:
         BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
             could not start.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(gateway, listener, admin, beside))
+        runner.run(_serve(gateway, listener, admin, around))

@@ -34,7 +34,7 @@ from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import HttpLimits, Services
-from gateway.state.idempotency_values import StoredReply
+from gateway.state.idempotency import StoredReply
 
 CALLER_KEY = "sk-caller"
 OTHER_KEY = "sk-other"

@@ -254,7 +254,7 @@ class AdapterAdmin:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
 
         async def loading() -> AdapterBody:
-            told = await self.orders.tell(adapter_id, self.book.catalogue.number, author=who)
+            told = await self.orders.send(adapter_id, self.book.catalogue.number, author=who)
             await self.rooms.preload(self.book.adapter(adapter_id))
             catalogue = self.book.catalogue
             shown = self._version_shown(catalogue.version(adapter_id), catalogue)

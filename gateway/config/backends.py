@@ -15,7 +15,7 @@ Usd = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 class PriceConfig(Section):
-    """What a backend costs, US dollars for a million tokens; cached ones cost as the others when unset."""
+    """US dollars per million tokens; cached tokens cost as input tokens when unset."""
 
     input_usd_per_million: Usd
     output_usd_per_million: Usd
@@ -23,7 +23,7 @@ class PriceConfig(Section):
 
 
 class LegLimitConfig(Section):
-    """Bounds of one backend as a leg of fallback chains; what is unset has none."""
+    """Limits of one backend as a fallback target; unset: no limit."""
 
     max_concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     max_spend_usd_per_minute: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
@@ -36,7 +36,7 @@ class FallbackSection(Section):
 
 
 class HedgeSection(Section):
-    """When a request that waits for its first token is sent to a second worker too; docs/workers.md."""
+    """When a request without a first token is also sent to a second worker; docs/workers.md."""
 
     enabled: bool = False
     quantile: Annotated[float, Field(ge=0.5, le=0.999)] = 0.99
@@ -57,7 +57,7 @@ class EngineBackend(Section):
 
 
 class OpenAIBackend(Section):
-    """A pool of remote workers that speak OpenAI's contract; what each key does is in docs/workers.md.
+    """A pool of remote workers that speak OpenAI's contract; docs/workers.md explains each key.
 
     The timeouts are for a worker that answers within seconds when it is not overloaded. ``keepalive_seconds``
     is under the five seconds after which uvicorn, vLLM's server, closes an idle connection.

@@ -1,4 +1,4 @@
-"""The section ``chaos``: faults made on purpose, to see what callers get when things break."""
+"""The section ``chaos``: faults injected on purpose, to test what callers get."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pydantic import Field, model_validator
 from gateway.config.section import Section
 from resilience.failures import FailureKind
 
-# Rules in force at once; every call walks through them.
+# Most rules; every call checks them.
 MAX_RULES = 64
 
 
 class FaultRule(Section):
     """One fault. The kind is a failure's code, or ``slow`` or ``hang``.
 
-    It comes before the first token, or once ``after_tokens`` have gone out; in every ``every``-th call of
-    its backend, or by chance; and ``times`` times in all when that is set.
+    It occurs before the first token, or after ``after_tokens``; in every ``every``-th call of its backend, or
+    by chance; and at most ``times`` times when that is set.
     """
 
     backend: Annotated[str, Field(min_length=1)]
@@ -37,7 +37,7 @@ class FaultRule(Section):
 
 
 class ChaosSection(Section):
-    """Faults made on purpose; never in production."""
+    """Injected faults; never in production."""
 
     enabled: bool = False
     seed: int = 0

@@ -1,4 +1,4 @@
-"""What is wrong with the configuration, ready to print."""
+"""The error of a wrong configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section of the configuration that says where usage rows go, and what an answer waits for."""
+"""The section ``ledger``: where usage rows are stored, and what an answer waits for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.exc import ArgumentError
 from accounting.ledger import Durability
 from gateway.config.section import Section
 
-# Where the journal of a database on another machine is, unless said otherwise.
+# The default folder of the journal of a remote database.
 DEFAULT_FOLDER = Path("sluice-ledger.journal")
 
 
 class LedgerConfig(Section):
-    """Where usage rows go; docs/ledger.md tells what each key does."""
+    """Where usage rows are stored; docs/ledger.md explains each key."""
 
     url: str = "sqlite+aiosqlite:///sluice.db"
     outbox_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
@@ -28,7 +28,7 @@ class LedgerConfig(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The journal's folder: beside a SQLite file unless named; none for a database in memory."""
+        """The journal's folder: next to a SQLite file unless named; none for a database in memory."""
         if self.durability is Durability.MEMORY:
             return None
         if self.journal_folder is not None:
@@ -36,7 +36,7 @@ class LedgerConfig(Section):
         try:
             url = make_url(self.url)
         except (ArgumentError, ValueError):
-            return None  # told when the ledger opens
+            return None  # reported when the ledger opens
         if url.get_backend_name() != "sqlite":
             return DEFAULT_FOLDER
         if url.database in (None, "", ":memory:") or url.database.startswith("file:"):

@@ -18,7 +18,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TariffEntry(Section):
-    """What one token costs, whole nano US dollars, and for whom; what is left out is any."""
+    """The price of one token in nano US dollars; a missing backend, model or adapter matches any."""
 
     backend: _Name | None = None
     model: _Name | None = None
@@ -28,7 +28,7 @@ class TariffEntry(Section):
     cached_nanousd: _Nanousd | None = None
 
     def tariff(self) -> Tariff:
-        """The same for the book; cached tokens cost as the others when nothing is said."""
+        """The same for the book; cached tokens cost as the others by default."""
         cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
         per_token = (self.input_nanousd, self.output_nanousd, cached)
         return Tariff(
@@ -45,7 +45,7 @@ class VersionEntry(Section):
 
 
 class PriceFile(Section):
-    """All of the file."""
+    """The whole file."""
 
     versions: Annotated[list[VersionEntry], Field(min_length=1, max_length=1_000)]
 

@@ -13,11 +13,11 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class RaySection(Section):
-    """How many replicas of what, and when there are more or fewer; docs/ray.md tells what each key does.
+    """How many replicas there are, and when they scale; docs/ray.md explains each key.
 
     ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults; ``drain_seconds`` is the longest
-    request's time (``server.request_timeout_seconds``), so that a replica that goes breaks no answer.
-    ``engine_target_kv`` is admission's lowest watermark: above it low priorities begin to wait.
+    request's time (``server.request_timeout_seconds``), so that a stopping replica breaks no answer.
+    ``engine_target_kv`` is admission's lowest watermark: above it low priorities wait.
     """
 
     application: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "sluice"

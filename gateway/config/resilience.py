@@ -1,4 +1,4 @@
-"""The section of the configuration about failures: the retry budget, answers that become nonsense."""
+"""The section ``resilience``: the retry budget, and degenerate answers."""
 
 from __future__ import annotations
 

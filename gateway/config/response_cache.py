@@ -1,4 +1,4 @@
-"""The response cache's section of the configuration."""
+"""The section ``response_cache``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.config.section import Section
 
 class CacheConfig(Section):
     """The response cache that the fallback chain may answer from; what each key does is in
-    docs/response-cache.md. A quarter of a second is little to who has waited for a backend that failed.
+    docs/response-cache.md. The timeout is short for a request that has waited for a failed backend.
     """
 
     capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000

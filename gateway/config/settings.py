@@ -2,7 +2,7 @@
 
 Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that operators of vLLM know
 (``MAX_MODEL_LEN``…), the file, the defaults. A wrong key or value stops the start with a
-:class:`ConfigError` that says where it stands, what was given and what is allowed.
+:class:`ConfigError` that names its place, the given value and the allowed ones.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ServerConfig(Section):
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
 
     @model_validator(mode="after")
-    def _noticed_before_the_end(self) -> Self:
-        """Load balancers are waited for within the drain."""
+    def _lame_duck_within_drain(self) -> Self:
+        """The time for load balancers is a part of the drain."""
         if self.lame_duck_seconds > self.drain_seconds:
             raise ValueError(
                 f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
@@ -69,7 +69,7 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:
-        """Which port a request came to tells what it may reach."""
+        """The port decides which paths a request may reach."""
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("server.admin_host needs server.admin_port")
         if self.admin_port and self.admin_port == self.port:
@@ -80,7 +80,7 @@ class ServerConfig(Section):
 class AuthConfig(Section):
     """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
 
-    With ``metrics`` an operator's or admin's key is asked for at ``/metrics`` too.
+    With ``metrics``, ``/metrics`` also needs a key of an operator or admin.
     """
 
     enabled: bool = True
@@ -114,7 +114,7 @@ class PromptsConfig(Section):
 
 
 class RungConfig(Section):
-    """A rung of the ladder: what new requests meet from ``depth`` waiting ones on."""
+    """A rung of the ladder: the limits of new requests from ``depth`` waiting ones on."""
 
     depth: Annotated[int, Field(ge=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -142,7 +142,7 @@ class AdmissionConfig(Section):
     ladder: tuple[RungConfig, ...] | None = None
 
     def limits(self) -> AdmissionLimits:
-        """The thresholds as admission takes them."""
+        """The thresholds in admission's units."""
         return AdmissionLimits(
             max_queue=self.max_queue,
             max_queue_tokens=self.max_queue_tokens,
@@ -188,7 +188,7 @@ class Settings(Section):
     ray: RaySection = RaySection()
 
     @model_validator(mode="after")
-    def _engine_is_there(self) -> Self:
+    def _engine_exists(self) -> Self:
         """A backend on the engine needs one."""
         if self.engine.kind == "none":
             wrong = [name for name, backend in self.backends.items() if backend.kind == "engine"]
@@ -201,7 +201,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _limits_are_of_backends(self) -> Self:
-        """A leg's limit names a backend; one on its spending needs what it costs."""
+        """A limit names a backend; a spending limit needs a price."""
         for name, limit in self.fallback.limits.items():
             if name not in self.backends:
                 allowed = ", ".join(sorted(self.backends)) or "none"
@@ -269,7 +269,7 @@ def _put(
 
 
 def _parsed(value: str) -> Any:
-    """What a variable says: a word of YAML, a list or mapping in JSON, or a text that pydantic reads."""
+    """A variable's value: a word of YAML, a list or mapping in JSON, or a text that pydantic parses."""
     if value.lower() in ("null", "true", "false"):
         return yaml.safe_load(value)
     if value[:1] in ("[", "{"):
@@ -281,12 +281,12 @@ def _parsed(value: str) -> Any:
 def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ...], str]) -> str:
     lines = []
     for fault in error.errors(include_url=False):
-        # Literal tags of a union stand in the location too; only the file's own keys are shown.
+        # The location includes the tags of a union; only the file's own keys are shown.
         loc = tuple(str(part) for part in fault["loc"])
         kind = loc[2] if loc[:1] == ("backends",) and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
         if kind is not None:
             loc = (*loc[:2], *loc[3:])
-        # A fault between several keys stands nowhere: the message names them.
+        # A fault of several keys has no location; the message names them.
         variable = next((name for keys, name in origins.items() if loc and keys[: len(loc)] == loc), None)
         where = f"environment {variable}" if variable else source
         key = ".".join(loc)
@@ -296,15 +296,15 @@ def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ..
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
         elif not loc:
-            lines.append(f"{where}: {_said(fault)}")
+            lines.append(f"{where}: {_message(fault)}")
         else:
             value = fault.get("input")
             shown = repr(value) if isinstance(value, (str, int, float, bool)) else given(value)
-            lines.append(f"{where}: {key}: {_said(fault)}; given: {shown}")
+            lines.append(f"{where}: {key}: {_message(fault)}; given: {shown}")
     return "\n".join(lines)
 
 
-def _said(fault: Any) -> str:
+def _message(fault: Any) -> str:
     return str(fault["msg"]).removeprefix("Value error, ")
 
 

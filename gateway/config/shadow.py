@@ -1,4 +1,4 @@
-"""The shadow's section of the configuration."""
+"""The section ``shadow``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.config.section import Section
 
 
 class JudgeConfig(Section):
-    """A model that says which of two answers is better; every pair costs one more request."""
+    """A model that decides which of two answers is better; every pair costs one more request."""
 
     backend: str
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -19,7 +19,7 @@ class JudgeConfig(Section):
 
 
 class ShadowSection(Section):
-    """Shadow requests and what is kept of them; what each key does is in docs/shadow.md."""
+    """Mirrored requests and what is stored of them; docs/shadow.md explains each key."""
 
     queue: Annotated[int, Field(ge=1, le=100_000)] = 200
     queue_bytes: Annotated[int, Field(ge=1)] = 16 << 20

@@ -1,4 +1,4 @@
-"""The section of the configuration that says where the state store is."""
+"""The section ``state``: the state store."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from gateway.config.section import Section
 
-# Patterns that recorded content is looked through for; each costs a pass over the text.
+# Most patterns; each costs a pass over the recorded content.
 MAX_PATTERNS = 32
 
 

@@ -1,4 +1,4 @@
-"""What is done with volatile content that a caller left in the system text."""
+"""The policy for volatile content in callers' system texts."""
 
 from __future__ import annotations
 

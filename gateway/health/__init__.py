@@ -1,1 +1,1 @@
-"""Whether the gateway is ready, how it fares, and how it drains."""
+"""Readiness, health figures, and the drain."""

@@ -1,4 +1,4 @@
-"""The GPUs' figures for deep health, as the driver's own tool tells them."""
+"""The GPUs' figures for deep health, from the driver's own tool."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | N
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:
-        return ()  # it cannot be run here; health is not about that
+        return ()  # the tool cannot be run, which says nothing about health
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         return ()
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-    return parse(told.decode(errors="replace"))
+    return parse(output.decode(errors="replace"))
 
 
-def parse(told: str) -> Sequence[Mapping[str, float | None]]:
-    """The tool's lines as figures; what it cannot tell (``[N/A]``) is ``None``."""
-    rows = [line.split(",") for line in told.splitlines()]
+def parse(output: str) -> Sequence[Mapping[str, float | None]]:
+    """The tool's lines as figures; unknown ones (``[N/A]``) are ``None``."""
+    rows = [line.split(",") for line in output.splitlines()]
     found = []
     for row in rows:
         if len(row) != FIELDS.count(",") + 1:

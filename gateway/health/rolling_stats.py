@@ -14,15 +14,15 @@ from resilience.failures import POLICIES, FailureKind, HealthEffect
 WINDOW_S = 60.0
 # Enough for a minute at 170 requests a second; older ones leave first.
 MAX_SAMPLES = 10_000
-# Below this many requests a rate says nothing.
+# Below this many requests a rate is meaningless.
 MIN_SAMPLES = 10
 
 
-# Refusals that say that there is too much work, not that it fails. An open circuit says that it fails.
+# Refusals because of too much work. An open circuit stands for failures instead.
 OVERLOAD = frozenset(reason.value for reason in Reason) - {Reason.CIRCUIT_OPEN.value}
-# Codes of answers with 5xx that are no fault of this gateway: it sheds, it stops, the caller's time was up.
+# Codes of answers with 5xx that are no fault of this gateway: it sheds, it stops, the deadline has passed.
 NO_FAULT = OVERLOAD | {"draining", "deadline_exceeded"}
-# Failures that the request itself brings about, so that no caller can take a gateway out of service.
+# Failures caused by the request itself; no caller can take a gateway out of service by them.
 OF_THE_REQUEST = frozenset(
     kind.value for kind in FailureKind if POLICIES[kind].health is HealthEffect.NOTHING
 )
@@ -35,21 +35,20 @@ class HealthOutcome(StrEnum):
     SERVED = "served"
     """Answered, or the caller's own mistake."""
     FALLBACK = "fallback"
-    """Another leg of the chain gave a real answer."""
+    """A fallback target gave a real answer."""
     SHED = "shed"
-    """Kept from its backend because there was too much work; degraded text included."""
+    """Refused because there was too much work; degraded text included."""
     FAILED = "failed"
-    """The house failed it: an error of ours, or the degraded text because the backend fails."""
+    """Failed by the gateway: an error, or the degraded text because the backend fails."""
 
 
 def outcome(record: RequestRecord) -> HealthOutcome:
     """Judge one finished request.
 
-    A leg of the fallback chain that answers is no error: the caller has an answer, and taking the gateway
-    out of service would not give a better one. That its backend failed stands in ``workers_ready``, in the
-    engine's state and in ``sluice_backend_failures_total``. Nor is shedding one: with less traffic here,
-    the other gateways get more. The degraded text in place of a failed generation is one: elsewhere the
-    caller might get an answer.
+    An answer by a fallback target is no error: taking the gateway out of service would not give a better one.
+    The failed backend shows in ``workers_ready``, in the engine's state and in
+    ``sluice_backend_failures_total``. Shedding is no error either: with less traffic here, the other gateways
+    get more. The degraded text in place of a failed generation is one: another gateway might answer.
     """
     if record.failed:
         return HealthOutcome.SHED if record.error_code in NO_FAULT else HealthOutcome.FAILED
@@ -83,9 +82,9 @@ class RollingStats:
         self._begun_at = clock()
         self._samples: deque[Sample] = deque()
         self._preemptions: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
-        self._anew_at = float("-inf")
-        # Of the samples since then. Counted as they come and go: readiness is asked for all the time, and
-        # looking through 10,000 samples took 1.3 ms of the event loop.
+        self._restarted_at = float("-inf")
+        # Counts of the samples since then, updated with each sample: readiness is read all the time, and
+        # going through 10,000 samples took 1.3 ms of the event loop.
         self._judged = 0
         self._failed = 0
 
@@ -103,16 +102,16 @@ class RollingStats:
             self._preemptions.append((self._clock(), total))
 
     def engine_restarted(self) -> None:
-        """What failed with the engine before says nothing of the one that takes work now."""
-        self._anew_at = self._clock()
+        """Failures before the restart no longer count."""
+        self._restarted_at = self._clock()
         self._judged = self._failed = 0
         for sample in self._samples:
             self._count(sample, 1)
 
     def error_rate(self) -> float:
-        """Share of the last minute's requests that the house failed; 0 below a few samples.
+        """Share of the last minute's requests that failed; 0 below a few samples.
 
-        Since the engine's last restart, so that readiness does not wait a minute for its return.
+        Counted since the engine's last restart, so that readiness does not wait a minute for its return.
         """
         self._forget(before=self._clock() - WINDOW_S)
         return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
@@ -124,7 +123,7 @@ class RollingStats:
         self._forget(before=since)
         recent = self._samples
         counts = Counter(sample.outcome for sample in recent)
-        # The window, or less: not a minute has passed yet, or the oldest samples made room for others.
+        # The window, or less: at the start, and when the oldest samples were dropped.
         full = len(recent) == MAX_SAMPLES
         span_s = now - recent[0].at if full else min(WINDOW_S, now - self._begun_at)
         totals = [total for at, total in self._preemptions if at >= since]
@@ -147,7 +146,7 @@ class RollingStats:
             self._count(samples.popleft(), -1)
 
     def _count(self, sample: Sample, one: int) -> None:
-        if sample.at >= self._anew_at:
+        if sample.at >= self._restarted_at:
             self._judged += one
             self._failed += one * (sample.outcome is HealthOutcome.FAILED)
 

@@ -20,7 +20,7 @@ from typing import Final
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, InvalidRequest
 from gateway.http.exchange import Reply
 from gateway.http.respond import log_defect
-from gateway.state.idempotency_values import IdempotencyStore, StoredReply
+from gateway.state.idempotency import IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255
 """Longest key, in characters; other public APIs have the same."""

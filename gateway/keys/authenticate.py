@@ -1,4 +1,4 @@
-"""Keys at the door: who a bearer key belongs to."""
+"""Authenticates requests by their bearer key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.errors import InvalidKey, MissingKey
 
 
 def _ignore(key_id: str) -> None:
-    """Without a book of their use."""
+    """Nothing records the use of keys."""
 
 
 class Keys:
@@ -18,7 +18,7 @@ class Keys:
 
     Args:
         ring: the keys that are accepted.
-        on_use: told of each made key that is used.
+        on_use: called with each created key that is used.
     """
 
     def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = _ignore) -> None:

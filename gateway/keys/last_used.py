@@ -1,4 +1,4 @@
-"""When keys were used last: exact in each process, told to the others in batches."""
+"""When keys were used last: exact in each process, published to the others in batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gateway.state.port import Record, StateStore
 
 STREAM = "keys-used"
 AUTHOR = "gateway"
-# How often a process tells of its keys' use: one record for all of them.
+# How often a process publishes its keys' use, in one record.
 PUBLISH_EVERY_S = 60.0
-# A key is told of again when what is known everywhere is so old. Streams only grow, so a key in steady use
-# costs 24 lines a day, not 1,440.
+# A key is published again when its published use is this old. Streams only grow, so a key in steady use costs
+# 24 entries a day, not 1,440.
 KNOWN_FOR_S = 3_600.0
-# Keys of one record: at some 40 bytes each it stays far below a record's bound.
+# Most keys of one record; at some 40 bytes each it stays far below a record's bound.
 MAX_PUBLISHED = 10_000
 
 
 class KeyUse:
-    """What is known of keys' use. Lives on the event loop.
+    """The last use of keys. Lives on the event loop.
 
     Args:
-        store: where the stream is.
+        store: holds the stream.
         unix_time: seconds since 1970.
     """
 
@@ -43,7 +43,7 @@ class KeyUse:
         self._here[key_id] = self._unix_time()
 
     def last(self, key_id: str) -> float | None:
-        """Unix seconds of its last use that is known here; uses elsewhere are known within the hour."""
+        """Unix seconds of its last known use; uses in other processes are known within the hour."""
         known = [times[key_id] for times in (self._here, self._everywhere) if key_id in times]
         return max(known, default=None)
 
@@ -53,18 +53,18 @@ class KeyUse:
         self._everywhere.pop(key_id, None)
 
     def take(self, record: Record) -> None:
-        """What a process told; raises nothing: a record that is not understood is passed over."""
+        """Apply what a process published; raises nothing: a record that is not understood is skipped."""
         try:
-            told = msgspec.json.decode(record.data, type=dict[str, float])
+            published = msgspec.json.decode(record.data, type=dict[str, float])
         except msgspec.MsgspecError:
             self._log.warning("a record of keys' use is not understood", number=record.number)
             return
-        for key_id, at in told.items():
+        for key_id, at in published.items():
             if key_id in self._everywhere or len(self._everywhere) < 2 * MAX_KEYS:
                 self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
 
     def due(self) -> dict[str, float]:
-        """What is to be told now."""
+        """What is to be published now."""
         fresh = [
             (key_id, at)
             for key_id, at in self._here.items()
@@ -73,17 +73,17 @@ class KeyUse:
         return dict(fresh[:MAX_PUBLISHED])
 
     async def publish(self) -> None:
-        """Append what is due; a store that is away is told at the next turn."""
+        """Append what is due; when the store cannot be reached, the next call does it."""
         due = self.due()
         if not due:
             return
         try:
             await self._store.append(STREAM, msgspec.json.encode(due), author=AUTHOR)
         except StateError as error:
-            self._log.info("keys' use is not told yet", reason=error.code)
+            self._log.info("keys' use is not published yet", reason=error.code)
 
     async def run(self) -> None:
-        """Tell once a minute until cancelled."""
+        """Publish once a minute until cancelled."""
         while True:
             await asyncio.sleep(PUBLISH_EVERY_S)
             await self.publish()

@@ -1,4 +1,4 @@
-"""Keys' limits as requests meet them: what is over them is 429, never an answer of the fallback chain."""
+"""Applies keys' limits to requests: over a limit is 429, never an answer of the fallback chain."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOCAL = "local"
 
 
 def _ignore(event: QuotaEvent) -> None:
-    """Without metrics."""
+    """Nothing counts decisions."""
 
 
 class TokenReservation:
-    """Tokens that a request may use; counted as used until it is settled."""
+    """Tokens reserved for a request, counted as used until it is settled."""
 
     __slots__ = ("_settle", "tokens")
 
@@ -34,22 +34,22 @@ class TokenReservation:
         self._settle: Callable[[int], None] | None = settle
 
     def settle(self, used: int) -> None:
-        """What it did use; a second call changes nothing."""
+        """Replace the reservation by the tokens used; a second call changes nothing."""
         settle, self._settle = self._settle, None
         if settle is not None:
             settle(used)
 
 
 class KeyLimiter:
-    """Implements ``gateway.ports.RequestLimiter``, and holds tokens for the journey.
+    """Implements ``gateway.ports.RequestLimiter``, and reserves tokens for the journey.
 
-    Nothing is done, and nobody asked, for a key without limits.
+    Nothing is counted for a key without limits.
 
     Args:
         quotas: this process' own counts; ``None``: nothing is limited.
-        shared: all processes' counts; ``None``: there is but this one. While they are away this process
-            decides by what they said last and by its own, which go on counting all the time.
-        emit: is told of decisions.
+        shared: all processes' counts; ``None``: this is the only process. While they cannot be reached, this
+            process decides by their last answer and by its own counts, which it always updates.
+        emit: receives the decisions.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class KeyLimiter:
             self._decide("request", quotas, caller.key_id, limits, ask)
             return
         if verdict.excess is None:
-            # Counted here too, for the time when nobody else decides.
+            # Counted here too, in case the shared counts become unreachable.
             quotas.count(caller.key_id, limits, ask)
         self._decided("request", verdict.excess, shared=True)
 
@@ -83,7 +83,7 @@ class KeyLimiter:
         """``x-ratelimit-*`` of a limited key; whole seconds, rounded up."""
         if self._quotas is None or caller.limits == NO_LIMITS:
             return []
-        told: list[Header] = []
+        headers: list[Header] = []
         figures_now = await self._figures(self._quotas, caller.key_id, caller.limits)
         for name, figures in _tightest(figures_now).items():
             values = {
@@ -91,11 +91,13 @@ class KeyLimiter:
                 "remaining": figures.remaining,
                 "reset": math.ceil(figures.reset_s),
             }
-            told += [(f"x-ratelimit-{word}-{name}".encode(), str(n).encode()) for word, n in values.items()]
-        return told
+            headers += [
+                (f"x-ratelimit-{word}-{name}".encode(), str(n).encode()) for word, n in values.items()
+            ]
+        return headers
 
     async def used(self, key_id: str, limits: KeyLimits) -> dict[str, int]:
-        """What is used or held of a key's limits now, by their names."""
+        """What is used or reserved of a key's limits now, by the limits' names."""
         if self._quotas is None or limits == NO_LIMITS:
             return {}
         figures = await self._figures(self._quotas, key_id, limits)
@@ -108,11 +110,11 @@ class KeyLimiter:
     async def reserve(
         self, request: GenerateRequest, input_tokens: int, max_output_tokens: int
     ) -> TokenReservation | None:
-        """Hold the most that the request may use; ``None`` for a key without limits of tokens.
+        """Reserve the most that the request may use; ``None`` for a key without token limits.
 
         Raises:
-            RateLimited: over the tokens of a minute.
-            QuotaExceeded: over the tokens of a day.
+            RateLimited: over the tokens per minute.
+            QuotaExceeded: over the tokens per day.
         """
         quotas, limits, key_id = self._quotas, request.caller.limits, request.caller.key_id
         if quotas is None or (limits.tokens_per_minute is None and limits.tokens_per_day is None):
@@ -138,7 +140,7 @@ class KeyLimiter:
         return TokenReservation(tokens, settle)
 
     def _decide(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
-        """Decide without the store: by what it said last, and by this process' own counts."""
+        """Decide without the store: by its last answer, and by this process' own counts."""
         excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
             excess = quotas.take(key_id, limits, ask).excess
@@ -163,10 +165,10 @@ class KeyLimiter:
 def settling(
     held: TokenReservation | None, input_tokens: int, stream: AnswerStream
 ) -> Iterator[TokenReservation | None]:
-    """Settle what is held when the block ends.
+    """Settle the reservation when the block ends.
 
-    A block that ends without ``settle`` has used its prompt and what was generated, or nothing when no token
-    was.
+    A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
+    generated.
     """
     try:
         yield held
@@ -176,7 +178,7 @@ def settling(
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
-    """``requests`` and ``tokens``; of two limits of tokens the one that leaves less."""
+    """``requests`` and ``tokens``; of two token limits the one that leaves less."""
     found: dict[str, Figures] = {}
     for kind, one in zip(LIMITS, figures, strict=True):
         name = "tokens" if kind.of_tokens else "requests"

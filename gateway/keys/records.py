@@ -1,4 +1,4 @@
-"""A key's life as records of the stream ``keys``: made, revoked. No record holds a key."""
+"""The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gateway.state.port import Record
 
 
 class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults=True):
-    """A key was made. ``salt`` and ``digest`` are base64.
+    """A key was created. ``salt`` and ``digest`` are base64.
 
-    A field that this version does not know may forbid something: such a record is not understood.
+    An unknown field may be a restriction, so a record with one is not understood.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
 
 
 def made_data(key: StoredKey) -> bytes:
-    """The record of a key that is made."""
+    """The record of a created key."""
     record, limits = key.record, key.record.limits
     return msgspec.json.encode(
         Made(
@@ -65,12 +65,12 @@ def made_data(key: StoredKey) -> bytes:
 
 
 def revoked_data(key_id: str, comment: str) -> bytes:
-    """The record of a key that is revoked."""
+    """The record of a revoked key."""
     return msgspec.json.encode(Revoked(key_id, comment))
 
 
 def key_event(record: Record) -> StoredKey | Revoked:
-    """What a record says. Raises msgspec.MsgspecError for what is not understood."""
+    """Decode a record. Raises msgspec.MsgspecError when it is not understood."""
     event = msgspec.json.decode(record.data, type=Made | Revoked)
     if isinstance(event, Revoked):
         return event

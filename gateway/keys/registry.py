@@ -1,7 +1,7 @@
-"""The keys in force in this process: what the stream ``keys`` adds up to, and how it is added to.
+"""The keys in force in this process, computed from the stream ``keys``, and changes of them.
 
-A record that is not understood, as one of a newer version, makes no key: it is logged and passed over, so
-that the revocations behind it are in force all the same.
+A record that is not understood, as one of a newer version, is logged and skipped, so that the revocations
+after it are in force.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gateway.state.port import Record, StateStore
 from gateway.state.stream_follower import StreamFollower
 
 STREAM = "keys"
-# Longest that a change may take to be in force in the process that made it.
+# Longest wait for a change to be in force in the process that made it.
 IN_FORCE_S = 5.0
 RETRY_MS = 1_000
 
 
 class KeyProjection:
-    """Applies the stream's records to the ring, and appends further ones. Lives on the event loop.
+    """Applies the stream's records to the ring, and appends records. Lives on the event loop.
 
     Args:
-        store: where the stream is.
-        ring: what requests are looked up in.
+        store: holds the stream.
+        ring: authenticates requests.
         use: when keys were used.
     """
 
@@ -40,15 +40,15 @@ class KeyProjection:
         self._follower: StreamFollower | None = None
 
     def follow(self, follower: StreamFollower) -> None:
-        """Who calls :meth:`take`; told at build time."""
+        """Attach what calls :meth:`take`."""
         self._follower = follower
 
     def take(self, record: Record) -> None:
-        """Put one more record in force; raises nothing."""
+        """Apply a record; raises nothing."""
         try:
             event = key_event(record)
         except msgspec.MsgspecError:
-            self._log.error("a key's record is not understood here and was passed over", number=record.number)
+            self._log.error("a key's record is not understood here and was skipped", number=record.number)
             return
         if isinstance(event, Revoked):
             self._forget(event.id)
@@ -58,29 +58,29 @@ class KeyProjection:
             self._log.error("more keys than are allowed; this one is not accepted here", allowed=MAX_KEYS)
 
     async def make(self, key: StoredKey, *, author: str) -> None:
-        """Have a key accepted, here when this returns and everywhere within a second.
+        """Create a key: accepted here when this returns, and in every process within a second.
 
         Raises:
             Forbidden: there are too many keys.
-            BackendUnavailable: the state store is away.
+            BackendUnavailable: the state store cannot be reached.
         """
         if len(self._ring) >= MAX_KEYS:
             raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")
         if not await self._append(made_data(key), author=author):
-            # It was written, and its secret is told but once: so it is told now.
+            # The record is written, and the secret can be shown only now.
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
 
     async def revoke(self, key_id: str, *, author: str, comment: str = "") -> None:
-        """Have a key refused, here when this returns and everywhere within a second.
+        """Revoke a key: refused here when this returns, and in every process within a second.
 
         Raises:
             NoSuchKey: there is none of that id.
-            BackendUnavailable: the state store is away, or it is not known to be refused everywhere.
+            BackendUnavailable: the state store cannot be reached, or this process does not follow it.
         """
         if self._ring.get(key_id) is None:
             raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
         in_force = await self._append(revoked_data(key_id, comment), author=author)
-        # Refused here whatever else happens.
+        # Refused here in any case.
         self._forget(key_id)
         if not in_force:
             raise BackendUnavailable(
@@ -93,15 +93,15 @@ class KeyProjection:
         self._use.forget(key_id)
 
     async def _append(self, data: bytes, *, author: str) -> bool:
-        """Whether it is in force here. Raises BackendUnavailable."""
+        """Whether the record is in force here. Raises BackendUnavailable."""
         if self._follower is None:
-            raise RuntimeError("the book has no follower; wiring calls follow()")
+            raise RuntimeError("there is no follower; wiring calls follow()")
         try:
-            # No number is expected: whatever came between, a new key is new and a revoked one is revoked.
+            # No number is expected: these changes do not depend on earlier records.
             record = await self._store.append(STREAM, data, author=author)
         except StateUnavailable as error:
             raise BackendUnavailable(
-                f"the keys were not changed, or not surely: {error}; look at them before you try again",
+                f"the keys were not changed, or not surely: {error}; check them before you try again",
                 retry_after_ms=RETRY_MS,
             ) from error
         return await self._follower.caught_up_to(record.number, IN_FORCE_S)

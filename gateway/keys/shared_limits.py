@@ -1,8 +1,8 @@
-"""Keys' limits as all gateway processes share them: the store is asked, within a bound of time.
+"""Keys' limits shared by all gateway processes: the store decides, within a time limit.
 
-A store that is slow or away decides nothing: the caller of this goes on with what the store said last, while
-that is fresh, and with this process' own counts (fail open), and the store is tried again after a while. What
-requests used meanwhile is told to it afterwards.
+When the store is slow or unreachable, the caller decides by the store's last answer, while that is fresh, and
+by this process' own counts (fail open); the store is tried again later. What requests used meanwhile is sent
+to it afterwards.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from gateway.state.limits import LEASE_S, LimitStore
 
 # Longest that a request waits for the store's decision. Redis answers in well under a millisecond.
 TIMEOUT_S = 0.5
-# After a miss the store is left alone for so long: of a store that hangs one request a second notices.
+# After a miss the store is not asked for so long: a hanging store delays one request a second.
 COOL_OFF_S = 1.0
 RENEW_EVERY_S = LEASE_S / 5
-# Settlements that wait for the store: with a store that is away, a minute of 160 requests a second.
+# Most settlements that wait for the store: a minute of 160 requests a second.
 MAX_OUTBOX = 10_000
-# Told in one go, and not more often than that: so long a request that has ended holds what it did not use.
+# Settlements of one call, and the time between calls: unused tokens stay reserved for so long.
 BATCH = 100
 SETTLE_EVERY_S = 0.02
-# Longest wait for the last ones when the gateway stops.
+# Longest wait for the last settlements when the gateway stops.
 CLOSE_TIMEOUT_S = 1.0
-# The process' first request of a key within so many seconds tells the figures to all others.
+# How long the figures of a key are reused for other requests of this process.
 FIGURES_FOR_S = 2.0
-# So long what the store said last also holds where it does not answer: over a timeout, the rest behind it and
-# another timeout, as of a busy SQLite. Other processes' use is in it, which this one's own counts lack.
+# How long the last answer is used while the store does not answer: over a timeout, the cool-off and another
+# timeout, as of a busy SQLite. It includes other processes' use, which this one's own counts lack.
 LAST_KNOWN_S = 5.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """How a key's limits stood when it was last asked; ``blocked_until`` of requests is certain.
+    """The last known figures of a key's limits; no request passes before ``blocked_until``.
 
-    ``answered_at`` is when the store said so, ``at`` when this process last changed it.
+    ``answered_at`` is the time of the store's answer, ``at`` that of this process' last change.
     """
 
     figures: tuple[Figures | None, ...]
@@ -62,7 +62,7 @@ class _Known:
     blocked_until: float = 0.0
 
     def use(self, requests: int, tokens: int) -> None:
-        """Count what the store has not heard of; negative: what is free again."""
+        """Count what was not sent to the store yet; negative numbers are free again."""
         self.figures = tuple(
             None
             if one is None
@@ -75,14 +75,14 @@ class _Known:
 
 
 class SharedLimits:
-    """Asks the store. Lives on the event loop.
+    """Asks the store for decisions. Lives on the event loop.
 
     Args:
         store: decides.
         clock: monotonic seconds.
-        unix_time: seconds since 1970, as the store's clock says too.
-        emit: is told of answers and misses.
-        new_holder: makes a name for this process among all that hold tokens.
+        unix_time: seconds since 1970; the store's clock agrees.
+        emit: receives answers and misses.
+        new_holder: makes a unique name under which this process holds tokens.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class SharedLimits:
 
     @property
     def away(self) -> bool:
-        """Whether the last question was not answered."""
+        """Whether the last request to the store was not answered."""
         return self._away_until is not None
 
     def status(self) -> tuple[bool, int]:
-        """Whether the store is away, and the settlements that it has not heard of; for metrics."""
+        """Whether the store is unreachable, and the settlements that wait for it; for metrics."""
         return self.away, len(self._outbox) + self._settling
 
     async def count(self, key_id: str, limits: KeyLimits) -> QuotaVerdict | None:
         """Count a request; ``None``: the store does not decide now.
 
-        A key that the store has refused is refused here until its next request may pass: requests are never
-        given back, so that is certain, and a caller that hammers costs the store nothing.
+        A key that the store has refused is refused here until its next request may pass. Requests are never
+        given back, so this is exact, and a caller that keeps sending costs the store nothing.
         """
         known, now = self._known.get(key_id), self._clock()
         if known is not None and known.blocked_until > now:
@@ -154,7 +154,7 @@ class SharedLimits:
                 lapsed = verdict is None and not self.away
             finally:
                 if verdict is None and not lapsed:
-                    # Cancelled or not answered: it may hold them all the same.
+                    # Cancelled or not answered: the store may hold them.
                     self._put(Settlement(key_id, limits, hold, None, 0, sure=False))
             if verdict is not None:
                 if verdict.excess is None and holder == self._holder:
@@ -166,14 +166,14 @@ class SharedLimits:
         return None, None
 
     def last_known(self, key_id: str, ask: QuotaRequest) -> Excess | None:
-        """What the store's last answer has against a request that it does not decide on now.
+        """The limit that a request exceeds by the store's last answer; ``None``: none.
 
-        Nothing when that is older than :data:`LAST_KNOWN_S`: this process' own counts alone can tell then.
+        An answer older than :data:`LAST_KNOWN_S` is not used.
         """
         known = self._known.get(key_id)
         if known is None or self._clock() - known.answered_at > LAST_KNOWN_S:
             return None
-        # The longest window last, and told first: it keeps the request away for longest.
+        # The longest window is last and checked first: it blocks the request for longest.
         for kind, one in reversed(tuple(zip(LIMITS, known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
@@ -187,7 +187,7 @@ class SharedLimits:
             known.use(ask.requests, ask.tokens)
 
     async def figures(self, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...] | None:
-        """How the limits stand, as of two seconds ago at most; ``None``: the store does not answer now."""
+        """The figures of the limits, two seconds old at most; ``None``: the store does not answer now."""
         if self.away:
             return None
         known, now = self._known.get(key_id), self._clock()
@@ -210,14 +210,14 @@ class SharedLimits:
         tokens: int,
         used: int,
     ) -> None:
-        """What a request used; of one that the store did not decide on (no ``hold``) it hears now."""
+        """Send what a request used; without ``hold`` the store did not decide on it."""
         if hold is None and not used:
             return
         at = int(self._unix_time()) if verdict is None else verdict.at
         self._put(Settlement(key_id, limits, hold, at, used))
         if hold is None or hold.holder != self._holder:
-            # Nothing is held for it that the figures know of. Of a store that is away they are the last there
-            # are, and stay: without what this one leaves free, since who knows what others have used.
+            # The figures do not include its tokens. Figures of an unreachable store are the last ones and
+            # stay as they are: other processes may have used what this request leaves.
             if not self.away:
                 self._known.pop(key_id, None)
             return
@@ -228,7 +228,7 @@ class SharedLimits:
             known.at = self._clock()
 
     async def close(self) -> None:
-        """Tell the store the rest, if it listens, and let go of it."""
+        """Send the remaining settlements, if the store answers, and close it."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._outbox and not self.away:
@@ -239,7 +239,7 @@ class SharedLimits:
             await self._store.close()
 
     async def run(self) -> None:
-        """Tell settlements and renew the lease until cancelled."""
+        """Send settlements and renew the lease until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._settle_all(), name="limits-settle")
             loops.create_task(self._renew_all(), name="limits-renew")
@@ -249,7 +249,7 @@ class SharedLimits:
         if self._cooling_off():
             return None
         if self.away:
-            # This one tries; the others go on without until it knows.
+            # This request tries; the others do without the store until it has an answer.
             self._away_until = begun + self._cool_off_s
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -272,16 +272,16 @@ class SharedLimits:
         return self._away_until is not None and self._clock() < self._away_until
 
     def _rename(self, holder: str) -> None:
-        """What was held under the old name is forgotten by the store; who comes second finds it done."""
+        """Take a new name: the store has dropped what the old one held. A second call changes nothing."""
         if self._holder == holder:
             self._log.warning("the hold on keys' tokens has lapsed; it begins anew", held=self._held)
             self._holder, self._held = self._new_holder(), 0
 
-    def _put(self, told: Settlement) -> None:
+    def _put(self, settlement: Settlement) -> None:
         if len(self._outbox) >= MAX_OUTBOX:
             self._outbox.popleft()
             self._lost(1)
-        self._outbox.append(told)
+        self._outbox.append(settlement)
         self._wake.set()
 
     async def _settle_all(self) -> None:
@@ -290,8 +290,8 @@ class SharedLimits:
             await asyncio.sleep(self._settle_every_s)
             self._wake.clear()
             while self._outbox:
-                # A store that was away is asked first whether it is back: what was tried once is told less
-                # surely.
+                # An unreachable store is first asked for a renewal: a settlement that was tried once is no
+                # longer sure.
                 if (self.away and not await self._renewed()) or not await self._settle_batch():
                     await asyncio.sleep(self._cool_off_s)
 

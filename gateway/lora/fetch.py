@@ -16,7 +16,7 @@ from adapters.unpack import is_archive
 from adapters.values import Adapter
 from adapters.verify import MAX_BYTES, Verified, list_files, manifest_sha256
 from gateway.weights.errors import FetchError, NotThere
-from gateway.weights.values import Fetcher, OnProgress, Progress
+from gateway.weights.values import Fetcher, Progress
 
 T = TypeVar("T")
 
@@ -24,15 +24,15 @@ S3 = "s3://"
 
 
 class AdapterSource:
-    """Takes adapters into the store; each content once at a time.
+    """Brings adapters into the store; each content once at a time.
 
     Args:
-        store: where they are kept.
-        base: what they must fit.
-        fetcher: makes what fetches from ``s3://``; raises FetchError when that cannot be.
-        cache: the folder of what was fetched.
+        store: stores them.
+        base: the base model that they must fit.
+        fetcher: makes a fetcher for ``s3://``; may raise FetchError.
+        cache: the folder of fetched files.
         timeout_s: longest that fetching one may take.
-        catalogue: the registry as it stands.
+        catalogue: returns the registry.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class AdapterSource:
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """What is fetched now, by its address, and how far it is."""
+        """The progress of current fetches, by address."""
         return dict(self._progress)
 
     async def take(self, location: str, *, sha256: str | None = None) -> Verified:
-        """Bring, check and keep an adapter.
+        """Bring, check and store an adapter.
 
         Raises:
             AdapterRejected: it did not pass.
-            AdapterNotHere: it could not be brought or kept.
+            AdapterNotHere: it could not be brought or stored.
         """
         return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
 
     async def check(self, location: str, *, sha256: str | None = None) -> Verified:
-        """Bring and check an adapter, and keep nothing of it. Raises as :meth:`take`."""
+        """Bring and check an adapter without storing it. Raises as :meth:`take`."""
         return await self._work(location, lambda path: self._store.check(path, self._base, sha256=sha256))
 
     async def check_kept(self, adapter_id: str) -> Verified:
-        """Check a registered adapter's copy on this machine anew, byte by byte.
+        """Check a registered adapter's copy on this machine again, byte by byte.
 
         Raises:
-            AdapterRejected: it is not what was registered, or does not fit what is served now.
+            AdapterRejected: it differs from what was registered, or does not fit the served model.
             AdapterNotHere: it could not be brought.
         """
         version = self._catalogue().version(adapter_id)
@@ -87,9 +87,9 @@ class AdapterSource:
         )
 
     async def fingerprint(self, location: str) -> str | None:
-        """The SHA-256 of a folder's content, unchecked; ``None`` for what must be brought first.
+        """The SHA-256 of a folder's content, unchecked; ``None`` when it must be fetched first.
 
-        Raises AdapterRejected when it is no adapter's folder.
+        Raises AdapterRejected when the folder holds no adapter.
         """
         path = Path(location)
         if location.startswith(S3) or is_archive(path):
@@ -97,10 +97,10 @@ class AdapterSource:
         return await self._work(location, lambda folder: manifest_sha256(folder, list_files(folder)))
 
     async def bring(self, adapter: Adapter) -> None:
-        """Make sure that a registered adapter is on this machine; another process may have registered it.
+        """Bring a registered adapter to this machine, unless it is here; any process may have registered it.
 
         Raises:
-            AdapterRejected, AdapterNotHere: it is not, and cannot be brought.
+            AdapterRejected, AdapterNotHere: it cannot be brought.
         """
         version = self._catalogue().versions.get(adapter.adapter_id)
         if version is not None:
@@ -132,7 +132,7 @@ class AdapterSource:
             self._progress.pop(location, None)
 
     def _run(self, location: str, work: Callable[[Path], T], stop: threading.Event) -> T:
-        """In a thread: all that blocks."""
+        """The blocking part, in a thread."""
         try:
             path = self._fetched(location, stop) if location.startswith(S3) else Path(location)
             return work(path)
@@ -146,16 +146,15 @@ class AdapterSource:
     def _fetched(self, location: str, stop: threading.Event) -> Path:
         too_large = threading.Event()
 
-        def told(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             self._progress[location] = progress
             if progress.total > MAX_BYTES:
                 too_large.set()
                 stop.set()
 
-        watched: OnProgress = told
-        watched(Progress(0, 0))
+        on_progress(Progress(0, 0))
         try:
-            return self._fetcher().fetch(location, self._cache, on_progress=watched, stop=stop)
+            return self._fetcher().fetch(location, self._cache, on_progress=on_progress, stop=stop)
         except FetchError:
             if too_large.is_set():
                 raise AdapterRejected(

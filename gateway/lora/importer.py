@@ -1,4 +1,4 @@
-"""Takes the adapters of ``adapters.file`` into the registry; what is there already is left alone."""
+"""Registers the adapters of ``adapters.file``; what is registered already is not changed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gateway.lora.fetch import AdapterSource
 from gateway.lora.registry import AdapterProjection
 
 AUTHOR = "adapters.file"
-# How often it is tried again while the state store is away.
+# How often it is tried again while the state store is unreachable.
 AGAIN_S = 5.0
 
 
 class AdapterImport:
-    """Registers what the file lists and makes it active; new aliases lead where the file says.
+    """Registers what the file lists and makes it active; new aliases point where the file says.
 
-    The file begins things and does not undo what operators did since: an alias that exists stays where it is,
-    a retired version stays retired. Content that changed under a registered name is refused.
+    The file does not undo what operators did since: an existing alias stays, a retired version stays retired.
+    Changed content under a registered name is refused.
 
     Args:
-        content: what the file says.
+        content: the file's content.
         projection: the registry.
         source: brings and checks the adapters.
         base_model: the served one; adapters of others are left out.
@@ -51,15 +51,15 @@ class AdapterImport:
 
     @property
     def tried(self) -> bool:
-        """Whether the file has been gone through once, or the state store was found to be away."""
+        """Whether the whole file was tried once; the state store may have been unreachable."""
         return self._tried
 
     async def run(self) -> None:
-        """Import; ends when all of it was looked at."""
-        waiting: Sequence[Adapter] = [one for one in self._content.adapters if self._fits(one)]
+        """Import; ends when everything was tried successfully or refused."""
+        pending: Sequence[Adapter] = [one for one in self._content.adapters if self._fits(one)]
         while True:
-            waiting = [adapter for adapter in waiting if not await self._registered(adapter)]
-            aliases_done = not waiting and await self._aliased()
+            pending = [adapter for adapter in pending if not await self._registered(adapter)]
+            aliases_done = not pending and await self._aliased()
             self._tried = True
             if aliases_done:
                 return
@@ -81,7 +81,7 @@ class AdapterImport:
         return False
 
     async def _registered(self, adapter: Adapter) -> bool:
-        """Register one; ``False``: the state store is away."""
+        """Register one; ``False``: the state store cannot be reached."""
         name = adapter.adapter_id
         try:
             await self._register(adapter)
@@ -122,19 +122,19 @@ class AdapterImport:
             )
 
     async def _aliased(self) -> bool:
-        """Make the aliases that are not there; ``False``: the state store is away."""
+        """Create missing aliases; ``False``: the state store cannot be reached."""
         for alias, target in self._content.aliases.items():
             if target not in self._projection.catalogue.versions:
                 self._log.warning("alias of adapters.file left out", alias=alias, target=target)
                 continue
 
-            def lead(catalogue: Catalogue, alias: str = alias, target: str = target) -> bytes | None:
+            def point(catalogue: Catalogue, alias: str = alias, target: str = target) -> bytes | None:
                 if alias in catalogue.aliases:
                     return None
                 return changes.promote(catalogue, target, alias=alias, force=True)
 
             try:
-                await self._projection.change(lead, author=AUTHOR)
+                await self._projection.change(point, author=AUTHOR)
             except BackendUnavailable:
                 return False
             except AdapterError as error:

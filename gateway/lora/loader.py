@@ -1,4 +1,4 @@
-"""Keeps the engine's adapters: the hottest and pinned ones there before requests ask, retired ones gone."""
+"""Keeps the engine's adapters: pinned and most requested ones are loaded ahead, retired ones unloaded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gateway.backends.lora_slots import AdapterHolder, LoraSlots
 from gateway.lora.registry import AdapterProjection
 from resilience.failures import BackendFailure, FailureKind
 
-# How often it is looked whether something is to be loaded or given up, beside each change of the registry.
+# How often adapters are checked, in addition to each change of the registry.
 TICK_S = 0.5
-# The same for workers: a pin, and a worker that came back, may wait so long.
+# The same for workers; a pin, and a returned worker, may wait this long.
 WORKERS_TICK_S = 2.0
-# What was asked for in the last seconds before a kill is not worth more writing.
+# How often the demand is stored; a kill loses at most this much of it.
 SAVE_S = 30.0
 DEMAND_FILE = "heat.json"
 
@@ -35,24 +35,24 @@ class LoadsElsewhere(Protocol):
 
     @property
     def places(self) -> int:
-        """Most adapters that are loaded there from here."""
+        """Most adapters that this gateway loads there."""
 
     async def preload(self, adapter: Adapter) -> None:
         """Load it now. Raises BackendFailure."""
 
     async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
-        """Load the pinned ones and give none of them up; give up the retired. Raises BackendFailure."""
+        """Keep the pinned ones loaded and unload the retired. Raises BackendFailure."""
 
 
 class LoraLoader:
-    """The slots of the engine that runs, whichever life of it, and what is on it; and those of the workers.
+    """Loads adapters into the slots of the running engine, and on the workers.
 
     Args:
         registry: what requests lease from.
         projection: the registry's versions.
-        demand: how much each is asked for; stored in ``folder``, so that a restart keeps it.
+        demand: how much each is requested; stored in ``folder``, so that a restart keeps it.
         folder: the adapters' folder.
-        bring: makes sure that an adapter's files are on this machine.
+        bring: brings an adapter's files to this machine.
         emit: takes each event; must not block.
         clock: monotonic seconds.
         unix_time: seconds since 1970.
@@ -94,30 +94,30 @@ class LoraLoader:
 
     @property
     def warm(self) -> bool:
-        """Whether what was worth preloading at the start has been tried."""
+        """Whether preloading at the start is done, successfully or not."""
         return self._warm
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """What requests may use at once."""
+        """The loaded adapters."""
         return self._slots.residency.resident if self._slots is not None else ()
 
     @property
     def places(self) -> int:
-        """Adapters that the engine holds; 0 without an engine in process."""
+        """Most adapters that the engine holds; 0 without an engine in process."""
         return self._slots.places if self._slots is not None else 0
 
     @property
     def least_places(self) -> int:
-        """Adapters that the engine holds, or the worker that holds the fewest; 0: nothing here holds any."""
+        """The smallest number of adapters that the engine or a worker holds; 0: nothing holds any."""
         return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
 
     def demand_of(self, adapter_id: str) -> float:
-        """How much it is asked for."""
+        """How much it is requested."""
         return self._demand.of(adapter_id, self._clock())
 
     def make_slots(self, engine: AdapterHolder, places: int) -> LoraSlots:
-        """The slots of an engine; that of the latest one is kept."""
+        """The slots of an engine; the latest engine's are used."""
         self._slots = LoraSlots(
             engine, places, demand=self._demand, bring=self._bring, emit=self._emit, clock=self._clock
         )
@@ -125,14 +125,14 @@ class LoraLoader:
         return self._slots
 
     def wake(self) -> None:
-        """Look at once: the registry has changed."""
+        """Check at once: the registry has changed."""
         self._changed.set()
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load an adapter now: in the engine in process, and on the workers that adapters are loaded on.
+        """Load an adapter now: in the engine in process and on the workers.
 
         Raises:
-            BackendFailure: one of them cannot load it, or nothing here holds adapters.
+            BackendFailure: one of them cannot load it, or there is none.
         """
         slots, workers, failures = self._slots, self._workers(), list[BackendFailure]()
         in_process = slots is not None and slots.places
@@ -167,7 +167,7 @@ class LoraLoader:
             raise failures[0]
 
     async def preload_ordered(self, adapter_id: str, number: int) -> None:
-        """The same as another process orders it, of the registry's ``number``.
+        """The same, ordered by another process whose registry is at ``number``.
 
         Raises:
             AdapterError: it is not registered here.
@@ -178,13 +178,13 @@ class LoraLoader:
             await self.preload(self._projection.adapter(adapter_id))
 
     async def run_workers(self) -> None:
-        """Keep the pinned ones loaded on the workers and the retired ones away, until cancelled."""
+        """Keep pinned adapters loaded on the workers, and retired ones unloaded, until cancelled."""
 
         async def keep(one: LoadsElsewhere, pinned: Collection[str], retired: Collection[str]) -> None:
             try:
                 await one.keep(self._registry.known, pinned, retired)
             except BackendFailure as failure:
-                self._log.info("a worker's adapters not looked after", reason=str(failure))
+                self._log.info("a worker's adapters not updated", reason=str(failure))
 
         while True:
             pinned, versions = self._pinned(), self._projection.catalogue.versions
@@ -195,17 +195,17 @@ class LoraLoader:
             await asyncio.sleep(WORKERS_TICK_S)
 
     async def run(self, ready: Callable[[], bool]) -> None:
-        """Keep what is held in step with the registry and the requests, until cancelled.
+        """Load and unload by the registry and the demand, until cancelled.
 
         Args:
-            ready: whether the engine in process takes work; true also without one.
+            ready: whether the engine in process accepts work; true without one.
         """
         await self._restore()
         saved_at = self._clock()
         try:
             while True:
                 if ready():
-                    await self._look()
+                    await self._update()
                 if self._clock() - saved_at >= SAVE_S:
                     saved_at = self._clock()
                     await self._save()
@@ -218,7 +218,7 @@ class LoraLoader:
         finally:
             self._write(self._demand.snapshot(self._clock()))
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
         slots = self._slots
         try:
             if slots is not None and slots.places:
@@ -230,7 +230,7 @@ class LoraLoader:
                     await self._pin(slots)
         except EngineError as error:
             # It is gone, and the next one gets a slots of its own.
-            self._log.warning("adapters not looked after", reason=error.code)
+            self._log.warning("adapters not updated", reason=error.code)
         self._warm = True
 
     async def _pin(self, slots: LoraSlots) -> None:
@@ -272,16 +272,16 @@ class LoraLoader:
                 await slots.unload(name)
 
     async def _restore(self) -> None:
-        kept = await asyncio.to_thread(self._read)
-        if kept is not None:
-            self._demand.restore(kept[1], self._clock(), age_s=self._unix_time() - kept[0])
+        stored = await asyncio.to_thread(self._read)
+        if stored is not None:
+            self._demand.restore(stored[1], self._clock(), age_s=self._unix_time() - stored[0])
 
     async def _save(self) -> None:
         heat = self._demand.snapshot(self._clock())
         await asyncio.to_thread(self._write, heat)
 
     def _read(self) -> tuple[float, dict[str, float]] | None:
-        """When and what was kept; a file that is not ours or not whole counts as none."""
+        """The stored time and demand; ``None`` without a usable file."""
         try:
             data = json.loads(self._file.read_bytes())
             return float(data["at"]), {str(name): float(heat) for name, heat in data["heat"].items()}
@@ -296,4 +296,6 @@ class LoraLoader:
             part.write_text(text)
             os.replace(part, self._file)
         except OSError as error:
-            self._log.warning("adapters' heat not kept", file=str(self._file), reason=type(error).__name__)
+            self._log.warning(
+                "adapters' demand not stored", file=str(self._file), reason=type(error).__name__
+            )

@@ -1,4 +1,4 @@
-"""The models that callers are told of: base models, adapters and their aliases, backends."""
+"""The models shown to callers: base models, adapters and their aliases, backends."""
 
 from __future__ import annotations
 

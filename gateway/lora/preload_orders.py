@@ -1,7 +1,7 @@
-"""Orders to load an adapter now, for every gateway process: a word in the stream ``adapters-preload``.
+"""Orders to load an adapter now, for every gateway process: records of the stream ``adapters-preload``.
 
-An order is for whoever runs when it is given. It is no part of the registry: who starts later loads what is
-pinned and hot, so old orders are forgotten, and a lost one costs the first request a load.
+An order is for the processes that run when it is given. A process that starts later loads the pinned and most
+requested adapters, so old orders are deleted, and a lost one costs the first request a load.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from resilience.failures import BackendFailure
 
 STREAM: Final = "adapters-preload"
 MAX_ORDERS: Final = 100
-"""Orders that are kept, and that one look reads: more than anybody gives between two looks."""
+"""Most orders that are stored, and of one read."""
 
 
 class AdapterOrders:
-    """Gives orders to the other processes, and carries theirs out, one after the other.
+    """Sends orders to the other processes, and executes theirs, one after the other.
 
     Args:
-        store: where the stream is.
-        me: this process' name among all.
-        load: loads a registered version in this process, once the registry is at this number.
+        store: holds the stream.
+        me: this process' unique name.
+        load: loads a registered version in this process, once its registry is at the given number.
 
-    ``head`` is the last order that this process heard of; ``None`` until it has heard of the stream.
+    ``head`` is the last known order; ``None`` until the stream was read.
     """
 
     def __init__(self, store: StateStore, *, me: str, load: Callable[[str, int], Awaitable[None]]) -> None:
@@ -42,11 +42,11 @@ class AdapterOrders:
         self._log = structlog.get_logger("adapters")
         self.head: int | None = None
         self._done = 0
-        self._news = asyncio.Event()
-        store.listen(STREAM, self._hear)
+        self._ordered = asyncio.Event()
+        store.listen(STREAM, self._on_head)
 
-    async def tell(self, adapter_id: str, number: int, *, author: str) -> bool:
-        """Have every other process load a version of the registry's ``number``; whether they were told."""
+    async def send(self, adapter_id: str, number: int, *, author: str) -> bool:
+        """Order a version of the registry's ``number`` to be loaded; whether the order was written."""
         data = orjson.dumps({"load": adapter_id, "number": number, "by": self._me})
         try:
             record = await self._store.append(STREAM, data, author=author)
@@ -54,33 +54,33 @@ class AdapterOrders:
                 await self._store.forget(STREAM, record.number - MAX_ORDERS)
         except StateUnavailable as error:
             self._log.warning(
-                "other gateways were not told to load it", adapter=adapter_id, reason=error.code
+                "the order to load it was not sent to other gateways", adapter=adapter_id, reason=error.code
             )
             return False
         return True
 
     async def run(self) -> None:
-        """Carry out what others order, until cancelled."""
+        """Execute the orders of others, until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._ordered.wait()
+            self._ordered.clear()
             try:
                 records = await self._store.read(STREAM, after=self._done, limit=MAX_ORDERS)
             except StateError:
-                continue  # the store tells again when it is back
+                continue  # the store notifies again when it is back
             for record in records:
                 self._done = record.number
-                await self._carry_out(record)
+                await self._execute(record)
 
-    def _hear(self, head: int) -> None:
-        """What was ordered before this process heard of the stream is not for it; a stream may begin anew."""
+    def _on_head(self, head: int) -> None:
+        """Orders before the first known head are not for this process; a stream may begin again."""
         if self.head is None or head < self.head:
             self._done = head
         self.head = head
         if head > self._done:
-            self._news.set()
+            self._ordered.set()
 
-    async def _carry_out(self, record: Record) -> None:
+    async def _execute(self, record: Record) -> None:
         try:
             order = orjson.loads(record.data)
             adapter_id, number, by = str(order["load"]), int(order["number"]), order["by"]

@@ -1,4 +1,4 @@
-"""The registry in force in this process: what the stream ``adapters`` adds up to, and how it is added to."""
+"""The registry in force in this process, computed from the stream ``adapters``, and changes of it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import FollowsStream, Record, StateStore
 
 STREAM = "adapters"
-# Operators who change the registry at one moment; each try is one more that came first.
+# Most attempts to append; each failed one means that another process was first.
 MAX_TRIES = 20
-# Longest that a change may take to be in force in the process that made it.
+# Longest wait for a change to be in force in the process that made it.
 IN_FORCE_S = 10.0
 
 
 class AdapterProjection:
-    """Applies the stream's records, and appends further ones. Lives on the event loop.
+    """Applies the stream's records, and appends records. Lives on the event loop.
 
     Args:
-        store: where the stream is.
+        store: holds the stream.
         registry: what requests lease from.
-        base_models: those that are served here; versions for others are not offered.
-        folder_of: where the content with a SHA-256 lies on this machine.
+        base_models: the served ones; versions for others are not offered.
+        folder_of: the folder of the content with a SHA-256.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AdapterProjection:
         self.catalogue = Catalogue()
 
     def follow(self, follower: FollowsStream) -> None:
-        """Who calls :meth:`take`; told at build time."""
+        """Attach what calls :meth:`take`."""
         self._follower = follower
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -60,17 +60,17 @@ class AdapterProjection:
         self._changed = listener
 
     def take(self, record: Record) -> None:
-        """Put one more record in force. Raises CatalogueError, and then nothing has changed."""
+        """Apply a record. Raises CatalogueError, and then nothing has changed."""
         self.catalogue = apply(
             self.catalogue, record.data, number=record.number, author=record.author, at=record.at
         )
         if not self._stale:
-            # Once for all the records that come together, thousands at a start.
+            # Once for all records that arrive together; thousands at a start.
             self._stale = True
             asyncio.get_running_loop().call_soon(self._offer)
 
     def refuse(self, adapter_id: str, reason: str) -> None:
-        """An adapter of the registry's file that cannot be registered: its requests are told why."""
+        """Refuse requests for an adapter of the file that cannot be registered, with this reason."""
         self._refused[adapter_id] = reason
         self._offer()
 
@@ -81,17 +81,17 @@ class AdapterProjection:
     async def caught_up_to(self, number: int) -> bool:
         """Wait until that record is in force here; ``False`` when it takes too long."""
         if self._follower is None:
-            raise RuntimeError("the book has no follower; wiring calls follow()")
+            raise RuntimeError("there is no follower; wiring calls follow()")
         return await self._follower.caught_up_to(number, IN_FORCE_S)
 
     async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
-        """Append what ``decide`` makes of the registry as it stands; ``False`` when there is nothing to do.
+        """Append the change that ``decide`` returns for the registry; ``False`` when there is none.
 
-        ``decide`` is called again when somebody else was first.
+        ``decide`` is called again when another process was first.
 
         Raises:
-            AdapterError: what ``decide`` raises.
-            BackendUnavailable: the state store is away, or too many others were first.
+            AdapterError: ``decide`` may raise it.
+            BackendUnavailable: the state store cannot be reached, or too many other changes came first.
         """
         try:
             for _ in range(MAX_TRIES):
@@ -118,7 +118,7 @@ class AdapterProjection:
         )
 
     def _offer(self) -> None:
-        """Put what the records add up to in force."""
+        """Offer the registered versions to requests."""
         self._stale = False
         here = [one for one in self.catalogue.versions.values() if one.base_model in self._base_models]
         self._registry.offer(

@@ -1,10 +1,10 @@
-"""When a canary gets more, when it is taken back: decisions only, no I/O.
+"""When a canary gets more traffic, and when it is rolled back: decisions only, no I/O.
 
-A step is left for the next when it is old enough, both sides have enough requests, and no check is
+The next step begins when the current one is old enough, both sides have enough requests, and no check is
 suspicious. As soon as one check's e-value (:mod:`gateway.routing.evidence`) reaches its bound, at any number
 of requests, the canary is rolled back. Each check of each step has an equal part of ``alpha``; so a canary
-whose odds of a fault are in every check at most ``tolerance`` times the baseline's is ever rolled back with
-a probability of at most ``alpha``, as long as its requests fail independently of one another.
+whose odds of a fault in every check are at most ``tolerance`` times the baseline's is rolled back with a
+probability of at most ``alpha``, provided that its requests fail independently of each other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gateway.routing.change import WHOLE, with_weight
 from gateway.routing.evidence import Evidence, EvidenceWindow
 
 CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
-"""What is compared: shares of requests that failed, were late with the first token or as a whole, were
-answered by another than was drawn, or did not pass the checks of answers."""
+"""What is compared: shares of requests that failed, whose first token or whole answer was late, that another
+backend than the drawn one answered, or whose answer failed its checks."""
 STEPS = (5.0, 25.0, 50.0, 100.0)
 ALPHA = 0.01
 TOLERANCE = 1.25
@@ -29,40 +29,40 @@ MIN_SAMPLES = 200
 STEP_S = 60.0
 WINDOW_S = 5.0
 SUSPICIOUS = 10.0
-"""An e-value at which a step is not left yet: one check in ten, at most, of a good canary waits for more."""
+"""An e-value at which the next step waits; at most one check in ten of a good canary reaches it."""
 LIFE_S = 86_400.0
-"""Longest time without an end, since the start or the last resumption; it bounds what the streams grow."""
+"""Longest time since the start or the last resumption; it bounds the growth of the streams."""
 
 Counts = Mapping[str, EvidenceWindow]
 
 
 class Phase(StrEnum):
-    """Where a canary stands; stable codes."""
+    """The phase of a canary; stable codes."""
 
     RUNNING = "running"
     PAUSED = "paused"
-    """It keeps its share; nothing is judged."""
+    """The share stays; nothing is judged."""
     DONE = "done"
     """It has the whole route."""
     ROLLED_BACK = "rolled_back"
     ABORTED = "aborted"
     """An operator ended it; the route is as before."""
     OVERRIDDEN = "overridden"
-    """Somebody else has set the route's weights; they were left as they are."""
+    """The route's weights were set by someone else and left as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryPlan:
-    """What was asked for.
+    """The plan of a canary.
 
     Args:
-        before: the route's weights at the start, to go back to.
+        before: the route's weights at the start, which a rollback restores.
         steps: rising percents; the last is 100.
-        min_samples: requests that each side has in a step before the next.
+        min_samples: requests that each side needs in a step.
         step_s: shortest time of a step.
-        window_s: requests of so many seconds are compared with one another.
-        alpha: bound of the probability that a good canary is ever rolled back.
-        tolerance: odds ratio of faults that is no fault.
+        window_s: requests within so many seconds are compared with each other.
+        alpha: highest probability that a good canary is rolled back.
+        tolerance: the tolerated odds ratio of faults.
     """
 
     id: str
@@ -86,15 +86,15 @@ class CanaryPlan:
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """How a canary stands; all that another process needs to go on with it.
+    """The state of a canary, with all that another process needs to drive it.
 
     Args:
         since: when the step was in force, or the phase began; seconds since 1970.
         deadline: when it has to have ended.
-        placed: the route's weights as the canary has last left them.
-        applied: whether the routing is what this state wants.
-        revision: the routing's at which it was found to be so.
-        read_to: the last record of the samples that is in it.
+        placed: the route's weights as the canary last set them.
+        applied: whether the routing is as this state wants it.
+        revision: the routing revision at which that was so.
+        read_to: the last sample record that is counted.
         counts: of the step.
         evidence: of the step.
         canary_requests: since the start.
@@ -117,12 +117,12 @@ class CanaryState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is judged, ever."""
+        """Whether it is over."""
         return self.phase not in (Phase.RUNNING, Phase.PAUSED)
 
     @property
     def to_do(self) -> bool:
-        """Whether somebody has to drive it."""
+        """Whether a process must drive it."""
         return self.phase is Phase.RUNNING or not self.applied
 
     @property
@@ -148,27 +148,27 @@ def weights_at(plan: CanaryPlan, percent: float) -> Mapping[str, float]:
 
 
 def in_force(state: CanaryState, now: float, revision: int = 0) -> CanaryState:
-    """The routing is what was wanted; a step counts from here."""
+    """The routing is as wanted; the step's time begins."""
     return replace(state, applied=True, placed=state.wanted, since=now, revision=revision)
 
 
 def end(state: CanaryState, phase: Phase, reason: str, now: float) -> CanaryState:
-    """It ended; who drives it brings the routing there."""
+    """It has ended; the driver still restores the routing."""
     return replace(state, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
 
 
 def pause(state: CanaryState, reason: str) -> CanaryState:
-    """It keeps its share, and nothing is judged."""
+    """The share stays, and nothing is judged."""
     return replace(state, phase=Phase.PAUSED, reason=reason)
 
 
 def resume(state: CanaryState, *, read_to: int, now: float) -> CanaryState:
-    """Judge again, by what comes from now on and what was seen before the pause."""
+    """Judge again, by new requests and those before the pause."""
     return replace(state, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
 
 
 def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
-    """What the running canary's state is with these further windows, in order."""
+    """The state after these further windows, in order."""
     plan = state.plan
     counts, evidence, seen = dict(state.counts), dict(state.evidence), state.canary_requests
     for window in windows:
@@ -214,5 +214,5 @@ def _why(state: CanaryState, check: str) -> str:
 
 
 def _power(log: float) -> str:
-    """Readable, and finite for any evidence."""
+    """The e-value in readable form; it does not overflow."""
     return f"{math.exp(log):.0f}" if log < 10 else f"1e{log / math.log(10):.0f}"

@@ -1,13 +1,13 @@
 """Drives the canary of all processes from the one that holds the lease.
 
-A state is a record of the stream ``canary``, appended by compare-and-set: whoever wrote the last one knows
-all before it, and of two that act at once one finds a conflict and changes nothing. The lease in it only
-saves work. What the routing should be is written down before it is changed, so a process that ends in between
-leaves a state that the next one brings about.
+The canary's state is a record of the stream ``canary``, appended by compare-and-set: of two processes that
+act at once, one gets a conflict and changes nothing. The lease in the record only saves work. The wanted
+routing is written before the routing is changed, so when a process ends in between, the next one completes
+the change.
 
-The processes' counts are records of ``canary-samples``; how far they were read is a part of the state, so
-each counts once whoever drives, and what was read is forgotten. Of the standings the last one is what counts:
-the others are forgotten too, a hundred at a time, and all of them when the canary has ended.
+The processes' counts are records of ``canary-samples``. The state holds how far they were read, so each
+counts once whichever process drives; records that were read are deleted. Only the last state counts: older
+ones are deleted a hundred at a time, and all of them when the canary has ended.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from gateway.state.port import MAX_READ, FollowsStream, Record, StateStore
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0
-"""A driver that has said nothing for so many windows is thought to be gone."""
+"""Another process takes over after so many windows without a record of the driver."""
 IDLE_S = 1.0
-"""How often a process without a canary looks for one."""
+"""How often a process without a canary checks for one."""
 MAX_TRIES = 5
-"""Others, as the driver at each window, that may come between while an order is written."""
+"""Attempts to write an operator's order; the driver, which writes at each window, may be first."""
 FORGET_EVERY = 100
-"""Samples that were read, and standings, are forgotten so many at a time; each time is one more write."""
+"""Read samples and old states are deleted so many at a time; each deletion is one more write."""
 STEPS_AT_ONCE = 4
-"""A verdict, its routing, and a conflict with somebody at each; more waits for the next window."""
+"""A verdict and its routing, each with one conflict; more waits for the next window."""
 
 
 class _Overridden(Exception):
-    """The route's weights are neither those that the canary left nor those that it wants."""
+    """The route's weights are neither those that the canary set nor those that it wants."""
 
 
 class _AsWanted(Exception):
@@ -61,10 +61,10 @@ class CanaryDriver:
     """Counts, judges and changes the routing, in a process that may be one of many.
 
     Args:
-        store: where the streams are.
+        store: holds the streams.
         routing: the routing.
-        audit: what was done, and why.
-        tally: of this process.
+        audit: records what was done, and why.
+        tally: the counts of this process.
         me: this process' name among all.
         unix_time: seconds since 1970.
     """
@@ -92,7 +92,7 @@ class CanaryDriver:
         self.beat: Beat | None = None
 
     def follow(self, follower: FollowsStream) -> None:
-        """Who calls :meth:`take`; told at build time."""
+        """Attach what calls :meth:`take`."""
         self._follower = follower
 
     @property
@@ -101,14 +101,14 @@ class CanaryDriver:
         return None if self.beat is None else self.beat.standing
 
     def take(self, record: Record) -> None:
-        """One more record of the stream; raises nothing."""
+        """Apply a record; raises nothing."""
         if record.number <= self.head:
             return
         self.head = record.number
         try:
             self.beat = beat_of(record)
         except ValueError:
-            # A newer version wrote it; that one's processes drive it.
+            # A newer version wrote it; processes of that version drive it.
             self.beat = None
             self._log.error("a canary's record is not understood here", number=record.number)
         state = self.state
@@ -116,9 +116,10 @@ class CanaryDriver:
         self._tally.watch(state.plan if state is not None and running else None)
 
     async def change(self, make: Callable[[CanaryState | None], Awaitable[CanaryState]]) -> None:
-        """Put what ``make`` says after the last state; it is asked again when somebody was quicker.
+        """Append the state that ``make`` returns for the last one; call it again when another process was
+        first.
 
-        Raises Conflict when that does not end, StateUnavailable, and what ``make`` raises.
+        Raises Conflict after too many attempts, StateUnavailable, and what ``make`` raises.
         """
         for left in reversed(range(MAX_TRIES)):
             head = self.head
@@ -131,16 +132,16 @@ class CanaryDriver:
                     raise
 
     async def put(self, state: CanaryState) -> None:
-        """Make a state the last one, driven by this process. Raises Conflict, StateUnavailable."""
+        """Append a state, driven by this process. Raises Conflict, StateUnavailable."""
         until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
         data = beat_data(Beat(state, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
         await self._forget(state)
 
     async def publish_counts(self) -> None:
-        """Give what was seen in the windows that are over to the driver; what is not taken is lost.
+        """Append the counts of finished windows for the driver; counts that cannot be written are lost.
 
-        A record of which nobody knows whether it was written is not written again: nothing counts twice.
+        A record that may have been written is not written again, so that nothing counts twice.
         """
         state = self.state
         if state is None:
@@ -153,7 +154,7 @@ class CanaryDriver:
                 self._log.warning("a window's counts are lost to the canary", reason=error.code)
 
     async def tick(self) -> None:
-        """Judge and act, if it is this process' turn. What failed is tried again at the next."""
+        """Judge and act, if this process drives. What failed is tried again at the next window."""
         for _ in range(STEPS_AT_ONCE):
             beat = self.beat
             if beat is None or not beat.standing.to_do:
@@ -166,7 +167,7 @@ class CanaryDriver:
                 elif not await self._judge(beat):
                     return
             except (Conflict, RoutingBusy, NotInForce) as error:
-                # Somebody was quicker; what he wrote comes by itself.
+                # Another process was first; its record will arrive.
                 self._log.info("the canary waits", reason=type(error).__name__)
                 return
             except StateError as error:
@@ -174,7 +175,7 @@ class CanaryDriver:
                 return
 
     async def run(self) -> None:
-        """Hand on and judge at the end of each window until cancelled."""
+        """Publish counts and judge at the end of each window until cancelled."""
         while True:
             state = self.state
             if state is None or not state.to_do:
@@ -183,15 +184,15 @@ class CanaryDriver:
             window_s = state.plan.window_s
             await asyncio.sleep(window_s - self._unix_time() % window_s)
             await self.publish_counts()
-            # The others' counts of this window are there by then.
+            # Wait for the other processes' counts of this window.
             await asyncio.sleep(window_s / 4)
             await self.tick()
 
     async def _judge(self, beat: Beat) -> bool:
-        """Whether the state has something to be brought about now."""
+        """Append the judged state; whether the routing must be changed now."""
         state, now = beat.standing, self._unix_time()
         if self._routing.head < state.revision:
-            # What the canary itself did has not come here yet.
+            # The canary's own change of the routing is not applied here yet.
             return False
         if self._override(state):
             await self._overridden(state)
@@ -207,7 +208,7 @@ class CanaryDriver:
         return not judged.applied
 
     async def _forget(self, state: CanaryState) -> None:
-        """Let go of the samples that the last state has read, and of the standings before it."""
+        """Delete the samples that the last state has read, and the states before it."""
         over = state.ended and state.applied
         for stream, up_to in ((SAMPLES, state.read_to), (STREAM, self.head - 1)):
             if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
@@ -215,13 +216,13 @@ class CanaryDriver:
             try:
                 await self._store.forget(stream, up_to)
             except StateError as error:
-                # What was put is put; they go with the next ones.
+                # The state is written; these are deleted with the next ones.
                 self._log.info("a canary's records are not forgotten yet", stream=stream, reason=error.code)
                 return
             self._forgotten[stream] = up_to
 
     async def _place(self, state: CanaryState) -> None:
-        """Bring the routing to what the state wants."""
+        """Change the routing to what the state wants."""
         plan, wanted = state.plan, state.wanted
         comment = _comment(state)
 

@@ -1,4 +1,4 @@
-"""A canary's standing, and what a process has seen in a window, as the streams have them."""
+"""The records of the canary's streams: its states, and each process' counts of a window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES: Final = "canary-samples"
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A standing, and which process drives it until when (seconds since 1970)."""
+    """A state, and the process that drives it until a time (seconds since 1970)."""
 
     standing: CanaryState
     holder: str
@@ -35,7 +35,7 @@ def beat_data(beat: Beat) -> bytes:
 
 
 def beat_of(record: Record) -> Beat:
-    """Raises ValueError when the record is not one of ours."""
+    """Decode a record. Raises ValueError when it is not understood."""
     return _BEAT.validate_json(record.data)
 
 
@@ -48,7 +48,7 @@ def sample_data(canary: str, window: int, counts: Counts) -> bytes:
 
 
 def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, EvidenceWindow]]:
-    """The canary's windows, oldest first, all processes' of one window added up; strange records are left."""
+    """The canary's windows, oldest first, summed over the processes; other records are skipped."""
     found: dict[int, dict[str, EvidenceWindow]] = {}
     for record in records:
         data: Any = orjson.loads(record.data)

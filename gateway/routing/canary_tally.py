@@ -1,8 +1,8 @@
-"""What this process has seen of a canary and of its baseline, window by window.
+"""Counts this process' requests of a canary and its baseline, window by window.
 
-A session counts once in a window: the split is by session, and a session's requests may fail together, so all
-of them would be taken for as many independent signs (two that always fail together in a window made one good
-canary in ten roll back, five nearly each: 200 simulated ones).
+A session counts once in a window: the split is by session, and a session's requests may fail together, so
+they are not independent evidence (with two requests that always fail together one good canary in ten was
+rolled back, with five nearly every one, of 200 simulated).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
 from observability.events import RequestRecord
 
-# Of sent-away callers only what they waited in vain tells something.
+# The caller went away; only how long it waited is evidence.
 _LEFT = 499
-# Of the codes that are the caller's, the one that is not: a backend that wants to be left alone.
+# A 4xx status that is no mistake of the caller: the backend throttles.
 _THROTTLED = 429
 MAX_WINDOWS = 16
-"""Windows that are kept while they cannot be handed on; the oldest goes first."""
+"""Windows that are stored while they cannot be published; the oldest is dropped first."""
 MAX_SESSIONS = 100_000
-"""That a window tells apart; requests beyond do not count."""
+"""Most sessions of a window; requests of further ones do not count."""
 
 
 class CanaryTally:
     """Counts finished requests of the route that a canary runs on.
 
     Args:
-        route: a route as it is in force; ``None``: there is none of that name.
+        route: returns the route in force; ``None``: there is none of that name.
         unix_time: seconds since 1970; windows are the same in every process.
     """
 
@@ -40,14 +40,14 @@ class CanaryTally:
         self._met: dict[int, set[int]] = {}
 
     def watch(self, plan: CanaryPlan | None) -> None:
-        """Count for this canary from now on; ``None``: for none."""
+        """Count for this canary from now on; ``None``: count nothing."""
         if plan is None or self._plan is None or plan.id != self._plan.id:
             self._windows.clear()
             self._met.clear()
         self._plan = plan
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request; one that named its backend, or never came to one, does not count."""
+        """Count a request; one that named its backend, or reached none, does not count."""
         plan = self._plan
         if plan is None or record.route != plan.route or record.drawn is None:
             return
@@ -55,15 +55,15 @@ class CanaryTally:
         if route is None:
             return
         canary = record.drawn == plan.backend
-        said = outcomes(record, ttft_slo_ms=route.ttft_slo_ms, total_slo_ms=route.total_slo_ms)
+        found = outcomes(record, ttft_slo_ms=route.ttft_slo_ms, total_slo_ms=route.total_slo_ms)
         number = int(self._unix_time() // plan.window_s)
         met = self._met.setdefault(number, set())
-        if not said or record.session in met or len(met) >= MAX_SESSIONS:
+        if not found or record.session in met or len(met) >= MAX_SESSIONS:
             return
         if record.session is not None:
             met.add(record.session)
         window = self._windows.setdefault(number, {})
-        for check, bad in said:
+        for check, bad in found:
             one = EvidenceWindow(bad, 1, 0, 0) if canary else EvidenceWindow(0, 0, bad, 1)
             window[check] = window.get(check, EvidenceWindow()) + one
         for kept in (self._windows, self._met):
@@ -71,7 +71,7 @@ class CanaryTally:
                 del kept[min(kept)]
 
     def take(self) -> list[tuple[int, Counts]]:
-        """The windows that are over, oldest first; they are gone from here."""
+        """Remove and return the finished windows, oldest first."""
         if self._plan is None:
             return []
         now = int(self._unix_time() // self._plan.window_s)
@@ -81,10 +81,10 @@ class CanaryTally:
 
 
 def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) -> list[tuple[str, bool]]:
-    """What a request says to each check: its name, and whether it was bad.
+    """The checks that a request counts for: the check's name, and whether the request was bad.
 
-    A caller's own mistake says nothing. One that left says only that it had waited too long, if it had. Of an
-    answer by another backend, or by none, nobody knows how fast or how good the drawn one's would have been.
+    A caller's mistake counts for none. A caller that went away counts only as late, if it had waited too
+    long. When another backend answered, or none, the drawn one's speed and quality are unknown.
     """
     late_first = (record.total_ms if record.ttft_ms is None else record.ttft_ms) > ttft_slo_ms
     late = record.total_ms > total_slo_ms

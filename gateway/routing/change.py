@@ -1,4 +1,4 @@
-"""Changes of a routing configuration, as pure functions of it: weights, and what two of them differ in."""
+"""Changes of a routing configuration as pure functions: weights, and differences of two configurations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from gateway.routing.file import RoutingConfig
 
 WHOLE = 100.0
-# Hides the noise of floating point, and stays far inside what the sum of the weights may be off by.
+# Hides floating-point noise; far below the tolerance of the weights' sum.
 DIGITS = 10
-# Weights of which nobody would tell the difference.
+# Weights closer than this are equal.
 SAME = 1e-6
 
 
@@ -27,7 +27,7 @@ class NoSuchRoute(Exception):
 
 
 class NothingToShare(Exception):
-    """The rest of a route's weight has nobody to go to."""
+    """There is no other backend for the rest of a route's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ConfigChange:
     """One place in which two configurations differ; ``None`` where it is missing.
 
     Args:
-        path: dotted; backends of a route stand by name, as in ``routes.chat.backends[local].weight``.
+        path: dotted; backends of a route are named, as in ``routes.chat.backends[local].weight``.
     """
 
     path: str
@@ -106,7 +106,7 @@ def same_weights(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with all its defaults written out; as it is, when this version does not know it."""
+    """The configuration with all defaults filled in; unchanged when this version does not know it."""
     try:
         return RoutingConfig.model_validate(config).model_dump(mode="json")
     except ValidationError:
@@ -114,12 +114,12 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two configurations say the same, however they are written."""
+    """Whether two configurations are equal once defaults are filled in."""
     return whole(one) == whole(other)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ConfigChange]:
-    """Each place in which they differ, in the file's order; defaults that are written out do not count."""
+    """Each place in which they differ, in the file's order; written-out defaults do not count."""
     return list(_differences("", whole(before), whole(after)))
 
 

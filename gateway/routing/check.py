@@ -1,4 +1,4 @@
-"""What a routing configuration names must be there, and its fallback chains must lead somewhere."""
+"""Checks that the names in a routing configuration exist, and that its fallback chains are useful."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class KnownNames:
     """Names that a routing configuration may refer to, and the admission limits that its routes vary.
 
     Args:
-        adapters: names and aliases; ``None``: not looked at. The registry is a stream of its own, so a
-            revision that was good where it was made may come before its adapters.
+        adapters: names and aliases; ``None``: not checked. The registry is a separate stream, so a valid
+            revision may arrive before its adapters.
     """
 
     backends: Collection[str]
@@ -29,7 +29,7 @@ class KnownNames:
 
 
 def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
-    """What the rules of a stored configuration name."""
+    """The adapters that the rules of a stored configuration name."""
     return frozenset(
         str(rule["adapter"])
         for route in config["routes"].values()
@@ -39,7 +39,7 @@ def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def check_names(config: RoutingConfig, known: KnownNames) -> list[str]:
-    """Every fault with its path in the file; none when all is well."""
+    """Every fault, with its path in the file."""
     faults: list[str] = []
     for name, route in config.routes.items():
         faults += (f"routes.{name}.{fault}" for fault in _route(route, known))

@@ -1,4 +1,4 @@
-"""How strongly the windows seen so far speak against a canary: an e-value, valid whenever it is looked at.
+"""The strength of evidence against a canary: an e-value, which is valid at any time.
 
 A window is a fourfold table: requests of canary and baseline, good and bad. Given how many requests each
 side had and how many of all were bad, the canary's share of the bad ones follows Fisher's noncentral
@@ -10,8 +10,8 @@ and whenever one stops: no approximation, no least number of samples (e-variable
 Ly, Grünwald, arXiv:2106.02693; the mixture as in the mixture SPRT of Johari, Pekelis, Walsh,
 arXiv:1512.04922; its use for canaries: Lindon et al., arXiv:2205.14762).
 
-The product is mixed over how much worse the canary is, and over the window in which it became so: a canary
-that goes bad after a long good time has not saved up for it.
+The product is mixed over how much worse the canary is, and over the window in which it became so: a long good
+time does not outweigh a canary that goes bad later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALTERNATIVES = (1.5, 2.0, 4.0, 10.0, 50.0)
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWindow:
-    """What one check has seen in one window; ``bad`` are a part of the requests."""
+    """One check's counts of one window; ``bad`` is a part of the requests."""
 
     canary_bad: int = 0
     canary: int = 0
@@ -43,17 +43,17 @@ class EvidenceWindow:
 
     @property
     def tells(self) -> bool:
-        """Whether it can tell the sides apart: both have requests, and not all of them ended alike."""
+        """Whether it is evidence: both sides have requests, and not all ended alike."""
         bad, all_ = self.canary_bad + self.baseline_bad, self.canary + self.baseline
         return self.canary > 0 and self.baseline > 0 and 0 < bad < all_
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the windows of a step add up to, for one check.
+    """The sum of a step's windows, for one check.
 
     Args:
-        windows: those that told something.
+        windows: the number of windows that were evidence.
         logs: for each alternative, the logarithm of its products from each window on, weighted.
     """
 
@@ -61,7 +61,7 @@ class Evidence:
     logs: tuple[float, ...] = ()
 
     def seen(self, window: EvidenceWindow, tolerance: float) -> Evidence:
-        """With one more window; ``tolerance`` is the odds ratio that is no fault."""
+        """Add a window; ``tolerance`` is the tolerated odds ratio."""
         if not window.tells:
             return self
         number = self.windows + 1

@@ -1,4 +1,4 @@
-"""What is wrong with a routing configuration, in words: where, what was given, what is allowed."""
+"""Messages about faults of a routing configuration: the path, what was given, what is allowed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _line(fault: Any) -> str:
         return f"{path}: is missing; it is required"
     if kind == "extra_forbidden":
         return f"{path}: unknown key; allowed: {', '.join(_keys(fault['loc']))}"
-    said = str(context.get("error", ""))
-    if kind == "value_error" and not said.startswith("allowed: "):
-        return f"{path}: {said}"
+    text = str(context.get("error", ""))
+    if kind == "value_error" and not text.startswith("allowed: "):
+        return f"{path}: {text}"
     return f"{path}: given {_given(fault['input'])}; allowed: {allowed(kind, context)}"
 
 
@@ -65,7 +65,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _keys(loc: tuple[int | str, ...]) -> list[str]:
-    """What may stand beside an unknown key."""
+    """The keys that are allowed in place of an unknown one."""
     if len(loc) == 1:
         return list(RoutingConfig.model_fields)
     part = next((one for one in reversed(loc[2:-1]) if one in _PARTS), None)

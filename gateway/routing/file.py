@@ -1,4 +1,4 @@
-"""What an operator writes: the routing configuration as a file has it."""
+"""The routing configuration as an operator writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.fallback_policy import DEGRADED
 
 
 class _Part(BaseModel):
-    # What is not finite has no place in a record, which is JSON.
+    # Records are JSON, which has no infinity or NaN.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -44,7 +44,7 @@ class AdapterRule(_Part):
 
 
 class Slo(_Part):
-    """Targets that reports and guards measure against; the defaults are those of interactive chat."""
+    """Service levels; the defaults are for interactive chat."""
 
     ttft_ms: Annotated[float, Field(gt=0)] = 200.0
     total_ms: Annotated[float, Field(gt=0)] = 1400.0
@@ -52,14 +52,14 @@ class Slo(_Part):
 
 
 class RouteShadow(_Part):
-    """A sample of the route's requests is asked again of another backend, for comparison."""
+    """A sample of the route's requests is mirrored to another backend, for comparison."""
 
     backend: str
     sample: Annotated[float, Field(ge=0, le=1)]
 
 
 class BudgetsConfig(_Part):
-    """Tokens per section; what is missing here is as in the prompt version."""
+    """Tokens per section; a missing one is as in the prompt version."""
 
     system: _Tokens | None = None
     retrieval: _Tokens | None = None

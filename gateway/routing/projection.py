@@ -1,8 +1,8 @@
-"""The routing in force in this process: what the stream ``routing`` says last, and how it is added to.
+"""The routing in force in this process: the last record of the stream ``routing``, and changes of it.
 
-Each record is a whole configuration with its comment and parent; the revision's number is the record's. A
-record that this process cannot use, as one that names a backend it does not have, leaves the last good
-revision in force: the process is *behind*, says so, and goes on with the next record.
+Each record is a whole configuration with its comment and parent; the revision's number is the record's. When
+this process cannot use a record, for example because it names an unknown backend, the last good revision
+stays in force, the process reports the unusable one, and continues with the next record.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.port import FollowsStream, Record, StateStore
 
 STREAM = "routing"
-# Operators who change the routing at one moment; each try is one more that came first.
+# Most attempts to append; each failed one means that another process was first.
 MAX_TRIES = 20
-# Longest that a change may take to be in force in the process that made it.
+# Longest wait for a change to be in force in the process that made it.
 IN_FORCE_S = 5.0
-# What was in force in another process comes here within a second, or does not exist.
+# Longest wait for a revision that another process has in force.
 ELSEWHERE_S = 1.0
-# How often a first revision is tried to be written while the store is away.
+# How often writing the first revision is tried while the store is unreachable.
 SEED_AGAIN_S = 1.0
 SEED_AUTHOR = "file"
 
 
 class RoutingBusy(Exception):
-    """So many others change the routing at this moment that this change found no place: not written."""
+    """Too many other changes came first; nothing was written."""
 
 
 class NotInForce(Exception):
-    """The revision was written, and is not in force in this process yet."""
+    """The revision was written but is not in force in this process yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableRevision:
-    """The stream's last revision, which this process cannot use, and why."""
+    """The stream's last revision, when this process cannot use it, and the reason."""
 
     number: int
     reason: str
@@ -50,7 +50,7 @@ class UnusableRevision:
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What ``routing.file`` holds, or what is wrong with it: then the store must have a revision."""
+    """The content of ``routing.file``, or its fault: then the store must have a revision."""
 
     source: str
     config: Mapping[str, Any] | None
@@ -58,11 +58,11 @@ class Seed:
 
 
 class RoutingProjection:
-    """Applies the stream's records, and appends further ones.
+    """Applies the stream's records, and appends records.
 
     Args:
-        store: where the stream is.
-        known: what a revision may name in this process.
+        store: holds the stream.
+        known: the names that a revision may use in this process.
         seed: the first revision.
         unix_time: seconds since 1970.
     """
@@ -84,7 +84,7 @@ class RoutingProjection:
         self.unusable: UnusableRevision | None = None
 
     def follow(self, follower: FollowsStream) -> None:
-        """Who calls :meth:`take`; told at build time."""
+        """Attach what calls :meth:`take`."""
         self._follower = follower
 
     def current(self) -> Revision:
@@ -95,11 +95,11 @@ class RoutingProjection:
 
     @property
     def number(self) -> int:
-        """Of the revision in force; 0: the routing file's, that the store has not got yet."""
+        """Of the revision in force; 0: the routing file's, while the store does not have it."""
         return 0 if self._revision is None else self._revision.number
 
     def take(self, record: Record) -> None:
-        """Put one more record in force, or say why this process cannot; raises nothing."""
+        """Apply a record, or store the reason why it is unusable; raises nothing."""
         self.head = record.number
         try:
             stored = from_record(record)
@@ -117,10 +117,10 @@ class RoutingProjection:
             )
 
     def check(self, draft: Draft, source: str) -> None:
-        """Validate whole, as for the next revision. Raises RoutingFileError.
+        """Validate as the next revision. Raises RoutingFileError.
 
-        An adapter that the last revision names already is no reason against this one: weights can be moved,
-        and a canary rolled back, whatever became of an adapter.
+        Adapters that the last revision names are allowed even when they are gone, so that weights can still
+        be changed and a canary rolled back.
         """
         known = self._known
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
@@ -128,12 +128,12 @@ class RoutingProjection:
         make_revision(self.head + 1, draft.config, known, source=source)
 
     async def start(self) -> None:
-        """Have a revision in force: the store's last one, else the routing file's as the first.
+        """Put a revision in force: the store's last one, else the routing file's as the first.
 
-        While the store is away and has left nothing on this machine, the file's is in force as number 0.
+        While the store is unreachable and there is no local copy, the file's is in force as number 0.
 
         Raises:
-            RoutingFileError: there is nothing to serve by: the file is wrong and the store has no usable one.
+            RoutingFileError: the file is wrong and the store has no usable revision.
         """
         if self.head:
             self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
@@ -146,7 +146,7 @@ class RoutingProjection:
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
 
     async def run(self) -> None:
-        """Write the first revision as soon as the store is there, if it is still missing then."""
+        """Write the first revision as soon as the store is reached, if it is still missing."""
         while not self.head and self._seed.config is not None:
             await asyncio.sleep(SEED_AGAIN_S)
             if not self.head:
@@ -155,16 +155,17 @@ class RoutingProjection:
     async def change(
         self, decide: Callable[[Stored], Draft], *, author: str, expected: int | None = None
     ) -> tuple[Stored, Stored]:
-        """Append what ``decide`` makes of the last revision, wait until it is in force here; both, in order.
+        """Append ``decide``'s draft of the next revision, and wait until it is in force here.
 
-        Without ``expected`` it is called again when somebody else was first.
+        Returns the revision before it and the new one. Without ``expected``, ``decide`` is called again when
+        another process was first.
 
         Raises:
-            RoutingFileError: the draft is not valid; and what ``decide`` raises.
+            RoutingFileError: the draft is invalid; ``decide`` may raise other errors.
             Conflict: the last revision is not ``expected``.
-            RoutingBusy: too many others were first.
-            StateUnavailable, RecordTooLarge: the store did not take it.
-            NotInForce: it was written, and takes too long to come back.
+            RoutingBusy: too many other changes came first.
+            StateUnavailable, RecordTooLarge: the store did not accept it.
+            NotInForce: it was written, but is not applied here in time.
         """
         await self.expect_last(expected)
         for _ in range(MAX_TRIES):
@@ -191,14 +192,15 @@ class RoutingProjection:
         raise RoutingBusy("others change the routing at this moment; nothing was changed")
 
     def last(self) -> Stored:
-        """What the next revision follows: the store's last one that is understood, else what is in force."""
+        """The revision before the next one: the store's last that is understood, else the one in force."""
         stored = self.latest or self.in_force
         if stored is None:
             raise RuntimeError("there is no routing yet; start() has not ended")
         return stored
 
     async def read(self, number: int, count: int = 1) -> list[Stored]:
-        """Up to ``count`` revisions, the last one numbered ``number``, newest first, without strange ones.
+        """Up to ``count`` revisions, the last one numbered ``number``, newest first; unreadable ones are
+        skipped.
 
         Raises StateUnavailable.
         """
@@ -220,7 +222,7 @@ class RoutingProjection:
         return found
 
     def _adopt(self, stored: Stored) -> None:
-        """Raises RoutingFileError, and then nothing has changed."""
+        """Put a revision in force. Raises RoutingFileError, and then nothing has changed."""
         revision = make_revision(
             stored.number,
             stored.draft.config,
@@ -255,9 +257,9 @@ class RoutingProjection:
         return RoutingFileError("\n".join(faults))
 
     async def expect_last(self, expected: int | None) -> None:
-        """Wait for a revision that an operator has seen elsewhere; ``None``: none.
+        """Wait for the revision that an operator expects to be the last; ``None``: no expectation.
 
-        Raises Conflict when it is not the last one.
+        Raises Conflict when another one is the last.
         """
         if expected is not None and expected > self.head:
             await self.caught_up_to(expected, ELSEWHERE_S)
@@ -265,9 +267,9 @@ class RoutingProjection:
             raise Conflict(STREAM, expected, self.head)
 
     async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
-        """Whether record ``number`` has come here in time."""
+        """Whether record ``number`` is applied here in time."""
         if self._follower is None:
-            raise RuntimeError("the book has no follower; wiring calls follow()")
+            raise RuntimeError("there is no follower; wiring calls follow()")
         return await self._follower.caught_up_to(number, timeout_s)
 
 

@@ -18,8 +18,8 @@ class Ranking:
     """Candidates for a request, best first.
 
     ``candidates`` can honour the request and may be alive or not; ``unable`` maps the names of backends
-    that were passed over to the features they lack. ``drawn`` is the one that the weights gave the session,
-    ready or not; ``None`` when it lacks a feature, or the caller named a backend.
+    that were skipped to the features they lack. ``drawn`` is the one that was drawn by weight, ready or not;
+    ``None`` when it lacks a feature, or the caller named a backend.
     """
 
     candidates: tuple[Backend, ...]
@@ -59,14 +59,14 @@ def rank(
 
     The first is drawn by weight, sticky by ``sticky_key`` (the session, else the request id), and stays while
     its weight rises and no other's does; the others
-    follow by weight. Backends that lack an asked feature are passed over; ready ones go before others.
+    follow by weight. Backends that lack a requested feature are skipped; ready ones come before others.
 
     Args:
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
     """
     weights = ((pinned, 100.0),) if pinned is not None else route.weights
     weighed = [entry for entry in weights if entry[1] > 0]
-    # Nothing is drawn from one.
+    # A single one needs no draw.
     drawn = draw(route.name, sticky_key, weighed) if len(weighed) > 1 else weighed[0][0]
     order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
     unable = {name: lack for name, _ in order if (lack := asked - backends[name].features)}
@@ -81,7 +81,7 @@ def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> s
     Each name has a number drawn from the exponential distribution whose rate is its weight, and the least
     one wins: so each wins by its share of the weights (Thaler and Ravishankar 1998; the logarithm as in
     Efraimidis and Spirakis 2006). A number depends on its own name and weight alone. So a key leaves a name
-    only when another one's weight rises against it: who was on a canary at 5 % is on it at 25 %.
+    only when another one's weight rises: a session on a canary at 5 % stays on it at 25 %.
     """
     return min(
         weights, key=lambda entry: -math.log1p(-stable_fraction(route, sticky_key, entry[0])) / entry[1]

@@ -1,4 +1,4 @@
-"""A revision as the stream ``routing`` has it."""
+"""The records of the stream ``routing``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A revision as the stream has it; ``number`` 0 is the routing file's, not in the stream yet."""
+    """A stored revision; ``number`` 0 is the routing file's, which is not in the stream yet."""
 
     number: int
     at: float
@@ -43,7 +43,7 @@ def to_data(draft: Draft, parent: int) -> bytes:
 
 
 def from_record(record: Record) -> Stored:
-    """Raises KeyError, TypeError, ValueError when the record is not one of ours."""
+    """Decode a record. Raises KeyError, TypeError, ValueError when it is not understood."""
     data = orjson.loads(record.data)
     draft = Draft(dict(data["config"]), str(data["comment"]), str(data["action"]))
     return Stored(record.number, record.at, record.author, int(data["parent"]), draft)

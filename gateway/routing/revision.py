@@ -1,4 +1,4 @@
-"""A routing configuration, validated whole, and the frozen revision made of it."""
+"""Validates a routing configuration and turns it into a frozen revision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RoutingFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShadowRule:
-    """So many of the route's requests (0 to 1) are asked again of that backend."""
+    """The share of the route's requests (0 to 1) that is mirrored to a backend."""
 
     backend: str
     sample: float
@@ -79,7 +79,7 @@ class Revision:
 
 
 def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
-    """The paths of the rules that lead to an adapter by its name."""
+    """The paths of the rules that name an adapter."""
     return [
         f"routes.{route.name}.adapter_rules[{index}]"
         for route in revision.routes.values()
@@ -108,7 +108,7 @@ def load_routing(path: Path, known: KnownNames) -> Revision:
 
 
 def read_routing(path: Path) -> Any:
-    """What a YAML or JSON file holds, not validated.
+    """The content of a YAML or JSON file, not validated.
 
     Raises:
         RoutingFileError: it cannot be read or is no YAML.
@@ -130,10 +130,10 @@ def make_revision(
     author: str = "file",
     comment: str = "",
 ) -> Revision:
-    """Validate a routing configuration whole and freeze it.
+    """Validate a routing configuration and freeze it.
 
     Raises:
-        RoutingFileError: names every fault and where it stands.
+        RoutingFileError: names every fault with its path.
     """
     try:
         config = RoutingConfig.model_validate(data)

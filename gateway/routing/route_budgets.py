@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from budgeting.values import (
-    PromptSection,
-)
+from budgeting.values import PromptSection
 
 
 @dataclass(frozen=True, slots=True)
 class RouteBudgets:
-    """What a route says of budgets; ``None`` and missing sections: nothing.
+    """A route's budgets; ``None`` and missing sections: as in the prompt version.
 
     Args:
         sections: tokens by section.
-        reserve: tokens kept for the answer.
-        spare: sections that may use what others do not need, in order.
-        max_input_tokens: the longest prompt that admission lets through.
+        reserve: tokens reserved for the answer.
+        spare: sections that may use the spare tokens of others, in order.
+        max_input_tokens: the longest prompt that admission accepts.
     """
 
     sections: Mapping[PromptSection, int] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,4 +1,4 @@
-"""What a route says about admission: thresholds of its own, laid over the ``admission`` section."""
+"""A route's own admission thresholds, which override the ``admission`` section."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class RouteRung(BaseModel):
 
 
 class RouteAdmission(BaseModel):
-    """Thresholds of one route; what is missing here is as in the ``admission`` section.
+    """Thresholds of one route; a missing one is as in the ``admission`` section.
 
     Keys as there. What belongs to a backend and not to a request (``max_in_flight``, ``aging_seconds``,
     ``output_quantile``, ``max_prefill_tokens``) cannot differ by route.
 
-    Two keys say what the route's ``slo`` is used for:
+    Two keys define how the route's ``slo`` is used:
 
-    * ``refuse_late``: who would get the first token later than ``ttft_ms`` after arriving is refused at once.
-    * ``limit_follows``: the targets that the adaptive limit keeps to; unset: both, where the route has a
+    * ``refuse_late``: a request whose first token would be later than ``ttft_ms`` is refused at once.
+    * ``limit_follows``: the targets of the adaptive limit; unset: both, where the route has a
       ``tpot_ms``.
     """
 
@@ -54,7 +54,7 @@ class RouteAdmission(BaseModel):
 def route_limits(
     base: AdmissionLimits | None, route: RouteAdmission, *, ttft_slo_ms: float, tpot_slo_ms: float | None
 ) -> AdmissionLimits | None:
-    """The thresholds of a route's requests; ``None``, the backend's own, when neither says anything.
+    """The thresholds of a route's requests; ``None``: the backend's own.
 
     Args:
         base: the ``admission`` section's.

@@ -18,9 +18,9 @@ class RouteResume(BaseModel):
         enabled: resume an answer whose backend broke.
         wait_ms: a backend whose engine restarts is waited for before the next leg is asked, when it is
             expected back within this. A request may wait two seconds in a queue; so it may for a restart.
-        max_wait_ms: longest wait for a restart when no leg can answer; vLLM on a CPU loads in under a minute.
-        commit_chunks: pieces of a stream held back while its answer could not be gone on with exactly.
-        commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
+        max_wait_ms: longest wait for a restart when no target can answer; vLLM on a CPU loads in under a
+        minute. commit_chunks: pieces of a stream that are held back while the answer could not be resumed
+        exactly. commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""What a request names: a route, and perhaps one backend or one adapter (OpenAI's ``model``)."""
+"""Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Target:
 
 
 def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: Collection[str]) -> Target:
-    """Find what the request names.
+    """Resolve what the request names.
 
     Raises:
-        Forbidden: the key is limited to other routes; whether there is such a route is not told.
+        Forbidden: the key is limited to other routes; the message does not reveal whether the route exists.
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a base model, nor an adapter, nor a backend.
     """
@@ -66,7 +66,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
         return Target(route, version, model, request.adapter_id)
-    # What the key may not name is not told to it.
+    # Names that the key may not use are not shown.
     usable = request.caller.adapters
     named = {one for one in adapters if usable is None or one in usable}
     backends = fleet.backends if allowed is None else dict(route.weights)

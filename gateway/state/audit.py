@@ -1,4 +1,4 @@
-"""Who changed what: a record in the state store's stream ``audit`` for each action of an operator."""
+"""The audit log: a record in the stream ``audit`` for each action of an operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, StateStore
 
 STREAM = "audit"
-# Longest target and comment that are kept, in characters.
+# Longest target and comment of a record, in characters.
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
 
@@ -23,11 +23,11 @@ T = TypeVar("T")
 class Audit:
     """Appends records; each is also a line of the log.
 
-    Fails open: the action is already done, so an unreachable store is logged as an error, and the record is
-    in the log alone.
+    Fails open: the action is already done, so when the store cannot be reached an error is logged and the
+    record is in the log only.
 
     Args:
-        store: where the stream is.
+        store: holds the stream.
         unix_time: seconds since 1970.
     """
 
@@ -39,7 +39,7 @@ class Audit:
     async def record(
         self, who: str, action: str, target: str, *, comment: str = "", result: str = "done"
     ) -> None:
-        """Keep that ``who`` (a key's id) did ``action`` to ``target``, with what ``result``."""
+        """Record that ``who`` (a key's id) did ``action`` to ``target``, with this ``result``."""
         entry = {
             "at": self._unix_time(),
             "who": who,

@@ -3,11 +3,11 @@
 ::
 
     StateError
-    ├── Conflict           somebody else appended first
-    ├── StateUnavailable   the store does not answer, is locked or refuses
-    └── RecordTooLarge     a record is longer than a store takes
+    ├── Conflict           another writer appended first
+    ├── StateUnavailable   the store does not answer, is locked, or refuses
+    └── RecordTooLarge     a record is longer than a store accepts
 
-Messages name streams and numbers, never a record's content nor a password of a url.
+Messages name streams and numbers, never a record's content or the password of a url.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import ClassVar
 
 
 class StateError(Exception):
-    """Something cannot be written to, or read from, the state store; ``code`` is stable."""
+    """The state store cannot be read or written; ``code`` is stable."""
 
     code: ClassVar[str] = "state_error"
 
 
 class Conflict(StateError):
-    """The stream's last record is not the one that the writer had seen; nothing was written."""
+    """The stream's last record is not the one that the writer expected; nothing was written."""
 
     code: ClassVar[str] = "state_conflict"
 
@@ -37,10 +37,10 @@ class Conflict(StateError):
 
 
 class StateUnavailable(StateError):
-    """The store did not do what was asked.
+    """The operation failed.
 
-    After an append it is not known whether the record was written: read before appending again. With
-    ``expected`` a second append is safe, because it meets a :class:`Conflict` when the first one was written.
+    After an append it is unknown whether the record was written: read before appending again. With
+    ``expected`` a second append is safe: it raises :class:`Conflict` when the first one was written.
     """
 
     code: ClassVar[str] = "state_unavailable"

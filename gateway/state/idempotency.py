@@ -1,23 +1,42 @@
-"""Answers kept under the caller's idempotency key: what every such store holds to."""
+"""Replies stored under the caller's idempotency key: what every store guarantees, and the one in memory."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
-
-from gateway.state.idempotency_values import IdempotencyStore
 
 KEEP_S: Final = 24 * 3600.0
 """How long a reply is stored."""
 MAX_REPLIES: Final = 100_000
-"""Bounds a store: the oldest go first."""
+"""Bounds a store: the oldest replies are dropped first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReply:
+    """A whole HTTP reply."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class IdempotencyStore(Protocol):
+    """Replies stored for 24 hours under (tenant, key); bounded, oldest dropped first."""
+
+    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        """The fingerprint of the request's body, and the reply."""
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+        """Store a reply; the first one under a key stays until it has expired."""
 
 
 class IdempotencyKeeper(IdempotencyStore, Protocol):
-    """A store with a life of its own.
+    """A store that is opened and closed.
 
-    Invariants: the first reply under a key stays until it has expired; replies older than ``KEEP_S`` are not
-    given out. An operation that fails raises; the HTTP edge decides what that means for the caller (it
-    refuses when it cannot look, and answers when it cannot keep).
+    A failed operation raises. The HTTP edge then refuses the request when it cannot read, and answers it
+    when it cannot write.
     """
 
     @property
@@ -25,7 +44,45 @@ class IdempotencyKeeper(IdempotencyStore, Protocol):
         """Whether the last operation succeeded; true before the first."""
 
     async def open(self) -> None:
-        """Prepare; a store that is not reachable now is tried again with each request."""
+        """Prepare; a store that cannot be reached is tried again with each request."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
+
+
+class MemoryIdempotencyStore:
+    """Stores replies until the process ends: for ``memory://`` and for tests.
+
+    Args:
+        unix_time: seconds since 1970.
+        max_replies: the oldest beyond it are dropped.
+    """
+
+    healthy: Final = True
+
+    def __init__(self, *, unix_time: Callable[[], float], max_replies: int = MAX_REPLIES) -> None:
+        self._unix_time = unix_time
+        self._max_replies = max_replies
+        self._replies: OrderedDict[tuple[str, str], tuple[float, str, StoredReply]] = OrderedDict()
+
+    async def open(self) -> None:
+        """Nothing to prepare."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
+        """The body's fingerprint and the reply, when stored within the last 24 hours."""
+        found = self._replies.get((tenant, key))
+        if found is None or found[0] < self._unix_time() - KEEP_S:
+            return None
+        return found[1], found[2]
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+        """Store a reply; the first one under a key stays until it has expired."""
+        if await self.get(tenant, key) is not None:
+            return
+        self._replies[tenant, key] = (self._unix_time(), fingerprint, reply)
+        self._replies.move_to_end((tenant, key))
+        while len(self._replies) > self._max_replies:
+            self._replies.popitem(last=False)

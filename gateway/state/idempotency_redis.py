@@ -1,4 +1,4 @@
-"""Replies in Redis: each under a key that expires, and an index by time that bounds how many there are."""
+"""Idempotent replies in Redis: each under a key that expires, indexed by time to bound their number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from gateway.state.idempotency import KEEP_S, MAX_REPLIES
-from gateway.state.idempotency_values import StoredReply
-from gateway.state.redis_client import REDIS_ERRORS, asked, prefix, reason_of
+from gateway.state.idempotency import KEEP_S, MAX_REPLIES, StoredReply
+from gateway.state.redis_client import REDIS_ERRORS, ask, prefix, reason_of
 
-# Keeps the first reply that has not expired by our clock (Redis expires by its own). Then drops from the
-# index what has expired, and from the store the oldest beyond the bound; the keys of those are not declared,
-# but lie in the namespace's slot.
+# Stores the reply unless there is one that has not expired by our clock (Redis expires by its own). Then it
+# drops expired replies from the index, and the oldest beyond the bound from the store: their keys are not
+# declared to the script, but are in the namespace's slot.
 _PUT = """
 local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
 if at and tonumber(at) >= tonumber(ARGV[4]) and redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
@@ -32,7 +31,7 @@ return 1
 """
 
 
-class _Kept(msgspec.Struct, array_like=True):
+class _Stored(msgspec.Struct, array_like=True):
     fingerprint: str
     status: int
     content_type: str
@@ -41,13 +40,13 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class RedisIdempotencyStore:
-    """Keeps replies for 24 h in Redis.
+    """Stores replies for 24 hours in Redis.
 
     Args:
         client: as ``redis_client.connect`` makes it; this store closes it.
         namespace: as the streams'.
         unix_time: seconds since 1970.
-        max_replies: the oldest beyond it go.
+        max_replies: the oldest beyond it are dropped.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class RedisIdempotencyStore:
         self.healthy = True
 
     async def open(self) -> None:
-        """See whether it is there."""
+        """Test the connection."""
         try:
             await cast(Awaitable[Any], self._client.ping())
         except REDIS_ERRORS as error:
@@ -78,22 +77,22 @@ class RedisIdempotencyStore:
         await self._client.aclose()
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The body's fingerprint and the reply, when kept within the last 24 h."""
+        """The body's fingerprint and the reply, when stored within the last 24 hours."""
         found = await self._ask("get", self._client.get(self._key(tenant, key)))
         if found is None:
             return None
-        kept = msgspec.msgpack.decode(found, type=_Kept)
-        # Redis expires by its own clock, which may be another than ours.
-        if kept.stored_at < self._unix_time() - KEEP_S:
+        stored = msgspec.msgpack.decode(found, type=_Stored)
+        # Redis expires by its own clock, which may differ from ours.
+        if stored.stored_at < self._unix_time() - KEEP_S:
             return None
-        return kept.fingerprint, StoredReply(kept.status, kept.content_type, kept.body)
+        return stored.fingerprint, StoredReply(stored.status, stored.content_type, stored.body)
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
-        """Keep a reply; the first one under a key stays unless it has expired."""
+        """Store a reply; the first one under a key stays until it has expired."""
         now, name = self._unix_time(), self._key(tenant, key)
-        kept = msgspec.msgpack.encode(_Kept(fingerprint, reply.status, reply.content_type, reply.body, now))
+        row = _Stored(fingerprint, reply.status, reply.content_type, reply.body, now)
         arguments: tuple[bytes | float, ...] = (
-            kept,
+            msgspec.msgpack.encode(row),
             int(KEEP_S * 1000),
             now,
             now - KEEP_S,
@@ -102,13 +101,13 @@ class RedisIdempotencyStore:
         await self._ask("put", self._client.eval(_PUT, 2, name, self._index, *map(_argument, arguments)))
 
     def _key(self, tenant: str, key: str) -> str:
-        # Hashed: a caller's key may be long, and neither part can reach into the other.
+        # Hashed, because a caller's key may be long; the length keeps tenant and key apart.
         digest = hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass"))
         return self._prefix + digest.hexdigest()
 
     async def _ask(self, operation: str, command: object) -> Any:
         try:
-            answer = await asked(self._client, command)
+            answer = await ask(self._client, command)
         except REDIS_ERRORS as error:
             self._failed(operation, error)
             raise

@@ -1,4 +1,4 @@
-"""Answers kept under the caller's idempotency key, in the SQLite file of the state store."""
+"""Idempotent replies in the SQLite file of the state store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from gateway.state.idempotency import KEEP_S, MAX_REPLIES
-from gateway.state.idempotency_values import StoredReply
+from gateway.state.idempotency import KEEP_S, MAX_REPLIES, StoredReply
 
 BUSY_TIMEOUT_MS = 2_000
 
@@ -44,7 +43,7 @@ _REPLIES = Table(
 
 
 class SqliteIdempotencyStore:
-    """Keeps replies for 24 h in SQLite.
+    """Stores replies for 24 hours in SQLite.
 
     An operation that fails turns ``healthy`` false and raises SQLAlchemyError.
 
@@ -52,7 +51,7 @@ class SqliteIdempotencyStore:
         path: the file.
         unix_time: seconds since 1970.
         busy_timeout_ms: longest wait for another process that writes.
-        max_replies: the oldest beyond it go, looked at every hundredth time.
+        max_replies: the oldest beyond it are dropped, checked at every hundredth write.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SqliteIdempotencyStore:
         self.healthy = True
 
     async def open(self) -> None:
-        """Make the table; a store that is not reachable now is tried again with each request."""
+        """Create the table; a file that cannot be reached is tried again with each request."""
         try:
             async with self._engine.begin() as connection:
                 await connection.run_sync(_METADATA.create_all)
@@ -86,7 +85,7 @@ class SqliteIdempotencyStore:
         await self._engine.dispose()
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The body's fingerprint and the reply, when kept within the last 24 h."""
+        """The body's fingerprint and the reply, when stored within the last 24 hours."""
         fresh = _REPLIES.c.stored_at >= self._unix_time() - KEEP_S
         query = select(_REPLIES).where(_REPLIES.c.tenant == tenant, _REPLIES.c.key == key, fresh)
         try:
@@ -101,7 +100,7 @@ class SqliteIdempotencyStore:
         return row.fingerprint, StoredReply(row.status, row.content_type, row.body)
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
-        """Keep a reply; the first one under a key stays unless it has expired."""
+        """Store a reply; the first one under a key stays until it has expired."""
         now = self._unix_time()
         values = {
             "fingerprint": fingerprint,

@@ -1,7 +1,7 @@
-"""Keeps a process up with the last record of a stream whose every record is whole: the canary's standings.
+"""Follows the last record of a stream whose records are complete states: those of the canary.
 
-Earlier records may be forgotten, so there is neither a history to follow nor a copy to keep: while the store
-is away nothing is done with such a stream anyway.
+Earlier records may be deleted, so there is no history to follow. There is no local copy either: nothing uses
+such a stream while the store is unreachable.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamPro
 
 
 class LatestRecord(StreamProjection):
-    """Applies the last record whenever there is another one; those in between are passed over.
+    """Applies the newest record; those between two reads are skipped.
 
     Args:
-        store: where the stream is; its ``run`` runs beside this one's.
+        store: holds the stream; its ``run`` must be running.
         stream: its name.
-        apply: takes the record; must neither block nor raise.
+        apply: receives the record; must neither block nor raise.
     """
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Bring the last record into force; a store that is away is caught up with by ``run``."""
+        """Apply the last record; when the store cannot be reached, ``run`` does it later."""
         with contextlib.suppress(StateUnavailable, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._catch_up()
 
     async def run(self) -> None:
-        """Keep up until cancelled."""
+        """Follow until cancelled."""
         await self._keep_up()
 
     async def _catch_up(self) -> None:

@@ -1,7 +1,7 @@
-"""Keys' limits in Redis: one account a key, changed by scripts, so that every decision is one step.
+"""Limits of keys in Redis: one account for each key, changed by scripts, so that every decision is atomic.
 
-The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: of each limit the steps
-``{number, amount}``, and of each request under way ``{holder, number, at, tokens}``. Times are Redis' own.
+The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: for each limit the steps
+``{number, amount}``, and for each request in flight ``{holder, number, at, tokens}``. Times are Redis' own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from accounting.quotas import (
 )
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import KEPT_S, LEASE_S
-from gateway.state.redis_client import REDIS_ERRORS, asked, end_if_cancelled, prefix, reason_of
+from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix, reason_of
 
 _NOBODY = HoldId("", 0)
 
@@ -82,7 +82,7 @@ for i = 1, 3 do
     for _, one in ipairs(held) do counts(i, math.floor(one[3] / STEP[i]), one[4]) end
   end
 end
--- Whether a limit forbids it; of several the one that does for longest.
+-- Which limit refuses the request; of several, the one that does so for longest.
 local worst, longest = 0, -1
 for i = 1, 3 do
   local limit = tonumber(ARGV[4 + i])
@@ -157,7 +157,7 @@ return #KEYS
 """
 )
 
-# Also forgets the holders that are gone for long.
+# Also deletes holders whose lease expired long ago.
 _RENEW = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -214,7 +214,7 @@ class RedisLimitStore:
         return QuotaVerdict(_excess(told, own, ask), figures, told[1])
 
     async def settle(self, told: Sequence[Settlement]) -> None:
-        """Replace what is held by what was used."""
+        """Replace the held tokens by those used."""
         arguments: list[str | int] = []
         for one in told:
             hold = one.hold or _NOBODY
@@ -226,12 +226,12 @@ class RedisLimitStore:
         )
 
     async def renew(self, holder: str) -> bool:
-        """Keep the lease."""
+        """Renew the lease."""
         return bool(await self._ask("renew", self._renew(keys=(self._holders,), args=(holder,))))
 
     async def _ask(self, operation: str, command: object) -> Any:
         try:
-            answer = await asked(self._client, command)
+            answer = await ask(self._client, command)
         except REDIS_ERRORS as error:
             raise StateUnavailable(operation, reason_of(error)) from error
         end_if_cancelled()

@@ -1,7 +1,8 @@
-"""Keys' limits in a SQLite file, for any number of processes of one machine.
+"""Limits of keys in a SQLite file, for any number of processes of one machine.
 
-The file lies beside the state store's: its counts are worth nothing after a day, need no fsync, and would
-wake everybody who watches the other file. Each operation is one short transaction in a thread of its own.
+The file is next to the state store's and separate from it: its counts are worthless after a day, need no
+fsync, and would wake the processes that watch the other file. Each operation is one short transaction in a
+thread.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from accounting.quotas import KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import KEPT_S, LEASE_S
 
-# Longest wait for another process that writes; below the time that a request waits for its decision.
+# Longest wait for another process's write; below the time that a request waits for its decision.
 BUSY_TIMEOUT_S = 0.4
-# Between two tries meanwhile. SQLite's own waits grow to 100 ms, in which a busier process takes every turn.
+# Between two attempts. SQLite's own waits grow to 100 ms, and a busier process would always be first.
 BUSY_RETRY_S = 0.0005
-# Operations that wait for the thread; more of them mean that it does not keep up.
+# Most operations that wait for the thread.
 MAX_WAITING = 1_024
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS limit_tallies (key_id TEXT PRIMARY KEY, kept BLOB NOT NULL, at REAL NOT NULL)"
@@ -37,16 +38,16 @@ T = TypeVar("T")
 
 
 def limits_file(path: Path) -> Path:
-    """The file beside the state store's ``path``."""
+    """The file next to the state store's ``path``."""
     return path.with_name(f"{path.name}.limits")
 
 
 class SqliteLimitStore:
-    """Implements :class:`gateway.state.limits.LimitStore`; a file that is damaged is thrown away.
+    """Implements :class:`gateway.state.limits.LimitStore`; a damaged file is deleted.
 
     Args:
-        path: the file; its folder must be there.
-        unix_time: seconds since 1970; one machine has one.
+        path: the file; its folder must exist.
+        unix_time: seconds since 1970; all processes of a machine share it.
     """
 
     def __init__(self, path: Path, *, unix_time: Callable[[], float]) -> None:
@@ -55,13 +56,13 @@ class SqliteLimitStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._waiting = 0
         self._counting = threading.Lock()
-        # Of the thread alone.
+        # Used by the thread only.
         self._open_connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
 
     async def close(self) -> None:
         """Close the connection and end the thread."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._shut)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
 
     async def take(
@@ -84,7 +85,7 @@ class SqliteLimitStore:
         return await self._do("take", decide)
 
     async def settle(self, told: Sequence[Settlement]) -> None:
-        """Replace what is held by what was used."""
+        """Replace the held tokens by those used."""
 
         def replace(connection: sqlite3.Connection, now: float) -> None:
             for one in told:
@@ -95,7 +96,7 @@ class SqliteLimitStore:
         await self._do("settle", replace)
 
     async def renew(self, holder: str) -> bool:
-        """Keep the lease; also forgets what is of no use any more."""
+        """Renew the lease; also deletes old holders and accounts."""
 
         def keep(connection: sqlite3.Connection, now: float) -> bool:
             connection.execute("DELETE FROM limit_holders WHERE lease < ?", (now - LEASE_S,))
@@ -122,15 +123,15 @@ class SqliteLimitStore:
                     raise
                 connection.execute("COMMIT")
             except sqlite3.DatabaseError as error:
-                # The very class: not one of its subclasses, which tell of a lock or of a full disk.
+                # This very class: its subclasses stand for a lock or a full disk.
                 if type(error) is sqlite3.DatabaseError:
-                    self._throw_away()
+                    self._delete()
                 raise
             return done
 
         self._count(1)
         doing = self._thread.submit(transact)
-        # Counted out at its end, in the thread, and not when nobody waits for it any more.
+        # Counted until the thread is done, also when the caller was cancelled.
         doing.add_done_callback(lambda _: self._count(-1))
         try:
             return await asyncio.wrap_future(doing)
@@ -142,14 +143,14 @@ class SqliteLimitStore:
             self._waiting += by
 
     def _connected(self) -> sqlite3.Connection:
-        """The file's connection; a file that was taken away or replaced is opened anew."""
+        """The connection; a file that was removed or replaced is opened again."""
         if self._open_connection is not None and self._file == _identity(self._path):
             return self._open_connection
-        self._shut()
+        self._disconnect()
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            # No decision waits for a disk. A loss of power may damage the file: then it is made anew.
+            # No decision waits for a disk. A file damaged by a loss of power is created again.
             connection.execute("PRAGMA synchronous=OFF")
             for table in _TABLES:
                 connection.execute(table)
@@ -160,20 +161,20 @@ class SqliteLimitStore:
         self._open_connection, self._file = connection, _identity(self._path)
         return connection
 
-    def _throw_away(self) -> None:
-        """The file is damaged, and worth little: whoever asks next makes another one."""
-        self._shut()
+    def _delete(self) -> None:
+        """Delete a damaged file; the next operation creates another one."""
+        self._disconnect()
         for suffix in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
-    def _shut(self) -> None:
+    def _disconnect(self) -> None:
         if self._open_connection is not None:
             self._open_connection.close()
             self._open_connection = None
 
 
 def _begin(connection: sqlite3.Connection) -> None:
-    """Take the turn to write."""
+    """Begin to write."""
     give_up = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -186,7 +187,7 @@ def _begin(connection: sqlite3.Connection) -> None:
 
 
 class _Leases:
-    """Whose lease is not over, each looked up once."""
+    """Tells whether a holder's lease is valid; each holder is looked up once."""
 
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
         self._connection = connection

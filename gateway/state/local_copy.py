@@ -1,8 +1,8 @@
-"""A stream's records in a file of this machine, so that a gateway starts and serves while the store is away.
+"""A stream's records in a local file, so that a gateway starts and serves while the store is unreachable.
 
-The file is replaced as a whole, after it is on disk, so it is always one state of the stream. Its first line
-tells the stream, the last number and a digest of the rest; then comes a line a record. Only its owner may
-read it. Several processes may keep one file: one that is further is left alone.
+The file is replaced as a whole once it is on disk, so it always holds one state of the stream. Its first line
+has the stream, the last number and a digest of the rest; each further line is a record. Only its owner may
+read it. Several processes may write one file: a newer file is not overwritten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from gateway.state.port import Record
 
-# A first line is some 150 bytes; longer ones are not ours.
+# A first line has some 150 bytes; a longer one is not from this software.
 MAX_HEADER_BYTES = 1_024
 
 
@@ -49,7 +49,7 @@ class LocalCopy:
         return self._path
 
     def head(self) -> int:
-        """The last number in the file, by its first line; 0 when there is none to be used."""
+        """The last number, as the first line has it; 0 without a usable file."""
         try:
             with self._path.open("rb") as file:
                 header = msgspec.json.decode(file.readline(MAX_HEADER_BYTES), type=_Header)
@@ -58,12 +58,12 @@ class LocalCopy:
         return header.number if header.stream == self._stream else 0
 
     def load(self) -> Sequence[Record]:
-        """All records, or none when the file is missing or damaged: that is logged, and it is put aside."""
+        """All records; none when the file is missing or damaged. A damaged file is logged and renamed."""
         try:
             first, _, rest = self._path.read_bytes().partition(b"\n")
             header = msgspec.json.decode(first, type=_Header)
             if header.stream != self._stream or header.sha256 != hashlib.sha256(rest).hexdigest():
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest differs")
             lines = msgspec.json.Decoder(_Line).decode_lines(rest)
         except FileNotFoundError:
             return []
@@ -81,24 +81,23 @@ class LocalCopy:
         return [Record(self._stream, one.number, one.at, one.author, one.data.encode()) for one in lines]
 
     def extend(self, records: Sequence[Record]) -> bool:
-        """Add records that follow what is in the file; the first of them may be the file's last.
+        """Add records; the first of them may be the file's last.
 
-        Returns whether the file now ends with them, or went further already; ``False`` when they do not
-        follow, that is when the file is of another history.
+        Returns whether the file now contains them; ``False`` when it is of another history.
 
         Raises:
-            OSError: it cannot be written; the old file stays.
+            OSError: the file cannot be written; the old one stays.
         """
-        kept = list(self.load())
+        stored = list(self.load())
         for record in records:
-            if record.number <= len(kept):
-                if kept[record.number - 1] != record:
+            if record.number <= len(stored):
+                if stored[record.number - 1] != record:
                     return False
-            elif record.number == len(kept) + 1:
-                kept.append(record)
+            elif record.number == len(stored) + 1:
+                stored.append(record)
             else:
                 return False
-        self._replace(kept)
+        self._replace(stored)
         return True
 
     def _replace(self, records: Sequence[Record]) -> None:
@@ -117,7 +116,7 @@ class LocalCopy:
         except OSError:
             os.unlink(name)
             raise
-        # The new name is on disk too, not the bytes alone.
+        # Sync the folder too, so that the new name is on disk.
         directory = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(directory)

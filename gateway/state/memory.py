@@ -1,4 +1,4 @@
-"""The fake: streams in memory, shared by the stores made of them as a file is by processes."""
+"""The fake: streams in memory, which several stores can share as processes share a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL_S = 1.0
 
 
 class MemoryStreams:
-    """What several stores share; ``down`` makes them all fail."""
+    """The shared records; ``down`` makes every store fail."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[Record]] = {}
@@ -24,12 +24,12 @@ class MemoryStreams:
 
 
 class MemoryStateStore:
-    """A store for tests and for a gateway that may forget: nothing survives the process (``memory://``).
+    """A store for tests and for ``memory://``: nothing survives the process.
 
     Args:
-        streams: shared ones; its own when absent.
+        streams: shared records; new ones when absent.
         unix_time: seconds since 1970.
-        poll_s: longest time between two words to listeners.
+        poll_s: longest time between two calls of a listener.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MemoryStateStore:
             self._reach.ok()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
         self._streams.stores.discard(self)
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
@@ -85,7 +85,7 @@ class MemoryStateStore:
         return records[-limit:][::-1] if newest_first else records[:limit]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Let go of records up to that number."""
+        """Delete records up to that number."""
         check_forget(up_to)
         self._reached("forget")
         records = self._streams.records.get(stream, [])
@@ -97,15 +97,17 @@ class MemoryStateStore:
         """The last number of each stream."""
         self._reached("heads")
         forgotten = self._streams.forgotten
-        heads = {name: forgotten.get(name, 0) + len(kept) for name, kept in self._streams.records.items()}
+        heads = {
+            name: forgotten.get(name, 0) + len(records) for name, records in self._streams.records.items()
+        }
         return {stream: head for stream, head in heads.items() if head}
 
     def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Have ``told`` called while ``run`` runs."""
+        """Call ``listener`` while ``run`` runs."""
         self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
-        """Tell everybody at each poll; appends tell at once."""
+        """Call every listener at each poll; an append calls them at once."""
         while True:
             if self._streams.down:
                 self._reach.failed("watch", "down")

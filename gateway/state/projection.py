@@ -1,4 +1,4 @@
-"""What every projection of a stream has: the record in force, its standing, and a loop that catches up."""
+"""What every follower of a stream has: the last applied record, its state, and a loop that catches up."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ START_TIMEOUT_S = 5.0
 
 
 class ProjectionState(StrEnum):
-    """How a projection stands to its stream; stable codes."""
+    """Whether a follower is up to date with its stream; stable codes."""
 
     FOLLOWING = "following"
     AWAY = "away"
-    """The store was not reached at the start; the local copy is in force."""
+    """The store was unreachable at the start; the local copy is in force."""
     LOST = "lost"
-    """The store misses records that were applied here, or has others in their place."""
+    """The store lacks records that were applied here, or has others in their place."""
     REFUSED = "refused"
-    """A record cannot be applied, e.g. one that a newer version wrote; the state before it is in force."""
+    """A record cannot be applied, for example one of a newer version; the state before it is in force."""
 
 
 class StreamProjection(ABC):
-    """Keeps up with one stream of ``store``; how it catches up is the kind's own."""
+    """Follows one stream of ``store``; subclasses define how it catches up."""
 
     def __init__(self, store: StateStore, stream: str, apply: Callable[[Record], None]) -> None:
         self._store = store
@@ -49,16 +49,16 @@ class StreamProjection(ABC):
 
     @property
     def number(self) -> int:
-        """The last record that is in force here; 0: none."""
+        """Of the last record applied here; 0: none."""
         return 0 if self._last is None else self._last.number
 
     @property
     def state(self) -> ProjectionState:
-        """How it stands to its stream."""
+        """Whether it is up to date."""
         return self._state
 
     async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Wait until ``number``, or a later record, is in force; ``False`` when it takes too long."""
+        """Wait until record ``number`` is applied; ``False`` when it takes too long."""
         try:
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(lambda: self.number >= number)
@@ -71,7 +71,7 @@ class StreamProjection(ABC):
             self._notified.set()
 
     def _must_verify(self) -> bool:
-        """Whether the stream is to be read although it has not grown."""
+        """Whether the stream is read although it has not grown."""
         return False
 
     @abstractmethod
@@ -82,7 +82,7 @@ class StreamProjection(ABC):
         while True:
             await self._notified.wait()
             self._notified.clear()
-            # The store tells again when it is back.
+            # The store notifies again when it is back.
             with contextlib.suppress(StateUnavailable):
                 await self._catch_up()
 

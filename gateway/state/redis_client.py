@@ -1,7 +1,7 @@
-"""A Redis client as this gateway wants it: bounded, with timeouts, and without retries of its own.
+"""The Redis client: bounded, with timeouts, and without retries.
 
-redis-py by itself sends a command again when a connection breaks; a script that appends would then append
-twice. So nothing is sent twice here, and who may try again does so knowingly.
+redis-py by default sends a command again when a connection breaks; a script that appends would then append
+twice. So nothing is sent twice here; callers that may try again do so themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CONNECTIONS = 16
 TIMEOUT_S = 2.0
 # Longest reason that is logged, in characters.
 MAX_REASON = 200
-# What an operation raises when Redis is away, refuses, or does not know what was asked.
+# What an operation raises when Redis is unreachable, refuses, or does not know the command.
 REDIS_ERRORS = (RedisError, OSError)
 
 
@@ -49,11 +49,11 @@ def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
     return Redis.from_pool(pool)
 
 
-async def asked(client: Redis, command: object) -> Any:
+async def ask(client: Redis, command: object) -> Any:
     """A command's answer. Raises REDIS_ERRORS.
 
-    When a connection breaks, the idle ones are dropped too: the server that they led to is gone, and each
-    would fail one command more after it is back.
+    When a connection breaks, the idle ones are closed too: their server is gone, and each would fail one more
+    command after its return.
     """
     try:
         # redis-py types its commands for both of its clients at once.
@@ -65,12 +65,12 @@ async def asked(client: Redis, command: object) -> Any:
 
 
 def prefix(namespace: str) -> str:
-    """What all keys of a namespace begin with; the braces put them into one slot of a cluster."""
+    """The prefix of a namespace's keys; the braces put them into one slot of a cluster."""
     return f"sluice:{{{namespace}}}:"
 
 
 def reason_of(error: Exception) -> str:
-    """The error's class; of a failed connection also what was said, which holds host and port, no password.
+    """The error's class; for a failed connection also its text, which has host and port but no password.
 
     Other texts may repeat what was sent.
     """
@@ -81,8 +81,8 @@ def reason_of(error: Exception) -> str:
 def end_if_cancelled() -> None:
     """Raise the cancellation that redis-py lost.
 
-    A task that is cancelled while the client connects may go on as if it had not been (seen with redis-py 8.1
-    on Python 3.11; ``tests/state/test_redis_store.py``). A loop that asks after each call ends all the same.
+    A task that is cancelled while the client connects may continue (observed with redis-py 8.1 on Python
+    3.11; ``tests/state/test_redis_store.py``). A loop that calls this after each command ends anyway.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,4 +1,4 @@
-"""Streams in Redis, for a fleet: a list a stream, a hash of heads, and a channel that tells of appends."""
+"""Streams in Redis, for a fleet: a list for each stream, a hash of heads, a channel for appends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from redis.asyncio import Redis
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.listeners import Listeners, Reach
 from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
-from gateway.state.redis_client import REDIS_ERRORS, asked, end_if_cancelled, prefix, reason_of
+from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix, reason_of
 
 POLL_S = 1.0
-# Longest wait for a message in one go; what comes meanwhile ends the wait.
+# Longest wait for one message.
 LISTEN_S = 5.0
 
-# One step of Redis: compare, append, tell. The list's own length and what was forgotten before it count; a
-# hash of heads that says otherwise means that keys were evicted or deleted, and nothing is written then.
+# Atomic: compare, append, publish. The head is the list's length plus the deleted records; a hash of heads
+# that differs means that keys were evicted or deleted, and nothing is written then.
 _APPEND = """
 local head = redis.call('LLEN', KEYS[1]) + tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
 if head ~= tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') then return {-1, head} end
@@ -30,7 +30,7 @@ redis.call('HSET', KEYS[2], ARGV[1], head + 1)
 redis.call('PUBLISH', KEYS[3], (head + 1) .. ' ' .. ARGV[1])
 return {1, head + 1}
 """
-# The number before the first record that is told, and the records.
+# Returns the number before the first record, and the records.
 _READ = """
 local gone = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0')
 local first, limit = math.max(tonumber(ARGV[2]), gone), tonumber(ARGV[3])
@@ -60,7 +60,7 @@ class RedisStateStore:
         shown: the url without its password.
         namespace: several fleets may share one Redis under different ones.
         unix_time: seconds since 1970.
-        poll_s: longest time between two words to listeners.
+        poll_s: longest time between two calls of a listener.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class RedisStateStore:
 
     @property
     def healthy(self) -> bool:
-        """Whether Redis answered last time."""
+        """Whether Redis answered the last command."""
         return self._reach.healthy
 
     async def open(self) -> None:
-        """See whether it is there."""
+        """Test the connection."""
         with contextlib.suppress(StateUnavailable):
             await self.heads()
 
@@ -96,13 +96,13 @@ class RedisStateStore:
         await self._client.aclose()
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
-        """Add a record; as durable as Redis was told to be."""
+        """Add a record; as durable as Redis is configured to be."""
         check_record(stream, data, author)
         at = self._unix_time()
-        kept = orjson.dumps({"at": at, "author": author}) + b"\n" + data
+        stored = orjson.dumps({"at": at, "author": author}) + b"\n" + data
         keys = (f"{self._stream_key}{stream}", self._heads_key, self._channel, self._gone_key)
         seen = "" if expected is None else str(expected)
-        done, number = await self._ask("append", self._client.eval(_APPEND, 4, *keys, stream, seen, kept))
+        done, number = await self._ask("append", self._client.eval(_APPEND, 4, *keys, stream, seen, stored))
         if done < 0:
             reason = f"stream {stream!r} is damaged: its list has {number} records, its head says otherwise"
             raise StateUnavailable("append", reason)
@@ -116,14 +116,14 @@ class RedisStateStore:
     ) -> Sequence[Record]:
         """Records above ``after``."""
         check_read(after, limit)
-        asked = (stream, after, limit, int(newest_first))
+        arguments = (stream, after, limit, int(newest_first))
         keys = (f"{self._stream_key}{stream}", self._gone_key)
-        first, kept = await self._ask("read", self._client.eval(_READ, 2, *keys, *map(str, asked)))
-        records = [_record(stream, number, one) for number, one in enumerate(kept, first + 1)]
+        first, stored = await self._ask("read", self._client.eval(_READ, 2, *keys, *map(str, arguments)))
+        records = [_record(stream, number, one) for number, one in enumerate(stored, first + 1)]
         return records[::-1] if newest_first else records
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Let go of records up to that number."""
+        """Delete records up to that number."""
         check_forget(up_to)
         keys = (f"{self._stream_key}{stream}", self._gone_key)
         await self._ask("forget", self._client.eval(_FORGET, 2, *keys, stream, str(up_to)))
@@ -134,26 +134,26 @@ class RedisStateStore:
         return {stream.decode(): int(number) for stream, number in found.items()}
 
     def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Have ``told`` called while ``run`` runs."""
+        """Call ``listener`` while ``run`` runs."""
         self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
-        """Hear of appends on one connection, and poll on the others: one that is dead unseen costs a poll."""
+        """Subscribe to appends on one connection, and poll on the others in case that one is dead."""
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._hear(), name="state-hear")
+            loops.create_task(self._subscribe(), name="state-subscribe")
             loops.create_task(self._poll(), name="state-poll")
 
     async def _poll(self) -> None:
         while True:
-            # A failure is told by `healthy`, and the next poll comes.
+            # `healthy` shows the failure; the next poll tries again.
             with contextlib.suppress(StateUnavailable):
                 self._listeners.notify_all(await self.heads())
             end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 
-    async def _hear(self) -> None:
+    async def _subscribe(self) -> None:
         while True:
-            # The poll tells whether Redis is there; this only comes back when it is.
+            # The poll shows whether Redis is reachable; this loop only subscribes again.
             with contextlib.suppress(*REDIS_ERRORS):
                 async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
                     await channel.subscribe(self._channel)
@@ -169,7 +169,7 @@ class RedisStateStore:
 
     async def _ask(self, operation: str, command: object) -> Any:
         try:
-            answer = await asked(self._client, command)
+            answer = await ask(self._client, command)
         except REDIS_ERRORS as error:
             reason = reason_of(error)
             self._reach.failed(operation, reason)
@@ -178,7 +178,7 @@ class RedisStateStore:
         return answer
 
 
-def _record(stream: str, number: int, kept: bytes) -> Record:
-    head, data = kept.split(b"\n", 1)
-    told = orjson.loads(head)
-    return Record(stream, number, told["at"], told["author"], data)
+def _record(stream: str, number: int, stored: bytes) -> Record:
+    head, data = stored.split(b"\n", 1)
+    fields = orjson.loads(head)
+    return Record(stream, number, fields["at"], fields["author"], data)

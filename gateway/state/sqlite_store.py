@@ -1,8 +1,8 @@
 """Streams in one SQLite file, for any number of processes of one machine.
 
-A process learns of the others' commits by ``PRAGMA data_version`` on a connection of its own: the number
-changes when another connection has committed. It is read every ``WATCH_S`` in that connection's thread; what
-it costs is in ``docs/state.md``.
+A process notices the commits of others by ``PRAGMA data_version`` on a connection of its own: the number
+changes when another connection has committed. It is read every ``WATCH_S`` in that connection's thread;
+``docs/state.md`` has the cost.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from gateway.state.port import MAX_READ, Record, check_forget, check_read, check
 
 WATCH_S = 0.05
 POLL_S = 1.0
-# Longest wait for another process that writes.
+# Longest wait for another process's write.
 BUSY_TIMEOUT_MS = 2_000
-# Between two tries to make the tables while another process makes them.
+# Between two attempts to create the tables while another process creates them.
 PREPARE_RETRY_S = 0.05
 
 _METADATA = MetaData()
@@ -54,7 +54,7 @@ _RECORDS = Table(
     Column("author", String(256), nullable=False),
     Column("data", LargeBinary, nullable=False),
 )
-# So that a poll reads a row a stream and not every number of a long one.
+# So that a poll reads one row for each stream.
 _HEADS = Table(
     "state_heads",
     _METADATA,
@@ -65,14 +65,14 @@ _WRITING = "sluice_writing"
 
 
 class SqliteStateStore:
-    """A store in the file ``path``; the folder must be there.
+    """A store in the file ``path``; the folder must exist.
 
     Args:
         path: the file.
         unix_time: seconds since 1970.
         clock: monotonic seconds.
-        poll_s: longest time between two words to listeners.
-        busy_timeout_ms: longest wait for another process that writes.
+        poll_s: longest time between two calls of a listener.
+        busy_timeout_ms: longest wait for another process's write.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class SqliteStateStore:
 
     @property
     def healthy(self) -> bool:
-        """Whether the file could be read, or written, last time."""
+        """Whether the last operation succeeded."""
         return self._reach.healthy
 
     async def open(self) -> None:
-        """Make the tables, if the file can be opened now."""
+        """Create the tables, if the file can be opened now."""
         try:
             await self._prepare()
         except (SQLAlchemyError, OSError) as error:
@@ -118,7 +118,7 @@ class SqliteStateStore:
         await self._engine.dispose()
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
-        """Add a record, durable when this returns."""
+        """Add a record; it is durable when this returns."""
         check_record(stream, data, author)
         try:
             await self._prepare()
@@ -164,7 +164,7 @@ class SqliteStateStore:
         return [Record(row.stream, row.number, row.at, row.author, bytes(row.data)) for row in rows]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Let go of records up to that number."""
+        """Delete records up to that number."""
         check_forget(up_to)
         old = delete(_RECORDS).where(_RECORDS.c.stream == stream, _RECORDS.c.number <= up_to)
         try:
@@ -189,32 +189,32 @@ class SqliteStateStore:
         return {row.stream: row.number for row in rows}
 
     def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Have ``told`` called while ``run`` runs."""
+        """Call ``listener`` while ``run`` runs."""
         self._listeners.listen(stream, listener)
 
     async def run(self) -> None:
-        """Watch the file; a file that is away, or another one now, is opened anew at the next poll."""
+        """Watch the file; a file that is missing or was replaced is opened again at the next poll."""
         while True:
             try:
                 await self._prepare()
-                # mode=rw: to watch never makes a file.
+                # mode=rw: watching never creates a file.
                 async with aiosqlite.connect(
                     f"{self._path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None
                 ) as connection:
                     await self._watch(connection)
             except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-                await self._open_anew(_reason(error))
+                await self._reopen(_reason(error))
             await asyncio.sleep(self._poll_s)
 
     async def _watch(self, connection: aiosqlite.Connection) -> None:
-        """Tell listeners until the file is another one."""
+        """Notify listeners until the file is replaced."""
         seen = polled = None
         while True:
-            # The version is read before the heads: a commit between the two is seen at the next look.
+            # The version is read before the heads: a commit between the two is noticed next time.
             [version] = await _row(connection, "PRAGMA data_version")
             due = polled is None or self._clock() - polled >= self._poll_s
             if due and self._file != await asyncio.to_thread(_identity, self._path):
-                await self._open_anew("the file was replaced")
+                await self._reopen("the file was replaced")
                 return
             if due or version != seen:
                 rows = await connection.execute_fetchall("SELECT stream, number FROM state_heads")
@@ -224,17 +224,17 @@ class SqliteStateStore:
                 polled = self._clock() if due else polled
             await asyncio.sleep(WATCH_S)
 
-    async def _open_anew(self, reason: str) -> None:
-        """Let go of the file: another one may be there, or come."""
+    async def _reopen(self, reason: str) -> None:
+        """Close the file; another one may take its place."""
         self._reach.failed("watch", reason)
         self._file = None
         await self._engine.dispose()
 
     async def _prepare(self) -> None:
-        """Make the tables once a file; where they are, nothing is written, so a locked file can be read.
+        """Create the tables, unless they exist: then nothing is written, so a locked file can be read.
 
-        Making them, and turning to WAL, does not always wait for others who do the same: it is tried again as
-        long as a write would wait.
+        Creating them and switching to WAL does not always wait for other processes that do the same, so it is
+        repeated for as long as a write would wait.
         """
         if self._file is not None:
             return
@@ -243,8 +243,8 @@ class SqliteStateStore:
             while self._file is None:
                 try:
                     async with self._engine.connect() as connection:
-                        made = await connection.run_sync(_made)
-                    if not made:
+                        exist = await connection.run_sync(_tables_exist)
+                    if not exist:
                         async with self._engine.connect() as plain:
                             connection = await plain.execution_options(**{_WRITING: True})
                             async with connection.begin():
@@ -257,7 +257,7 @@ class SqliteStateStore:
 
     def _unavailable(self, operation: str, error: Exception) -> StateUnavailable:
         reason = _reason(error)
-        # A writer that holds the file keeps nobody from reading: the store is there.
+        # A lock does not prevent reads: the store is reachable.
         if reason != "locked":
             self._reach.failed(operation, reason)
         return StateUnavailable(operation, reason)
@@ -266,19 +266,19 @@ class SqliteStateStore:
         cursor = connection.cursor()  # type: ignore[attr-defined]
         cursor.execute(f"PRAGMA busy_timeout={self._busy_timeout_ms}")
         cursor.execute("PRAGMA journal_mode=WAL")
-        # What was acknowledged survives a loss of power; appends are made by people.
+        # Acknowledged records survive a loss of power; appends are rare.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.close()
         connection.isolation_level = None  # type: ignore[attr-defined]
 
 
-def _made(connection: Connection) -> bool:
-    there = inspect(connection).get_table_names()
-    return all(table in there for table in _METADATA.tables)
+def _tables_exist(connection: Connection) -> bool:
+    names = inspect(connection).get_table_names()
+    return all(table in names for table in _METADATA.tables)
 
 
 def _begin(connection: Connection) -> None:
-    """What reads first and then writes cannot wait for others; what means to write from the start can."""
+    """A transaction that reads first cannot wait for a lock; one that begins as a write can."""
     writing = connection.get_execution_options().get(_WRITING)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
@@ -294,7 +294,7 @@ async def _row(connection: aiosqlite.Connection, query: str) -> sqlite3.Row:
 
 
 def _reason(error: Exception) -> str:
-    """``locked``, or the class of the error: its text may hold what was to be written."""
+    """``locked``, or the class of the error; its text may contain the record."""
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.OperationalError) and "locked" in str(cause):
         return "locked"

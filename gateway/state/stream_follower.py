@@ -1,9 +1,9 @@
-"""Keeps a process up with one stream, in order, each record once, and through the store's absence.
+"""Follows one stream, in order, each record once, also while the store is unreachable.
 
-At each look the last record that was applied is read again, with what follows it. When it is missing, or
-another one, the store has lost records that this process has seen (a Redis that lost its disk, a file put
-back from a backup). Then nothing is applied and nothing is undone: the last good state stays in force,
-``healthy`` is false, an error is logged, and an operator decides (``docs/state.md``).
+Each read begins at the last applied record. When that record is missing or different, the store has lost
+records that this process has applied (a Redis that lost its disk, a file restored from a backup). Then
+nothing is applied or undone: the last good state stays in force, ``healthy`` is false, an error is logged,
+and an operator decides (``docs/state.md``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamProjection
 
 PAGE = 100
-# How often a stream that does not grow is compared with what was applied.
+# How often a stream that does not grow is compared with the last applied record.
 VERIFY_S = 10.0
-# The copy may lag so much behind: writing it waits for the disk, and it is for the store's absence only.
+# Longest lag of the local copy: writing it waits for the disk.
 COPY_S = 1.0
 
 
@@ -27,12 +27,11 @@ class StreamFollower(StreamProjection):
     """Applies a stream's records to a projection.
 
     Args:
-        store: where the stream is; its ``run`` runs beside this one's.
+        store: holds the stream; its ``run`` must be running.
         stream: its name.
-        apply: takes each record in order, exactly once; must not block. What it raises stops the stream
-            before that record: it must have changed nothing then, and is given the record again later.
-        copy: the file for the store's absence; ``None``: without one nothing is in force until the store
-            is reached.
+        apply: receives each record in order, exactly once; must not block. When it raises, it must have
+            changed nothing; the stream stops before that record, which is passed again later.
+        copy: the local copy; ``None``: nothing is in force until the store is reached.
         clock: monotonic seconds.
     """
 
@@ -53,13 +52,13 @@ class StreamFollower(StreamProjection):
 
     @property
     def healthy(self) -> bool:
-        """Whether what is in force is known to be what the store says."""
+        """Whether the applied records are known to be those of the store."""
         return self._state is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Bring the last known state into force: the local copy's, and what the store has beyond it.
+        """Apply the local copy's records, and those that the store has beyond it.
 
-        A store that does not answer within ``timeout_s`` is logged, and ``run`` catches up when it is back.
+        When the store does not answer within ``timeout_s``, that is logged and ``run`` catches up later.
         """
         if self._copy is not None:
             for record in await asyncio.to_thread(self._copy.load):
@@ -76,11 +75,11 @@ class StreamFollower(StreamProjection):
             )
 
     async def run(self) -> None:
-        """Keep up, and keep the local copy, until cancelled."""
+        """Follow the stream and write the local copy, until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._keep_up(), name=f"follow-{self._stream}")
             if self._copy is not None:
-                loops.create_task(self._keep_copy(self._copy), name=f"copy-{self._stream}")
+                loops.create_task(self._write_copy(self._copy), name=f"copy-{self._stream}")
 
     def _must_verify(self) -> bool:
         return self._verified_at is None or self._clock() - self._verified_at >= VERIFY_S
@@ -132,7 +131,7 @@ class StreamFollower(StreamProjection):
             )
         self._state = ProjectionState.LOST
 
-    async def _keep_copy(self, copy: LocalCopy) -> None:
+    async def _write_copy(self, copy: LocalCopy) -> None:
         while True:
             await self._grown.wait()
             self._grown.clear()
@@ -145,9 +144,9 @@ class StreamFollower(StreamProjection):
             await asyncio.sleep(COPY_S)
 
     async def _save(self, copy: LocalCopy) -> None:
-        """Bring the file up to what is in force. Raises StateUnavailable, OSError."""
+        """Add the applied records to the file. Raises StateUnavailable, OSError."""
         while (head := await asyncio.to_thread(copy.head)) < self.number:
-            # From the file's last record on, so that a file of another history is seen.
+            # From the file's last record on, so that a file of another history is detected.
             page = await self._store.read(self._stream, after=max(head - 1, 0), limit=PAGE)
             page = [record for record in page if record.number <= self.number]
             if not page or page[-1].number <= head or not await asyncio.to_thread(copy.extend, page):

@@ -1,4 +1,4 @@
-"""What ``state.url`` may say."""
+"""The values of ``state.url``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SQLITE = "sqlite:///"
 
 
 class StoreKind(StrEnum):
-    """What is behind a url."""
+    """The kind of store that a url names."""
 
     SQLITE = "sqlite"
     REDIS = "redis"
@@ -23,13 +23,13 @@ class StoreKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateUrl:
-    """A url that was understood.
+    """A parsed url.
 
     Args:
-        kind: what is behind it.
-        url: as it was given, with its password.
-        shown: without it, for eyes and logs.
-        path: the file, of SQLite.
+        kind: the kind of store.
+        url: as configured, with its password.
+        shown: without the password, for logs.
+        path: the file, for SQLite.
     """
 
     kind: StoreKind
@@ -42,10 +42,10 @@ class StateUrl:
 
 
 def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
-    """Understand ``state.url``, or the url that another ``key`` holds.
+    """Parse ``state.url``, or the url of another ``key``.
 
     Raises:
-        ConfigError: it is none of what is allowed; the message shows no password.
+        ConfigError: it is not allowed; the message shows no password.
     """
     if url.startswith(_SQLITE):
         name = url.removeprefix(_SQLITE)
@@ -63,6 +63,6 @@ def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
     if not known:
         raise ConfigError(f"{key}: given {parts.scheme or '(no scheme)'}://…; allowed: {ALLOWED}")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    # The query may hold a password too.
+    # The query may contain a password too.
     shown = f"{parts.scheme}://{host}:{port or 6379}{parts.path.rstrip('/')}"
     return StateUrl(StoreKind.REDIS, url, shown)

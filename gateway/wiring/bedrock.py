@@ -1,4 +1,4 @@
-"""A Bedrock backend out of its section of the configuration."""
+"""Builds a Bedrock backend from its section of the configuration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from resilience.failures import BackendFailure
 
 
 def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], float]) -> BedrockBackend:
-    """Construct the backend; nothing connects, and boto3 is not imported yet.
+    """Build the backend; nothing connects, and boto3 is not imported yet.
 
     Raises:
-        ConfigError: boto3 is not installed; says what to do.
+        ConfigError: boto3 is not installed.
     """
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'")

@@ -1,4 +1,4 @@
-"""The response cache, and the limits of the legs that stand behind it."""
+"""Builds the response cache, and the limits of fallback targets."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from resilience.response_cache_values import CacheEvent, CacheFigures, Store
 from resilience.word_embedding.model import EmbeddingError, WordEmbedding
 
 NANOUSD = 1_000_000_000
-# Connections to Redis: a look takes one at a time, and so does keeping.
+# Connections to Redis; a lookup takes one at a time, and so does a write.
 MAX_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The cache as requests see it, and the loop behind it.
+    """The response cache.
 
     Args:
-        cache: as requests see it.
-        resident: keeps what is remembered while the gateway runs; ``None`` without a cache.
-        place: where answers are kept, for eyes: no password.
+        cache: looks up and remembers answers.
+        resident: stores the remembered answers while the gateway runs; ``None`` without a cache.
+        place: where answers are stored, without a password.
         similar: whether similar questions are answered too.
     """
 
@@ -44,7 +44,7 @@ class Answers:
     similar: bool
 
     def figures(self) -> CacheFigures | None:
-        """What is kept here; ``None`` when nothing is, or Redis tells."""
+        """The stored answers; ``None`` without a cache, and when Redis stores them."""
         return None if self.resident is None else self.resident.figures()
 
 
@@ -55,7 +55,7 @@ def make_answers(
     unix_time: Callable[[], float],
     emit: Callable[[CacheEvent], None],
 ) -> Answers:
-    """Construct the response cache.
+    """Build the response cache.
 
     Raises:
         ConfigError: its url or its model cannot be used.
@@ -65,7 +65,7 @@ def make_answers(
     if section.capacity == 0:
         return Answers(AnswerCache(None, deployment), None, "nothing is kept", similar=False)
     embedder = _embedder(section)
-    # Ages are on a clock that all who share the store share.
+    # Processes that share a store must share the clock of the answers' ages.
     shared = section.url is not None
     store, place = _store(settings, clock=clock, unix_time=unix_time)
     cache = ResponseCache(
@@ -86,7 +86,7 @@ def make_leg_limits(
     emit: Callable[[LegSkipped], None],
     price: Callable[[str], LegPrice] | None = None,
 ) -> LegLimits:
-    """Construct the limits of ``fallback.limits``; ``price`` says what a leg costs, else its own section."""
+    """Build the limits of ``fallback.limits``; ``price`` is what a target costs, by default its section's."""
     limits = {
         name: leg_limit(section, price_of(settings.backends[name]) if price is None else price(name))
         for name, section in settings.fallback.limits.items()
@@ -95,13 +95,13 @@ def make_leg_limits(
 
 
 def leg_limit(section: LegLimitConfig, price: LegPrice) -> LegLimit:
-    """One leg's limit, with what the backend costs."""
+    """One target's limit, with its price."""
     spend = section.max_spend_usd_per_minute
     return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
 
 
 def price_of(backend: BackendConfig) -> LegPrice:
-    """What a backend costs; nothing when nobody said."""
+    """What a backend's section says it costs; free by default."""
     price = backend.price
     if price is None:
         return FREE

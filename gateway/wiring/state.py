@@ -1,4 +1,4 @@
-"""Builds the state store, what lies beside it, and followers of its streams."""
+"""Builds the state store, the idempotent replies, and the followers of streams."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from observability.collectors import StreamStatus
 
 @dataclass(slots=True)
 class StateParts:
-    """The state store as a gateway holds it.
+    """The state store.
 
     Args:
         shown: its url without the password.
         path: the file, of SQLite.
-        shared: other machines use it too.
+        shared: whether other machines use it too.
         store: the streams.
-        idempotency: replies kept under a caller's key.
+        idempotency: the idempotent replies.
         copies: the folder of local copies; ``None``: there are none.
         clock: monotonic seconds.
     """
@@ -46,24 +46,24 @@ class StateParts:
 
     @property
     def healthy(self) -> bool:
-        """Whether the store was reached when it was last asked, at each poll if not before."""
+        """Whether the last operation reached the store, at each poll if not before."""
         return self.store.healthy
 
     @property
     def ready(self) -> bool:
         """Whether this gateway has the state that it serves by (``/ready``).
 
-        A file is this machine's own: when it cannot be read, another gateway is the better one. A shared
-        store is everybody's: while it is away all gateways go on with the last good state, for if each called
-        itself not ready, nobody would serve. So it counts only until it was reached, or copies stand in.
+        When a local file cannot be read, another gateway serves better. A shared store is unreachable for all
+        gateways at once, and if each called itself not ready, none would serve: so they continue with the
+        last good state, and it counts only until it was reached once or a local copy is in force.
         """
         if self.healthy:
             self._reached = True
-        held = any(one.number > 0 for one in self.followers.values())
-        return self.healthy or (self.shared and (self._reached or held))
+        copied = any(one.number > 0 for one in self.followers.values())
+        return self.healthy or (self.shared and (self._reached or copied))
 
     def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
-        """Follow ``stream``, when this is opened and while it runs; one follower a stream.
+        """Follow ``stream`` while this is open and runs; one follower for each stream.
 
         Raises ValueError for a second one.
         """
@@ -74,7 +74,7 @@ class StateParts:
         return follower
 
     def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> LatestRecord:
-        """The same for a stream of which the last record is all that counts. Raises ValueError."""
+        """The same for a stream of which only the last record counts. Raises ValueError."""
         self._check_new(stream)
         latest = self.followers[stream] = LatestRecord(self.store, stream, apply)
         return latest
@@ -84,12 +84,12 @@ class StateParts:
             raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
     def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
-        """For the metrics: whether the store is reached, and the streams followed here."""
+        """For the metrics: whether the store is reached, and the followed streams."""
         streams = {name: StreamStatus(one.number, one.state.value) for name, one in self.followers.items()}
         return self.healthy, streams
 
     async def open(self) -> None:
-        """Prepare, and bring each followed stream's last known state into force; an absence is no error."""
+        """Open the store, and apply each followed stream; an unreachable store is no error."""
         await self.store.open()
         await self.idempotency.open()
         async with asyncio.TaskGroup() as starts:
@@ -97,14 +97,14 @@ class StateParts:
                 starts.create_task(follower.start(), name=f"start-{follower.stream}")
 
     async def run(self) -> None:
-        """Watch the store and keep up with the followed streams until cancelled."""
+        """Watch the store and follow the streams until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self.store.run(), name="state-store")
             for follower in self.followers.values():
                 loops.create_task(follower.run(), name=f"follower-{follower.stream}")
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         try:
             await self.idempotency.close()
         finally:
@@ -114,7 +114,7 @@ class StateParts:
 def make_state(
     config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]
 ) -> StateParts:
-    """Build what ``state`` of the configuration says.
+    """Build the store of the section ``state``.
 
     Raises:
         ConfigError: the url is not understood, or what it needs is not installed.
@@ -134,7 +134,7 @@ def make_state(
 
 
 def published_store(state: StateParts) -> StreamPublished:
-    """Published prompts in the state store, with what an earlier version left in its SQLite file."""
+    """Published prompts in the state store, with those that an earlier version wrote to its SQLite file."""
     return (
         StreamPublished(state.store)
         if state.path is None

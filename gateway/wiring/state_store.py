@@ -1,4 +1,4 @@
-"""Which store a url means. Redis is imported only when it is asked for."""
+"""Builds the stores that a url names. Redis is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
-from gateway.state.idempotency import IdempotencyKeeper
-from gateway.state.idempotency_memory import MemoryIdempotencyStore
+from gateway.state.idempotency import IdempotencyKeeper, MemoryIdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.state.limits import LimitStore
 from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 def make_state_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float], poll_s: float = 1.0
 ) -> StateStore:
-    """The store behind ``url``. Raises ConfigError when what it needs is not installed."""
+    """The store that ``url`` names. Raises ConfigError when what it needs is not installed."""
     match url.kind:
         case StoreKind.MEMORY:
             return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
@@ -43,7 +42,7 @@ def make_state_store(
 def make_idempotency_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
 ) -> IdempotencyKeeper:
-    """Where replies are kept beside the streams. Raises ConfigError when what it needs is not installed."""
+    """The store of idempotent replies. Raises ConfigError when what it needs is not installed."""
     match url.kind:
         case StoreKind.MEMORY:
             return MemoryIdempotencyStore(unix_time=unix_time)
@@ -57,7 +56,7 @@ def make_idempotency_store(
 
 
 def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], float]) -> LimitStore | None:
-    """What keys' limits are shared through; ``None``: nothing, memory is one process' own.
+    """The store of keys' limits; ``None``: they are not shared, since memory belongs to one process.
 
     Raises ConfigError when what it needs is not installed.
     """
@@ -74,11 +73,11 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
 
 
 def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Path | None:
-    """Where local copies of ``url``'s streams lie; ``None`` for memory, which has nothing to outlive.
+    """The folder of local copies of ``url``'s streams; ``None`` for memory, which needs none.
 
     Args:
-        cache_dir: the configured folder; unset: beside the SQLite file, or the user's cache. Each store and
-            namespace has a folder of its own in it.
+        cache_dir: the configured folder; unset: next to the SQLite file, or the user's cache. Each store and
+            namespace has a folder of its own there.
     """
     if url.kind is StoreKind.MEMORY:
         return None

@@ -23,9 +23,9 @@ def make_engine_summarizer(
     on_engine: Collection[str],
     new_id: Callable[[str], str],
 ) -> EngineSummarizer | None:
-    """The summarizer, already in use by ``text``; its :meth:`run` is the caller's to run.
+    """The summarizer, already added to ``text``; the caller runs its :meth:`run`.
 
-    None when no prompt version asks for it, or there is no engine in process: sentences are picked then.
+    ``None`` when no prompt version asks for it, or there is no engine in process: sentences are picked then.
     """
     asking = [name for name in versions.ids if versions.get(name).summarizer is SummaryKind.ENGINE]
     if not asking:

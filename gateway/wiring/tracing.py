@@ -1,4 +1,4 @@
-"""Construction of tracing."""
+"""Builds tracing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
         exporter = exporter_to(address)
     except OSError as error:
         raise ValueError(f"tracing.ca_file: {config.ca_file}: {error.strerror}") from None
-    # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have their say, as everywhere.
+    # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are honoured too.
     resource = Resource.create(
         {
             "service.name": config.service_name,
@@ -57,11 +57,11 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
     )
     log = structlog.get_logger("gateway")
 
-    def on_change(why: str | None) -> None:
-        if why is None:
+    def on_change(reason: str | None) -> None:
+        if reason is None:
             log.info("trace collector takes spans again")
         else:
-            log.warning("trace collector does not take spans", reason=why)
+            log.warning("trace collector does not take spans", reason=reason)
 
     return TraceSender(
         exporter,
@@ -73,7 +73,7 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
 
 
 def redaction(patterns: Sequence[str]) -> Callable[[str], str]:
-    """Takes credentials out of recorded content, and what matches the operator's ``patterns``."""
+    """Redacts credentials in recorded content, and matches of the operator's ``patterns``."""
     compiled = [re.compile(pattern) for pattern in patterns]
 
     def redacted(text: str) -> str:

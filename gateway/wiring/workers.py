@@ -1,4 +1,4 @@
-"""A pool of workers out of its section of the configuration."""
+"""Builds a pool of workers from its section of the configuration."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.contracts.features import Feature
 
-# A Sluice as worker must not answer with a fallback: this gateway has its own chain and its own books.
+# A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
-# What tells that a worker can answer, not only that it lives. Servers without it are asked for their models.
+# Paths that check readiness, not only liveness. Servers without them are asked for their models.
 PROBE_PATHS: Mapping[Dialect, str] = MappingProxyType(
     {Dialect.VLLM: "/health", Dialect.SLUICE: "/ready", Dialect.OPENAI: "/health"}
 )
 
 
 async def already_there(adapter: Adapter) -> None:
-    """The adapter's files lie where it says."""
+    """For adapters whose files are already in place."""
 
 
 def make_workers(
@@ -43,9 +43,9 @@ def make_workers(
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
 ) -> WorkersBackend:
-    """Construct the pool; nothing connects yet.
+    """Build the pool; nothing connects yet.
 
-    ``bring`` makes sure that an adapter's files are in the gateway's folder before a worker is to load them.
+    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them.
 
     Raises:
         ConfigError: the variable that ``api_key_env`` names is not set, or cannot be sent.

@@ -13,7 +13,7 @@ from types import FrameType
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from gateway.server import Beside, listen, run
+from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from observability.logs import configure_logging
 from ops.cli.startup import start_errors
@@ -51,17 +51,17 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
                         keys="server.admin_host, server.admin_port",
                     )
                 )
-            beside: Beside = contextlib.nullcontext
+            around: Around = contextlib.nullcontext
             devices = _devices(settings, gpus, workers)
             if devices:
                 crew = opened.enter_context(make_crew(settings, devices, log_level))
-                settings, beside = crew.front, crew.running
+                settings, around = crew.front, crew.running
             gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None)
             _banner(f"http://{host}:{port}", str(config or "defaults"), auth=settings.auth.enabled)
             if admin is not None:
                 host, port = admin.getsockname()[:2]
                 print(f"  admin   http://{host}:{port}", flush=True)
-            run(gateway, listener, admin, beside=beside)
+            run(gateway, listener, admin, around=around)
     except BaseException as error:
         reported = list(start_errors(error))
         if not reported:

@@ -111,7 +111,7 @@ async def test_orders_take_bounded_room_and_strange_ones_are_passed_over() -> No
         await until(lambda: two.head is not None)
         await mine.append(STREAM, b'{"of": "a later version"}', author="x")
         for number in range(MAX_ORDERS + 5):
-            await one.tell("a", number, author="x")
+            await one.send("a", number, author="x")
         await until(lambda: done[-1:] == [f"a@{MAX_ORDERS + 4}"])
         for task in tasks:
             task.cancel()

@@ -10,11 +10,9 @@ import pytest
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.state.idempotency import KEEP_S, IdempotencyKeeper
-from gateway.state.idempotency_memory import MemoryIdempotencyStore
+from gateway.state.idempotency import KEEP_S, IdempotencyKeeper, MemoryIdempotencyStore, StoredReply
 from gateway.state.idempotency_redis import RedisIdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
-from gateway.state.idempotency_values import StoredReply
 from gateway.state.redis_client import connect
 from tests.state.servers import RedisServer, free_port
 
