@@ -12,7 +12,7 @@ leaves, one cancellation runs through the frames that hold slot, lease and seque
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from accounting.account import Accounts
@@ -21,11 +21,11 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.plan import BudgetPlanner
 from gateway.backends.fleet import Fleet
-from gateway.contracts.values import GenerateRequest
+from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import public_error
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of
-from gateway.generation.dispatcher import Dispatcher
+from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.job import Job, must_honour
 from gateway.generation.sink import Sink
@@ -42,7 +42,6 @@ from gateway.requests.usage import opening_row, partial_usage
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
-from gateway.shadow.port import Mirrors, NoShadow
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
@@ -67,13 +66,13 @@ class Journey:
     reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
-    shadow: Mirrors = field(default_factory=NoShadow)
+    mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
     timeout_s: float = 300.0
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
         span = self.reporter.trace(request)
-        stream = AnswerStream(sink, self.clock, streamed=request.stream, span=span)
+        stream = AnswerStream(request, sink, self.clock, span)
         timer = StageTimer(self.clock, request.arrived_at)
         with self.reporter.record(request, span, stream, timer) as recorder:
             try:
@@ -156,4 +155,4 @@ class Journey:
                 await self.accounts.durable()
                 await sink.finish(answer)
                 timer.lap("respond")
-                self.shadow.mirror(job, outcome, answer)
+                self.mirror(job, outcome, answer)

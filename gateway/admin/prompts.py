@@ -248,7 +248,7 @@ def _volatile(canonical: Canonical) -> PreviewVolatile:
                 "text": finding.text,
                 "sentence": finding.sentence,
                 "system_message": finding.message,
-                "action": "moved" if canonical.moved else "reported",
+                "action": canonical.action,
             }
             for finding in canonical.findings
         ],

@@ -9,10 +9,11 @@ from admission.controller import Slot
 from admission.errors import Refused
 from budgeting.values import Plan
 from gateway.backends.port import Delta
-from gateway.contracts.values import TokenLogprob
+from gateway.contracts.values import GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
 from gateway.generation.trace_steps import TraceSteps
+from observability.events import ResumeFact
 from observability.tracing import RootSpan
 
 
@@ -33,17 +34,6 @@ class AnswerOrigin:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeEvent:
-    """Where another call resumed an answer: ``tokens`` into it, at ``at_s`` on the gateway's clock."""
-
-    source: str
-    target: str
-    mode: str
-    tokens: int
-    at_s: float
-
-
 class AnswerStream:
     """One request's answer on its way from the backends to the sink.
 
@@ -52,9 +42,9 @@ class AnswerStream:
     the end, and until then all of it can be taken back.
 
     Args:
+        request: the request.
         sink: where the pieces of a stream go.
         clock: seconds, monotonic.
-        streamed: whether the caller gets each piece.
         span: the request's root span, for the headers of calls to workers.
 
     Attributes:
@@ -68,14 +58,15 @@ class AnswerStream:
     """
 
     def __init__(
-        self, sink: Sink, clock: Callable[[], float], *, streamed: bool = True, span: RootSpan | None = None
+        self, request: GenerateRequest, sink: Sink, clock: Callable[[], float], span: RootSpan | None = None
     ) -> None:
         self._sink = sink
         self._clock = clock
-        self._streamed = streamed
+        self._streamed = request.stream
+        self._arrived_at = request.arrived_at
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
-        self.resumes: list[ResumeEvent] = []
+        self.resumes: list[ResumeFact] = []
         self.steps = TraceSteps(clock, span)
         self.started_at: float | None = None
         self.admission_wait_s = 0.0
@@ -217,7 +208,8 @@ class AnswerStream:
         else:
             self._ids = []
         source = self.origin.backend if self.origin is not None else target
-        self.resumes.append(ResumeEvent(source, target, mode, self.tokens, self._clock()))
+        after_ms = (self._clock() - self._arrived_at) * 1000
+        self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))
 
     def text(self, index: int = 0) -> str:
         """One choice's text so far."""

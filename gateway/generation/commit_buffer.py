@@ -1,4 +1,4 @@
-"""The commit buffer: the first pieces of a stream wait a moment, so that an early failure is never seen."""
+"""The commit buffer: the first pieces of a stream wait a moment, so that a failed start is never sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class CommitBuffer:
     """Holds pieces back until there are ``chunks`` of them, or the first is ``seconds`` old.
 
-    What is held can still be discarded. Once it has let go it holds nothing any more.
+    What is held can still be discarded. After the first commit nothing is held.
 
     Args:
         send: where the pieces go.
@@ -22,8 +22,6 @@ class CommitBuffer:
         seconds: longest that a piece is held.
         clock: seconds, monotonic.
     """
-
-    __slots__ = ("_chunks", "_clock", "_first", "_held", "_lock", "_seconds", "_send", "_since", "holding")
 
     def __init__(self, send: DeltaSink, *, chunks: int, seconds: float, clock: Callable[[], float]) -> None:
         self._send = send
@@ -46,27 +44,27 @@ class CommitBuffer:
             await self.commit()
 
     async def commit(self) -> None:
-        """Send what is held, in order; from then on nothing is held."""
+        """Send what is held, in order, and hold nothing from now on."""
         async with self._lock:
             while self._held:
                 await self._send(self._held.pop(0))
             self.holding = False
 
     def discard(self) -> None:
-        """Forget what is held."""
+        """Drop what is held."""
         self._held.clear()
         self._first.clear()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Await ``work``, letting go in time even when no further piece comes."""
+        """Await ``work``, and commit in time even when no further piece comes."""
         failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                timer = tasks.create_task(self._in_time(), name="commit")
+                timer = tasks.create_task(self._commit_in_time(), name="commit")
                 try:
                     result = await work
                 except Exception as error:
-                    failure = error  # raised in here it would cancel a piece that is on its way out
+                    failure = error  # raised in here, it would cancel a piece that is being sent
                 if not self._lock.locked():
                     timer.cancel()
         except BaseExceptionGroup as errors:
@@ -75,7 +73,7 @@ class CommitBuffer:
             raise failure
         return result
 
-    async def _in_time(self) -> None:
+    async def _commit_in_time(self) -> None:
         await self._first.wait()
         await asyncio.sleep(self._seconds)
         await self.commit()

@@ -14,9 +14,9 @@ from gateway.routing.target import Target
 from resilience.fallback_policy import DEGRADED
 from resilience.retry_budget import CallBudget
 
-# Kept of a deadline, at most, for what the chain can give when nothing else has come by then.
+# The most time before a deadline that is reserved for a stored answer or the degraded text.
 FALLBACK_RESERVE_S = 0.05
-# Of a short one only this share.
+# The most of the whole time to a deadline that is reserved.
 FALLBACK_RESERVE_SHARE = 0.1
 
 Shorten = Callable[[Plan], Awaitable[Plan | None]]
@@ -40,12 +40,12 @@ class Job:
 
     @property
     def must_honour(self) -> frozenset[Feature]:
-        """The features that whoever answers must have."""
+        """The features that a backend must have to answer."""
         return must_honour(self.request, self.lease)
 
     @property
     def fallback_reserve_s(self) -> float:
-        """Seconds of the deadline that are kept for the degraded text; none where there is none to give."""
+        """Seconds before the deadline that are reserved for the degraded text; 0 where the route has none."""
         deadline, arrived_at = self.request.deadline, self.request.arrived_at
         if deadline is None or not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
             return 0.0
@@ -53,13 +53,13 @@ class Job:
 
     @property
     def first_token_deadline(self) -> float | None:
-        """When an answer must have begun, or something is given in its place; on the request's clock."""
+        """When the first token must be there, or a fallback answers instead; on the request's clock."""
         deadline = self.request.deadline
         return None if deadline is None else deadline - self.fallback_reserve_s
 
 
 def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
-    """The features a backend must have to get this request at all.
+    """The features a backend must have to get this request.
 
     In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.
     """

@@ -15,11 +15,11 @@ class Sink(Protocol):
 
     Invariants: any number of ``delta`` of a stream, none of another answer, then exactly one of ``finish``
     and ``fail``; none after a cancellation. Each awaits until the transport has taken the bytes, so that a
-    slow reader slows its own request and nobody else's.
+    slow reader slows its own request only.
     """
 
     def planned(self, plan: Plan) -> None:
-        """The prompt that is handed to a backend, before a ``delta`` of it; the last one told counts."""
+        """The prompt that is handed to a backend, before its first ``delta``; the last call counts."""
 
     async def delta(self, delta: Delta) -> None:
         """A piece of the answer; its text may be empty."""

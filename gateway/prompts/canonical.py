@@ -56,6 +56,11 @@ class Canonical:
         """Whether sentences that the caller wrote before the boundary were moved after it."""
         return bool(self.findings) and self.policy is VolatilePolicy.MOVE
 
+    @property
+    def action(self) -> str:
+        """What was done about the findings."""
+        return "moved" if self.moved else "reported"
+
 
 @dataclass(frozen=True, slots=True)
 class SystemText:

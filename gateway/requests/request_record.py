@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from accounting.values import UsageRow
 from adapters.registry import Lease
@@ -24,7 +23,7 @@ from gateway.requests.answer import in_shape
 from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
-from observability.events import RequestRecord, ResumeFact
+from observability.events import RequestRecord
 from observability.trace_facts import Content, TraceFacts
 from observability.tracing import RootSpan, Tracing
 
@@ -130,8 +129,12 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
     def _record(self) -> RequestRecord:
         request, answer, target, stream = self._request, self._answer, self._target, self._stream
         stage_ms, lease, plan, bill = self._timer.stage_ms, self._lease, self._plan, self._bill
+        canonical, prefix = self._canonical, self._prefix
         status, error_code, finish_reason = self._failure or (200, None, None)
         fallback = answer.fallback if answer else None
+        # What the cache did with the prefix is known only of the backend that it was expected on.
+        known = prefix is not None and prefix.fingerprint and answer and answer.backend_name == prefix.backend
+        found = prefix if known else None
         queue_wait_ms = answer.timings.queue_wait_ms if answer else stream.total_wait_s * 1000
         return RequestRecord(
             request_id=request.request_id,
@@ -169,8 +172,13 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             cut_chunks=len(plan.cut_chunks) if plan else 0,
             merged_chunks=len(plan.merged_chunks) if plan else 0,
             summarized_turns=plan.summarized_turns if plan else 0,
-            seams=self._resumes(),
-            **self._prefix_facts(),
+            seams=tuple(stream.resumes) or None,
+            prefix_fingerprint=prefix.fingerprint if prefix else None,
+            prefix_tokens=found.tokens if found else None,
+            prefix_expected_tokens=found.expected if found else None,
+            prefix_cached_tokens=min(answer.usage.cached_tokens, found.tokens) if answer and found else None,
+            volatile=canonical.kinds if canonical and canonical.findings else None,
+            volatile_action=canonical.action if canonical and canonical.findings else None,
             stream=request.stream,
             priority=request.priority,
             drawn=self._drawn,
@@ -183,33 +191,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
         """The adapter that answered; the one that was asked for where no model has answered."""
         if self._answer is not None and self._answer.usage.input_tokens:
             return self._answer.adapter_id
-        adapter = self._lease.adapter if self._lease else None
-        return adapter.adapter_id if adapter else None
-
-    def _resumes(self) -> tuple[ResumeFact, ...] | None:
-        arrived_at = self._request.arrived_at
-        return (
-            tuple(
-                ResumeFact((one.at_s - arrived_at) * 1000, one.source, one.target, one.mode, one.tokens)
-                for one in self._stream.resumes
-            )
-            or None
-        )
-
-    def _prefix_facts(self) -> dict[str, Any]:
-        """The record's fields about the stable prefix; cache figures only of the backend that was bound."""
-        facts: dict[str, Any] = {}
-        if self._canonical is not None and self._canonical.findings:
-            facts["volatile"] = self._canonical.kinds
-            facts["volatile_action"] = "moved" if self._canonical.moved else "reported"
-        prefix, answer = self._prefix, self._answer
-        if prefix is not None and prefix.fingerprint is not None:
-            facts["prefix_fingerprint"] = prefix.fingerprint
-            if answer is not None and answer.backend_name == prefix.backend:
-                facts["prefix_tokens"] = prefix.tokens
-                facts["prefix_expected_tokens"] = prefix.expected
-                facts["prefix_cached_tokens"] = min(answer.usage.cached_tokens, prefix.tokens)
-        return facts
+        return self._lease.adapter_id if self._lease else None
 
     def _slow(self, record: RequestRecord) -> bool:
         """Whether it took longer than the route's targets."""

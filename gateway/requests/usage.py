@@ -13,7 +13,7 @@ from gateway.requests.timing import StageTimer
 
 def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> UsageRow:
     """The row before anything was generated."""
-    request, target, adapter = job.request, job.target, job.lease.adapter
+    request, target = job.request, job.target
     return UsageRow(
         generation_id=request.generation_id,
         request_id=request.request_id,
@@ -26,7 +26,7 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
         user_id=request.user,
         intent=request.intent,
         session_id=request.session_id,
-        adapter_id=None if adapter is None else adapter.adapter_id,
+        adapter_id=job.lease.adapter_id,
         prompt_version=target.prompt_version,
         revision=revision,
         trace_id=trace_id,

@@ -177,7 +177,7 @@ class Asker:
             raise NotAsked(ShadowOutcome.UNABLE) from None
 
     async def _generate(self, backend: Backend, job: Job) -> ShadowAnswer:
-        stream = AnswerStream(_Nowhere(), self._clock, streamed=False)
+        stream = AnswerStream(job.request, _Nowhere(), self._clock)
         demand = demand_of(job, backend, stream)
         demand = replace(
             demand,

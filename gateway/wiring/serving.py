@@ -92,7 +92,7 @@ def make_journey(
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
         accounts=core.accounts.accounts,
-        shadow=shadow.shadow,
+        mirror=shadow.shadow.mirror,
         limiter=core.access.limiter,
         reporter=Reporter(
             tracing=base.tracing,

@@ -157,7 +157,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
             clock=time.monotonic,
             unix_time=lambda: 1_700_000_000.0,
         )
-        house = replace(house, journey=replace(house.journey, shadow=shadow))
+        house = replace(house, journey=replace(house.journey, mirror=shadow.mirror))
         return Watched(house, shadow, kept, limits)
 
     return make
