@@ -1,4 +1,4 @@
-"""The paths that generate: plain ASGI apps, by contract; decision 013 has the reason."""
+"""The paths that generate: plain ASGI apps, by contract; decision 015 has the reason."""
 
 from __future__ import annotations
 
