@@ -18,7 +18,7 @@ def test_every_gateway_is_measured_and_every_answer_is_right() -> None:
     gentle = {key: replace(load, amount=3) for key, load in LOADS.items()}
     told: list[str] = []
     names = [Name.DIRECT, Name.FASTAPI, Name.SLUICE, Name.SLUICE_UNSEEN]
-    plan = Plan(names, rounds=1, seconds=0.8, warm_up_s=0.2, loads=gentle)
+    plan = Plan(names, rounds=1, seconds=0.4, warm_up_s=0.1, loads=gentle)
     direct, *rows = summarize(run_all(plan, Cores.here(), told.append))
     assert direct.failed == 0, direct.faults
     for row in rows:

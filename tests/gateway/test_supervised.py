@@ -493,7 +493,7 @@ async def test_an_engine_that_dies_or_stands_still_while_it_loads_again_is_start
 
 
 # More kills take longer and find the same leak; `SLUICE_TEST_KILLS=20` for a close look.
-KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "2"))
 
 
 async def test_many_kills_leave_no_descriptor_thread_or_process_behind() -> None:

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
 from tests.sse import json_events
@@ -67,28 +66,13 @@ def start_fails(*args: str, **env: str) -> str:
     return lines[0]
 
 
-@pytest.fixture
-def broken_model(tmp_path: Path) -> Path:
+def test_truncated_weights_stop_the_start_with_one_line(tmp_path: Path) -> None:
+    """As every model that the loader refuses: tests/engine/test_loader.py has the others."""
     folder = tmp_path / "broken"
     shutil.copytree(ROOT / "models" / "demo", folder)
-    return folder
-
-
-def test_a_missing_model_folder_stops_the_start_with_one_line(tmp_path: Path) -> None:
-    assert "/gone" in start_fails(SLUICE_ENGINE__MODEL=str(tmp_path / "gone"))
-
-
-def test_truncated_weights_stop_the_start_with_one_line(broken_model: Path) -> None:
-    weights = broken_model / "model.safetensors"
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    assert "model.safetensors" in start_fails(SLUICE_ENGINE__MODEL=str(broken_model))
-
-
-def test_another_architecture_stops_the_start_with_one_line(broken_model: Path) -> None:
-    config = json.loads((broken_model / "config.json").read_text())
-    config["architectures"], config["model_type"] = ["BertModel"], "bert"
-    (broken_model / "config.json").write_text(json.dumps(config))
-    assert "BertModel" in start_fails(SLUICE_ENGINE__MODEL=str(broken_model))
+    assert "model.safetensors" in start_fails(SLUICE_ENGINE__MODEL=str(folder))
 
 
 def test_a_taken_port_and_a_wrong_key_stop_the_start_with_one_line(tmp_path: Path) -> None:
@@ -155,25 +139,28 @@ def test_a_killed_engine_leaves_the_gateway_alive_not_ready_and_still_answering(
         assert (error.status_code, error.json()["error"]["code"]) == (503, "backend_unavailable")
 
 
-def test_a_locked_ledger_keeps_nobody_from_an_answer_and_loses_no_row(tmp_path: Path) -> None:
-    with gateway(tmp_path) as live:
-        httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
-        lock = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None, timeout=60)
+def test_a_locked_ledger_keeps_nobody_from_an_answer_and_loses_no_row(live: LiveGateway) -> None:
+    def ask(number: int) -> None:
+        body = {**BODY, "request_id": f"locked-{number}"}
+        answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60)
+        assert answer.status_code == 200 and answer.json()["fallback"] is None
+
+    def wait_for_rows(count: int) -> None:
         deadline = time.monotonic() + 60
-        while lock.execute("select count(*) from generations").fetchone()[0] < 1:
+        while lock.execute(select).fetchone()[0] < count:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
-        lock.execute("begin exclusive")
-        for _ in range(3):
-            answer = httpx.post(f"{live.url}/v1/generate", json=BODY, headers=live.headers, timeout=60)
-            assert answer.status_code == 200 and answer.json()["fallback"] is None
-        lock.execute("rollback")
-        deadline = time.monotonic() + 60
-        while lock.execute("select count(*) from generations").fetchone()[0] < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        lock.close()
-    assert live.process.returncode == 0
+            time.sleep(0.02)
+
+    select = "select count(*) from generations where request_id like 'locked-%'"
+    lock = sqlite3.connect(live.folder / "ledger.db", isolation_level=None, timeout=60)
+    ask(0)
+    wait_for_rows(1)
+    lock.execute("begin exclusive")
+    for number in range(1, 4):
+        ask(number)
+    lock.execute("rollback")
+    wait_for_rows(4)
+    lock.close()
 
 
 def test_a_ledger_that_cannot_be_written_costs_no_answer_and_the_loss_is_counted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, ga
 pytestmark = pytest.mark.serial
 
 REASONS = {"queue_full", "wait_exceeded", "memory_pressure", "low_priority_shed"}
-SECONDS = 6.0
+SECONDS = 4.0
 OVERLOAD = 4.0
 TOKENS = 48
 # One request in this many is urgent: together they stay far below what the engine can do.
@@ -54,7 +54,7 @@ async def ask(client: httpx.AsyncClient, live: LiveGateway, number: int, priorit
 
 async def capacity(client: httpx.AsyncClient, live: LiveGateway, at_once: int) -> float:
     """Requests a second with as many callers as the engine has places; the gate learns its rates by it."""
-    done, end = 0, time.monotonic() + 3.0
+    done, end = 0, time.monotonic() + 2.0
 
     async def caller(first: int) -> None:
         nonlocal done
@@ -96,7 +96,7 @@ def test_an_overload_is_refused_with_reasons_and_never_reaches_the_engine(tmp_pa
     }
     told: list[str] = []
     with gateway(tmp_path, **settings) as live:
-        for _ in range(3):  # a machine that stands still for a second spoils a storm of six; rarely three
+        for _ in range(3):  # a machine that stands still for a second spoils a storm of four; rarely three
             seen = asyncio.run(storm(live))
             live.wait_until_idle()
             shown = show(live)

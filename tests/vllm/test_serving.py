@@ -18,7 +18,8 @@ import pytest
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.vllm.conftest import needs_vllm
 
-pytestmark = needs_vllm
+# On a worker of its own: it shares no engine with the others.
+pytestmark = [pytest.mark.xdist_group("vllm-serving"), *needs_vllm[1:]]
 
 START_TIMEOUT_S = 600.0
 ENV = {
