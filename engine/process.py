@@ -116,7 +116,9 @@ def _load(command: Command) -> "Engine":
     try:
         from engine.build import build_engine
     except ImportError as error:
-        raise EngineStartError(f"the embedded engine needs PyTorch and its companions: {error}") from error
+        raise EngineStartError(
+            f"the embedded engine needs PyTorch: install sluice-gateway[embedded] ({error})"
+        ) from error
     engine = build_engine(command.config)
     _warm_up(engine)
     return engine

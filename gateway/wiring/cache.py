@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from gateway.config.backends import BackendConfig, LegLimitConfig
+from gateway.config.engine import BUNDLED
 from gateway.config.errors import ConfigError
 from gateway.config.response_cache import CacheConfig
 from gateway.config.settings import Settings
@@ -23,6 +21,7 @@ from resilience.response_cache_values import CacheEvent, CacheFigures, Store
 from resilience.word_embedding.model import EmbeddingError, WordEmbedding
 
 NANOUSD = 1_000_000_000
+SHIPPED_EMBEDDING = BUNDLED / "embedding"
 # Connections to Redis; a lookup takes one at a time, and so does a write.
 MAX_CONNECTIONS = 8
 
@@ -116,34 +115,16 @@ def price_of(backend: BackendConfig) -> LegPrice:
 def _embedder(section: CacheConfig) -> Embedder | None:
     if not section.similar:
         return None
-    folder = Path(section.model) if section.model is not None else _shipped_model()
-    if folder is None:
-        structlog.get_logger("gateway").warning(
-            "no model of similar questions is installed; the response cache answers the same question only"
-        )
-        return None
+    folder = SHIPPED_EMBEDDING if section.model is None else Path(section.model)
     try:
         return WordEmbedding.from_folder(folder, threshold=section.threshold)
     except EmbeddingError as error:
         raise ConfigError(f"response_cache.model: {error}") from None
 
 
-def shipped_embedder() -> Embedder | None:
-    """The embedder that comes with this software; ``None`` when it is not installed or cannot be read."""
-    folder = _shipped_model()
-    try:
-        return None if folder is None else WordEmbedding.from_folder(folder)
-    except EmbeddingError:
-        return None
-
-
-def _shipped_model() -> Path | None:
-    found = importlib.util.find_spec("models")
-    for place in () if found is None else found.submodule_search_locations or ():
-        folder = Path(place) / "embedding"
-        if folder.is_dir():
-            return folder
-    return None
+def shipped_embedder() -> Embedder:
+    """The embedder that is installed with the package."""
+    return WordEmbedding.from_folder(SHIPPED_EMBEDDING)
 
 
 def _store(
