@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from accounting.keys import KeyLimits
 from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
@@ -21,6 +20,7 @@ from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
+from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text_port import TextService
 from gateway.state.idempotency import IdempotencyStore
 
@@ -33,23 +33,10 @@ class JourneyRunner(Protocol):
 
 
 class KeyAuthority(Protocol):
-    """Knows who a key belongs to."""
+    """Finds the caller that a key belongs to."""
 
     def authenticate(self, bearer: str | None) -> Caller:
         """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
-
-
-class RequestLimiter(Protocol):
-    """Keys' rate limits."""
-
-    async def enter(self, caller: Caller) -> None:
-        """Count a request. Raises RateLimited."""
-
-    async def headers(self, caller: Caller) -> Sequence[tuple[bytes, bytes]]:
-        """Headers of every answer to a limited key; empty for others."""
-
-    async def used(self, key_id: str, limits: KeyLimits) -> Mapping[str, int]:
-        """What is used or held of a key's limits now, by their names."""
 
 
 class HealthService(Protocol):
@@ -86,7 +73,7 @@ class Services:
 
     journey: JourneyRunner
     keys: KeyAuthority
-    limiter: RequestLimiter
+    limiter: KeyLimiter
     health: HealthService
     idempotency: IdempotencyStore
     text: Callable[[], TextService]

@@ -41,7 +41,7 @@ class TokenReservation:
 
 
 class KeyLimiter:
-    """Implements ``gateway.ports.RequestLimiter``, and reserves tokens for the journey.
+    """Counts keys' requests, and reserves tokens for the journey.
 
     Nothing is counted for a key without limits.
 

@@ -26,7 +26,7 @@ class EdgeReporter:
     emit: Callable[[RequestRecord | EdgeRecord], None]
     clock: Callable[[], float]
 
-    def tell(self, outcome: EdgeOutcome) -> None:
+    def report(self, outcome: EdgeOutcome) -> None:
         """Report a request that has ended."""
         took_s = max(0.0, self.clock() - outcome.arrived_at)
         root = self.tracing.begin(

@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_steps_tell_when_they_were_how_they_ended_and_what_lay_between() -> None:
+def test_steps_report_their_times_their_end_and_the_wait_between() -> None:
     clock = Clock()
     steps = TraceSteps(clock)
     clock.now = 100.5
@@ -67,7 +67,7 @@ def test_a_call_takes_its_own_span_to_the_server_and_none_without_a_trace() -> N
     assert parent.span_id == f"{root.child_id(fact.calls[1].number):016x}"
 
 
-def test_a_story_without_end_is_cut() -> None:
+def test_the_number_of_steps_is_bounded() -> None:
     steps = TraceSteps(Clock())
     for _ in range(3 * MAX_STEPS):
         steps.refused("pool", "leg_limit")
@@ -84,5 +84,5 @@ def test_a_story_without_end_is_cut() -> None:
         ("/sk-secret", "unknown"),
     ],
 )
-def test_a_path_is_called_what_the_gateway_calls_it(path: str, name: str) -> None:
+def test_a_path_has_the_label_of_the_gateways_route(path: str, name: str) -> None:
     assert PathLabels(["/v1/models", "/v1/models/{id:path}", "/admin/keys/{id}"]).of(path).name == name

@@ -1,4 +1,4 @@
-"""Admission on the journey: who waits, who is answered otherwise, and what the caller is told of it."""
+"""Admission on the journey: queues, fallbacks, and what the caller is told."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = Script(("Hello",) * 5, delay_s=0.03)
 
 
 class Slow(ScriptedBackend):
-    """One call at a time, and none begins before it may."""
+    """One call at a time; none starts before ``may_begin`` is set."""
 
     def __init__(self, *scripts: Script, name: str = "local") -> None:
         super().__init__(name, scripts=scripts or (SLOW,), load=ONE_AT_A_TIME)
@@ -49,7 +49,7 @@ def all_there(house: House, tasks: Sequence[asyncio.Task[RecordingSink]]) -> boo
 
 
 async def together(house: House, *requests: GenerateRequest) -> list[RecordingSink]:
-    """Run requests that arrive one after the other, each when the one before it stands at the gate.
+    """Run requests that arrive one after the other, each when the one before it is queued.
 
     The first one's answer begins when all are there.
     """
@@ -125,7 +125,7 @@ async def test_a_request_that_broke_off_reports_its_wait_too(build_house: Build,
     assert house.records[-1].queue_wait_ms == row.queue_wait_ms
 
 
-async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Build, ask: Ask) -> None:
+async def test_a_caller_who_leaves_the_queue_leaves_nothing_there(build_house: Build, ask: Ask) -> None:
     backend = Slow()
     house = build_house(backends=[backend])
     gate = house.admission.gate("local")
@@ -142,7 +142,7 @@ async def test_a_caller_who_leaves_the_line_leaves_nothing_there(build_house: Bu
     assert house.left_behind() == []
 
 
-async def test_a_long_line_shortens_answers_and_says_so(build_house: Build, ask: Ask) -> None:
+async def test_a_long_queue_shortens_answers_and_says_so(build_house: Build, ask: Ask) -> None:
     route = {"admission": {"ladder": [{"depth": 1, "max_tokens": 7}]}}
     house = build_house(backends=[Slow()], route=route)
     asked = ask(sampling=Sampling(max_tokens=100))
@@ -153,7 +153,7 @@ async def test_a_long_line_shortens_answers_and_says_so(build_house: Build, ask:
     assert [work.sampling.max_tokens for work in house.backends["local"].calls] == [100, 100, 7]
 
 
-async def test_who_is_pushed_out_of_the_line_is_answered_by_the_fallback_chain(
+async def test_a_request_pushed_out_of_the_queue_is_answered_by_the_fallback_chain(
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(backends=[Slow()], route={"admission": {"max_queue": 1}})
@@ -168,7 +168,9 @@ async def test_who_is_pushed_out_of_the_line_is_answered_by_the_fallback_chain(
     assert house.left_behind() == []
 
 
-async def test_a_deadline_that_passes_in_the_line_ends_the_wait_at_once(build_house: Build, ask: Ask) -> None:
+async def test_a_deadline_that_passes_in_the_queue_ends_the_wait_at_once(
+    build_house: Build, ask: Ask
+) -> None:
     backend = Slow()
     house = build_house(backends=[backend])
     gate = house.admission.gate("local")
@@ -193,7 +195,7 @@ async def test_the_wait_budget_is_the_routes(build_house: Build, ask: Ask) -> No
     assert second.error.retry_after_ms is not None
 
 
-async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
+async def test_requests_queued_for_an_engine_that_dies_are_answered_at_once(
     build_house: Build, ask: Ask
 ) -> None:
     backend = Slow(Script(("a",), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")))
@@ -218,9 +220,7 @@ async def test_those_who_wait_for_an_engine_that_dies_are_answered_at_once(
     assert house.left_behind() == []
 
 
-async def test_a_backend_that_is_not_ready_yet_is_not_held_to_have_failed(
-    build_house: Build, ask: Ask
-) -> None:
+async def test_a_backend_that_is_not_ready_yet_does_not_count_as_failed(build_house: Build, ask: Ask) -> None:
     backend = Slow(Script())
     backend.may_begin.set()
     backend.state = BackendState.STARTING
@@ -245,7 +245,9 @@ async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_hous
     assert answer.budget.dropped_turns > 0
 
 
-async def test_the_routes_limit_bends_for_what_may_not_be_trimmed(build_house: Build, ask: Ask) -> None:
+async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(
+    build_house: Build, ask: Ask
+) -> None:
     house = build_house(route={"admission": {"max_input_tokens": 300}})
     turns = (Message(Role.USER, "old"), Message(Role.ASSISTANT, "older"), Message(Role.USER, "word " * 400))
     answer = (await house.run(ask(messages=turns))).answer

@@ -111,7 +111,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_a_large_prompt_is_pl
     assert house.outbox.rows == []
 
 
-async def test_a_request_cut_off_by_its_time_is_told_alike_to_the_caller_the_record_and_the_ledger(
+async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_record_and_the_ledger(
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(Script(("Hello",), delay_s=60.0))
@@ -125,7 +125,9 @@ async def test_a_request_cut_off_by_its_time_is_told_alike_to_the_caller_the_rec
     assert house.left_behind() == []
 
 
-async def test_a_caller_who_leaves_before_the_time_is_over_has_left(build_house: Build, ask: Ask) -> None:
+async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
+    build_house: Build, ask: Ask
+) -> None:
     house = build_house(Script(("Hello",), delay_s=60.0))
     house.journey = replace(house.journey, timeout_s=60.0)
     journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))

@@ -51,7 +51,7 @@ async def test_pieces_are_held_until_there_are_enough() -> None:
     assert reader.got == ["a", "b", "c"] and not held.holding
 
 
-async def test_a_piece_that_comes_late_lets_all_go() -> None:
+async def test_a_late_piece_commits_all() -> None:
     reader, clock = Reader(), Clock()
     held = buffer(reader, seconds=0.05, clock=clock)
     await held.take(Delta("a", 1))
@@ -60,7 +60,7 @@ async def test_a_piece_that_comes_late_lets_all_go() -> None:
     assert reader.got == ["a", "b"]
 
 
-async def test_what_is_held_can_be_forgotten() -> None:
+async def test_what_is_held_can_be_discarded() -> None:
     reader = Reader()
     held = buffer(reader)
     await held.take(Delta("a", 1))

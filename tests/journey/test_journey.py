@@ -1,4 +1,4 @@
-"""The whole way of one request, through every production stage."""
+"""One request through every production stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 
 
-async def test_an_answer_travels_through_every_stage_and_is_billed_once(build_house: Build, ask: Ask) -> None:
+async def test_an_answer_passes_every_stage_and_is_billed_once(build_house: Build, ask: Ask) -> None:
     house = build_house()
     sink = await house.run(ask())
     answer = sink.answer
@@ -142,7 +142,7 @@ async def test_a_request_of_the_same_id_in_flight_is_a_duplicate_of_its_own_tena
     assert second.error is not None and second.error.code == "duplicate_request"
 
 
-async def test_the_sink_is_told_the_prompt_before_its_first_piece(build_house: Build, ask: Ask) -> None:
+async def test_the_sink_gets_the_prompt_before_the_first_piece(build_house: Build, ask: Ask) -> None:
     sink = await build_house().run(ask(stream=True))
     assert sink.answer is not None
     (plan,) = sink.plans
@@ -177,12 +177,12 @@ async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
     assert refused.error is not None and (refused.error.status, refused.error.code) == (503, "draining")
 
 
-async def test_who_was_cut_is_waited_for_until_it_has_been_told_so(build_house: Build, ask: Ask) -> None:
-    may_tell = asyncio.Event()
+async def test_a_drain_waits_until_a_cut_request_has_got_its_error(build_house: Build, ask: Ask) -> None:
+    may_send = asyncio.Event()
 
     class Slow(RecordingSink):
         async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-            await may_tell.wait()
+            await may_send.wait()
             await super().fail(error, request_id=request_id, trace_id=trace_id)
 
     house, sink = build_house(Script(delay_s=60)), Slow()
@@ -195,7 +195,7 @@ async def test_who_was_cut_is_waited_for_until_it_has_been_told_so(build_house: 
         for _ in range(20):
             await asyncio.sleep(0)
         assert not drained.done() and house.in_flight.in_flight == 1
-        may_tell.set()
+        may_send.set()
     assert sink.error is not None and sink.error.code == "draining"
     assert house.left_behind() == []
 
@@ -238,7 +238,7 @@ async def test_a_remembered_answer_is_given_when_the_engine_is_dead(build_house:
     assert other is not None and other.fallback is not None and other.fallback.kind == "degraded_response"
 
 
-async def test_another_backend_can_be_a_leg_of_the_chain(build_house: Build, ask: Ask) -> None:
+async def test_another_backend_can_be_a_fallback_target(build_house: Build, ask: Ask) -> None:
     broken = ScriptedBackend(
         "local", scripts=[Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))]
     )
@@ -350,7 +350,7 @@ async def test_a_prompt_that_cannot_be_trimmed_is_refused_not_sent(build_house: 
     assert house.backends["local"].calls == []
 
 
-async def test_a_defect_of_ours_tells_the_caller_nothing(build_house: Build, ask: Ask) -> None:
+async def test_a_defect_of_the_gateway_tells_the_caller_nothing(build_house: Build, ask: Ask) -> None:
     class Broken(ScriptedBackend):
         @property
         def load(self) -> BackendLoad | None:

@@ -32,7 +32,7 @@ async def test_a_prefix_is_expected_once_it_was_computed(build_house: Build, ask
     assert second.prefix_expected_tokens == second.prefix_cached_tokens == second.prefix_tokens
 
 
-async def test_moved_content_is_told_in_the_answer_and_in_the_record_without_its_words(
+async def test_the_answer_and_the_record_report_moved_content_without_its_words(
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(route=ROUTE)
