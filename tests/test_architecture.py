@@ -227,3 +227,13 @@ def test_documents_name_only_files_that_there_are(texts: dict[str, str]) -> None
     pages = {name: text for name, text in texts.items() if name.endswith(".md")}
     named = [(page, path) for page, text in pages.items() for path in named_files(page, text, tops)]
     assert [(page, str(path)) for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_inside_the_gateway_only_the_server_and_the_wiring_itself_import_the_wiring() -> None:
+    importing = re.compile(r"^\s*(?:from|import) gateway\.wiring", re.MULTILINE)
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "gateway").rglob("*.py")
+        if path.parent.name != "wiring" and importing.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"gateway/server.py"}

@@ -14,16 +14,13 @@ from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
 from gateway.keys.records import Revoked, key_event, made_data, revoked_data
 from gateway.state.errors import StateUnavailable
-from gateway.state.port import Record, StateStore
-from gateway.state.stream_follower import StreamFollower
+from gateway.state.port import FollowedStream, Record, StateStore
 
 STREAM = "keys"
-# Longest wait for a change to be in force in the process that made it.
-IN_FORCE_S = 5.0
 RETRY_MS = 1_000
 
 
-class KeyProjection:
+class KeyProjection(FollowedStream):
     """Applies the stream's records to the ring, and appends records. Lives on the event loop.
 
     Args:
@@ -37,11 +34,6 @@ class KeyProjection:
         self._ring = ring
         self._use = use
         self._log = structlog.get_logger("keys")
-        self._follower: StreamFollower | None = None
-
-    def follow(self, follower: StreamFollower) -> None:
-        """Attach what calls :meth:`take`."""
-        self._follower = follower
 
     def take(self, record: Record) -> None:
         """Apply a record; raises nothing."""
@@ -94,8 +86,6 @@ class KeyProjection:
 
     async def _append(self, data: bytes, *, author: str) -> bool:
         """Whether the record is in force here. Raises BackendUnavailable."""
-        if self._follower is None:
-            raise RuntimeError("there is no follower; wiring calls follow()")
         try:
             # No number is expected: these changes do not depend on earlier records.
             record = await self._store.append(STREAM, data, author=author)
@@ -104,4 +94,4 @@ class KeyProjection:
                 f"the keys were not changed, or not surely: {error}; check them before you try again",
                 retry_after_ms=RETRY_MS,
             ) from error
-        return await self._follower.caught_up_to(record.number, IN_FORCE_S)
+        return await self.caught_up_to(record.number)

@@ -18,7 +18,7 @@ from adapters.registry import AdapterRegistry
 from adapters.values import Adapter
 from engine.errors import EngineError
 from gateway.backends.lora_slots import AdapterHolder, LoraSlots
-from gateway.lora.registry import AdapterProjection
+from gateway.lora.registry import IN_FORCE_S, AdapterProjection
 from resilience.failures import BackendFailure, FailureKind
 
 # How often adapters are checked, in addition to each change of the registry.
@@ -173,7 +173,7 @@ class LoraLoader:
             AdapterError: it is not registered here.
             BackendFailure: as :meth:`preload`.
         """
-        await self._projection.caught_up_to(number)
+        await self._projection.caught_up_to(number, IN_FORCE_S)
         if self._projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
             await self.preload(self._projection.adapter(adapter_id))
 

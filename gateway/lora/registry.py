@@ -13,7 +13,7 @@ from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.errors import BackendUnavailable
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import FollowsStream, Record, StateStore
+from gateway.state.port import FollowedStream, Record, StateStore
 
 STREAM = "adapters"
 # Most attempts to append; each failed one means that another process was first.
@@ -22,7 +22,7 @@ MAX_TRIES = 20
 IN_FORCE_S = 10.0
 
 
-class AdapterProjection:
+class AdapterProjection(FollowedStream):
     """Applies the stream's records, and appends records. Lives on the event loop.
 
     Args:
@@ -48,12 +48,7 @@ class AdapterProjection:
         self._refused: dict[str, str] = {}
         self._stale = False
         self._made: dict[str, tuple[Version, Adapter]] = {}
-        self._follower: FollowsStream | None = None
         self.catalogue = Catalogue()
-
-    def follow(self, follower: FollowsStream) -> None:
-        """Attach what calls :meth:`take`."""
-        self._follower = follower
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever other adapters are offered."""
@@ -78,12 +73,6 @@ class AdapterProjection:
         """A version as engines take it. Raises CatalogueError when it is not registered."""
         return self._adapter(self.catalogue.version(adapter_id))
 
-    async def caught_up_to(self, number: int) -> bool:
-        """Wait until that record is in force here; ``False`` when it takes too long."""
-        if self._follower is None:
-            raise RuntimeError("there is no follower; wiring calls follow()")
-        return await self._follower.caught_up_to(number, IN_FORCE_S)
-
     async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
         """Append the change that ``decide`` returns for the registry; ``False`` when there is none.
 
@@ -102,10 +91,10 @@ class AdapterProjection:
                 try:
                     record = await self._store.append(STREAM, event, author=author, expected=catalogue.number)
                 except Conflict:
-                    if not await self.caught_up_to(catalogue.number + 1):
+                    if not await self.caught_up_to(catalogue.number + 1, IN_FORCE_S):
                         break
                     continue
-                await self.caught_up_to(record.number)
+                await self.caught_up_to(record.number, IN_FORCE_S)
                 self._offer()
                 return True
         except StateUnavailable as error:

@@ -34,7 +34,7 @@ from gateway.routing.records import Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict, StateError
-from gateway.state.port import MAX_READ, FollowsStream, Record, StateStore
+from gateway.state.port import MAX_READ, FollowedStream, Record, StateStore
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0
@@ -57,7 +57,7 @@ class _AsWanted(Exception):
     """The route's weights are those that the canary wants."""
 
 
-class CanaryDriver:
+class CanaryDriver(FollowedStream):
     """Counts, judges and changes the routing, in a process that may be one of many.
 
     Args:
@@ -86,14 +86,9 @@ class CanaryDriver:
         self._me = me
         self._unix_time = unix_time
         self._log = structlog.get_logger("canary")
-        self._follower: FollowsStream | None = None
         self._forgotten = {SAMPLES: 0, STREAM: 0}
         self.head = 0
         self.beat: Beat | None = None
-
-    def follow(self, follower: FollowsStream) -> None:
-        """Attach what calls :meth:`take`."""
-        self._follower = follower
 
     @property
     def state(self) -> CanaryState | None:
@@ -127,8 +122,7 @@ class CanaryDriver:
                 await self.put(await make(self.state))
                 return
             except Conflict:
-                follower = self._follower
-                if not left or follower is None or not await follower.caught_up_to(head + 1, ELSEWHERE_S):
+                if not left or not await self.caught_up_to(head + 1, ELSEWHERE_S):
                     raise
 
     async def put(self, state: CanaryState) -> None:

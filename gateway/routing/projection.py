@@ -18,13 +18,11 @@ from gateway.routing.check import KnownNames, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
 from gateway.routing.revision import Revision, RoutingFileError, make_revision
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import FollowsStream, Record, StateStore
+from gateway.state.port import FollowedStream, Record, StateStore
 
 STREAM = "routing"
 # Most attempts to append; each failed one means that another process was first.
 MAX_TRIES = 20
-# Longest wait for a change to be in force in the process that made it.
-IN_FORCE_S = 5.0
 # Longest wait for a revision that another process has in force.
 ELSEWHERE_S = 1.0
 # How often writing the first revision is tried while the store is unreachable.
@@ -57,7 +55,7 @@ class Seed:
     fault: RoutingFileError | None = None
 
 
-class RoutingProjection:
+class RoutingProjection(FollowedStream):
     """Applies the stream's records, and appends records.
 
     Args:
@@ -76,16 +74,11 @@ class RoutingProjection:
         self._unix_time = unix_time
         self._log = structlog.get_logger("routing")
         self._revision: Revision | None = None
-        self._follower: FollowsStream | None = None
         self.in_force: Stored | None = None
         self.in_force_since = 0.0
         self.latest: Stored | None = None
         self.head = 0
         self.unusable: UnusableRevision | None = None
-
-    def follow(self, follower: FollowsStream) -> None:
-        """Attach what calls :meth:`take`."""
-        self._follower = follower
 
     def current(self) -> Revision:
         """The revision in force. Raises RuntimeError before :meth:`start`."""
@@ -265,12 +258,6 @@ class RoutingProjection:
             await self.caught_up_to(expected, ELSEWHERE_S)
         if expected is not None and expected != self.head:
             raise Conflict(STREAM, expected, self.head)
-
-    async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
-        """Whether record ``number`` is applied here in time."""
-        if self._follower is None:
-            raise RuntimeError("there is no follower; wiring calls follow()")
-        return await self._follower.caught_up_to(number, timeout_s)
 
 
 def _seed_draft(seed: Seed) -> Draft:

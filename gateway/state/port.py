@@ -138,3 +138,23 @@ class FollowsStream(Protocol):
 
     async def caught_up_to(self, number: int, timeout_s: float) -> bool:
         """Whether the record is applied here in time."""
+
+
+IN_FORCE_S: Final = 5.0
+"""Longest wait for a change to be applied in the process that made it."""
+
+
+class FollowedStream:
+    """A projection that waits until its own records are applied; its follower is attached after it."""
+
+    _follower: FollowsStream | None = None
+
+    def follow(self, follower: FollowsStream) -> None:
+        """Attach what applies the records."""
+        self._follower = follower
+
+    async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
+        """Whether record ``number`` is applied here in time."""
+        if self._follower is None:
+            raise RuntimeError("there is no follower; wiring calls follow()")
+        return await self._follower.caught_up_to(number, timeout_s)

@@ -24,14 +24,7 @@ from gateway.wiring.state_store import make_limit_store
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
-    """API keys.
-
-    Args:
-        ring: the keys in force.
-        authority: authenticates requests.
-        projection: the created keys, from the state store.
-        use: when keys were used.
-    """
+    """API keys; ``projection`` keeps the ring up to date with the state store."""
 
     ring: KeyRing
     authority: Keys
@@ -41,13 +34,7 @@ class KeyParts:
 
 @dataclass(frozen=True, slots=True)
 class AccessParts:
-    """Who may ask, and how much.
-
-    Args:
-        keys: API keys.
-        limiter: counts requests and tokens of keys with limits.
-        shared: the limits' counts of all processes; ``None``: each process counts for itself.
-    """
+    """Who may ask, and how much; without ``shared`` each process counts for itself."""
 
     keys: KeyParts
     limiter: KeyLimiter

@@ -35,12 +35,7 @@ DEFAULT_FILE = "routing.yaml"
 
 @dataclass(frozen=True, slots=True)
 class RoutingParts:
-    """The routing.
-
-    Args:
-        projection: the revision in force.
-        seed: what the routing file says.
-    """
+    """The routing; ``seed`` is the routing file's content."""
 
     projection: RoutingProjection
     seed: Seed
@@ -53,12 +48,7 @@ class RoutingParts:
 
 @dataclass(frozen=True, slots=True)
 class CanaryParts:
-    """The canary.
-
-    Args:
-        driver: judges it and changes the routing, in the process that holds the lease.
-        tally: the requests of this process.
-    """
+    """The canary."""
 
     driver: CanaryDriver
     tally: CanaryTally
@@ -81,14 +71,7 @@ class CanaryParts:
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """Which backend answers a request, and when.
-
-    Args:
-        routing: the revisions.
-        canary: shifts traffic step by step.
-        limits: of admission, where a route has none of its own.
-        admission: queues in front of the backends.
-    """
+    """Which backend answers a request, and when; ``limits`` are those of routes without their own."""
 
     routing: RoutingParts
     canary: CanaryParts

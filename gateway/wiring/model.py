@@ -15,15 +15,7 @@ from gateway.wiring.state import published_store
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The served model's text.
-
-    Args:
-        tokenizer: of the base model.
-        canonicalizer: puts prompts into their canonical order.
-        text: tokenizer and planner, which depend on the context length.
-        versions: the prompt versions of ``prompts.folder``.
-        publishing: records their texts in the state store.
-    """
+    """The served model's text; ``publishing`` records the prompt versions in the state store."""
 
     tokenizer: ChatTokenizer
     canonicalizer: Canonicalizer

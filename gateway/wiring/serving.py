@@ -22,16 +22,7 @@ from observability.events import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What serves requests.
-
-    Args:
-        in_flight: the requests that have not ended.
-        drain: takes the gateway out of service.
-        shadow: mirrors requests.
-        journey: runs a request.
-        health: liveness, readiness and deep health.
-        first_ready: how long the gateway took to be ready.
-    """
+    """What serves requests."""
 
     in_flight: InFlightRequests
     drain: Drain
