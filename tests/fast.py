@@ -24,11 +24,13 @@ ENGINES = frozenset({"torch", "transformers", "peft", "vllm", "ray", "numba"})
 # What a test or its helpers start processes and servers with.
 _STARTS = re.compile(
     r"\b(?:subprocess|multiprocessing|psutil|uvicorn|http\.server|moto\.server|aiohttp\.test_utils"
-    r"|start_server|create_server|stand_in\(|serving\(|postgres\()"
+    r"|start_server|create_server|stand_in\(|serving\(|postgres\(|needs_vllm|EngineClient\()"
 )
 _IMPORT = re.compile(r"^(?:from (?P<of>[\w.]+) import (?P<names>[\w, ]*)|import (?P<module>[\w.]+))", re.M)
 # What libraries do once: Python's `platform` asks for the processor, urllib3 whether there is IPv6.
 _HARMLESS = ("uname", ("::1", 0))
+# Imported when a process is started that is not forked, of which there is no other event.
+_SPAWN = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"})
 
 
@@ -103,6 +105,8 @@ class Guard:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _EVENTS and arguments[0] not in _HARMLESS:
             self._refuse(f"{event} {arguments[:1]!r}")
+        elif event == "import" and arguments[0] in _SPAWN:
+            self._refuse("a process of multiprocessing")
         elif event == "socket.bind" and isinstance(arguments[1], tuple) and arguments[1] not in _HARMLESS:
             self._refuse(f"a socket bound to {arguments[1]!r}")
 
