@@ -30,6 +30,15 @@ def test_every_shipped_scenario_is_one_and_forbids_losing_requests(path: Path) -
     assert shipped.faults or shipped.random
 
 
+def test_a_shipped_scenario_is_found_by_its_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario(Path("engine-kill")) == load_scenario(SHIPPED[0].with_name("engine-kill.yaml"))
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        load_scenario(Path("no-such-scenario"))
+
+
 def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
     assert {path.stem for path in SHIPPED} == {
         "engine-kill", "engine-stop", "worker-kill", "bedrock-throttle", "bedrock-hang", "bedrock-cut",

@@ -119,6 +119,15 @@ def test_two_files_of_one_id_are_refused_naming_both(tmp_path: Path) -> None:
         load(tmp_path, "id: v\nsystem: Ho.\n", "b.yaml")
 
 
+def test_no_versions_are_registered_where_no_folder_is_configured_or_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert PromptVersions.configured(None).ids == ()
+    with pytest.raises(PromptFileError, match="prompts: no such folder"):
+        PromptVersions.configured("prompts")
+
+
 def test_a_folder_that_is_not_there_and_a_file_that_is_no_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(PromptFileError, match="nowhere: no such folder"):
         PromptVersions.from_folder(tmp_path / "nowhere")

@@ -12,6 +12,7 @@ from admission.ladder import Rung
 from admission.values import AdmissionLimits
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import RoutingFileError, load_routing, make_revision
+from gateway.wiring.control import read_seed
 from resilience.resume import ResumeRules
 
 KNOWN = KnownNames(
@@ -104,6 +105,22 @@ def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "routing.yaml").write_text("a: [")
     with pytest.raises(RoutingFileError, match="not valid YAML"):
         load_routing(tmp_path / "routing.yaml", KNOWN)
+
+
+def test_without_a_file_the_first_backend_answers_and_the_others_are_its_fallback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = replace(KNOWN, backends=("local", "pool", "far"))
+    seed = read_seed(None, known)
+    assert seed.config is not None and seed.fault is None
+    (route,) = make_revision(1, seed.config, known).routes.values()
+    assert route.weights == (("local", 100.0),) and route.fallback == ("pool", "far", "degraded")
+
+
+def test_a_file_that_is_configured_and_missing_is_a_fault(tmp_path: Path) -> None:
+    seed = read_seed(str(tmp_path / "routes.yaml"), KNOWN)
+    assert seed.config is None and "cannot be read" in str(seed.fault)
 
 
 def test_a_routes_admission_is_laid_over_the_sections() -> None:
