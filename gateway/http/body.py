@@ -14,8 +14,8 @@ from gateway.http.exchange import Exchange
 BODY_TIMEOUT_S: Final = 30.0
 """Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""
 LINGER_FACTOR: Final = 4
-"""A body that is too large is read and thrown away up to this many times the limit, so that a client that
-sends first and reads afterwards gets its 413 rather than a reset connection."""
+"""A body that is too large is read and discarded up to this many times the limit, so that a client that sends
+first and reads afterwards gets its 413 rather than a reset connection."""
 
 
 class BodyTooSlow(InvalidRequest):
@@ -32,7 +32,7 @@ async def read_body(
     Raises:
         BodyTooLarge: the declared or the real length is over ``limit`` bytes.
         BodyTooSlow: it did not arrive within ``timeout_s``.
-        ClientGone: the client left before its end.
+        ClientGone: the client disconnected before its end.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,11 +1,11 @@
-"""How the server tells the request in progress on a connection that its caller is gone."""
+"""How the server notifies the request in progress on a connection of its caller's disconnect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-SCOPE_KEY: Final = "sluice.departure"
+SCOPE_KEY: Final = "sluice.disconnect"
 
 
 class ClientGone(Exception):
@@ -13,14 +13,14 @@ class ClientGone(Exception):
 
 
 class ReaderTooSlow(ClientGone):
-    """The caller has taken no bytes for :data:`gateway.http.disconnect_watch.STALL_S`; as good as gone."""
+    """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
 
 
 class ClientDisconnect:
-    """One connection's; one request at a time listens to it.
+    """The disconnect of one connection; one request at a time listens for it.
 
     Attributes:
-        why: how the caller left; ``None`` while it is there.
+        why: the kind of disconnect; ``None`` while the caller is connected.
     """
 
     __slots__ = ("_listener", "why")
@@ -30,15 +30,15 @@ class ClientDisconnect:
         self._listener: Callable[[type[ClientGone]], None] | None = None
 
     def listen(self, listener: Callable[[type[ClientGone]], None]) -> None:
-        """Have ``listener`` called when the caller leaves, until :meth:`forget`."""
+        """Call ``listener`` on the disconnect, until :meth:`forget`."""
         self._listener = listener
 
     def forget(self) -> None:
-        """Call nobody any more."""
+        """Remove the listener."""
         self._listener = None
 
-    def left(self, why: type[ClientGone]) -> None:
-        """The caller has left; the first word counts."""
+    def set(self, why: type[ClientGone]) -> None:
+        """The caller has disconnected; the first reason counts."""
         if self.why is None:
             self.why = why
             if self._listener is not None:

@@ -1,4 +1,4 @@
-"""Whether the caller is still there: work ends when they leave or take no bytes."""
+"""Cancels work whose caller has disconnected or reads nothing."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderT
 from gateway.http.exchange import Exchange
 
 STALL_S: Final = 60.0
-"""Longest time one send may take: a reader that takes nothing for a minute holds a slot for nobody."""
-_LOOKS_PER_STALL: Final = 4
+"""Longest time that one send may take; a reader that is slower holds a slot for no use."""
+_CHECKS_PER_STALL: Final = 4
 
 T = TypeVar("T")
 
 
 class DisconnectWatch(Protocol):
-    """The caller's presence while a block of work runs."""
+    """Watches the caller while a block of work runs."""
 
     def release(self) -> None:
-        """From here on the work ends even if the caller leaves: it is paid for and must be kept."""
+        """From here on a disconnect no longer cancels the work: it is billed, so its answer is stored."""
 
 
 def until_gone(
     exchange: Exchange, receive: Receive, clock: Callable[[], float], *, stall_s: float = STALL_S
 ) -> AbstractAsyncContextManager[DisconnectWatch]:
-    """Run the block; cancel it as soon as the caller leaves.
+    """Run the block; cancel it when the caller disconnects.
 
-    Our own server tells when that is; behind any other one (and for WebSockets) a task watches ``receive``,
-    of which only the part behind the body is read. A single error is raised as itself, not in a group.
+    Our own server notifies the block; under any other one (and for WebSockets) a task watches ``receive``
+    after the body. A single error is raised as itself, not in a group.
 
     Raises:
-        ClientGone: the caller left, or takes no bytes, and the block was cancelled.
+        ClientGone: the caller disconnected, or reads nothing, and the block was cancelled.
     """
-    if exchange.departure is not None:
-        return _Told(exchange.departure)
+    if exchange.disconnect is not None:
+        return _ServerWatch(exchange.disconnect)
     return _watching(exchange, receive, clock, stall_s)
 
 
-class _Told(AbstractAsyncContextManager[DisconnectWatch]):
-    """The block is cancelled by the server's word. Works as ``asyncio.timeout`` does, without the time."""
+class _ServerWatch(AbstractAsyncContextManager[DisconnectWatch]):
+    """The server cancels the block; works as ``asyncio.timeout`` does, without the time."""
 
-    __slots__ = ("_cancels_before", "_departure", "_task", "_why")
+    __slots__ = ("_cancels_before", "_disconnect", "_task", "_why")
 
-    def __init__(self, departure: ClientDisconnect) -> None:
-        self._departure = departure
+    def __init__(self, disconnect: ClientDisconnect) -> None:
+        self._disconnect = disconnect
         self._why: type[ClientGone] | None = None
 
     async def __aenter__(self) -> DisconnectWatch:
-        if self._departure.why is not None:
-            raise self._departure.why
+        if self._disconnect.why is not None:
+            raise self._disconnect.why
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancels_before = task.cancelling()
-        self._departure.listen(self._left)
+        self._disconnect.listen(self._left)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._departure.forget()
+        self._disconnect.forget()
         if self._why is not None:
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:
                 raise self._why from None
 
     def release(self) -> None:
-        self._departure.forget()
+        self._disconnect.forget()
 
     def _left(self, why: type[ClientGone]) -> None:
         self._why = why
         self._task.cancel()
 
 
-class _Watcher:
-    """Presence as a watching task sees it."""
+class _TaskWatch:
+    """A task watches."""
 
     __slots__ = ("_task",)
 
@@ -99,7 +99,7 @@ async def _watching(
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_watch(exchange, receive, clock, stall_s))
             try:
-                yield _Watcher(watcher)
+                yield _TaskWatch(watcher)
             finally:
                 watcher.cancel()
     except BaseExceptionGroup as errors:
@@ -115,10 +115,10 @@ async def run_until_gone(
 
 
 async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float) -> None:
-    """Ends by raising; one timer in a quarter of the bound, instead of one per send."""
+    """Ends by raising; one timer a quarter of the bound, instead of one a send."""
     while True:
         try:
-            async with asyncio.timeout(stall_s / _LOOKS_PER_STALL):
+            async with asyncio.timeout(stall_s / _CHECKS_PER_STALL):
                 message = await receive()
         except TimeoutError:
             since = exchange.sending_since
@@ -130,7 +130,7 @@ async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float
 
 
 def _single(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error itself when there is one; an error of the work is told before the caller's leaving."""
+    """The error itself when there is one; an error of the work comes before the disconnect."""
     others = [error for error in errors.exceptions if not isinstance(error, ClientGone)]
     if not others:
         return errors.exceptions[0]

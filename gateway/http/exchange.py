@@ -1,4 +1,4 @@
-"""One HTTP exchange: who it is, when it came, and the one way its bytes leave."""
+"""One HTTP exchange: its ids, its caller, and how its bytes are sent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
 from gateway.contracts.values import Caller
-from gateway.http import client_disconnect as departure
-from gateway.http.client_disconnect import ClientDisconnect
+from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
 
 JSON: Final = b"application/json"
@@ -23,7 +22,7 @@ _SCOPE_KEY: Final = "sluice.exchange"
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 MAX_REQUEST_ID: Final = 128
-"""Longest ``x-request-id`` that is taken over (the public surface)."""
+"""Longest ``x-request-id`` that is adopted, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,18 @@ class Reply:
 
 
 class Exchange:
-    """What the edge knows of one request, and how it answers it.
+    """The edge's state of one request, and the way to answer it.
 
     ``request_id`` starts as the header's or a new one, and becomes the body's once that is parsed; it and
     ``trace_id`` go out with every response. ``sending_since`` (seconds, on the injected clock) is when the
-    send in progress began, so that a client that takes no bytes is seen without a timer per send.
-    ``departure`` is there when the server tells by itself that the caller has left. ``reported`` says that a
-    journey tells what becomes of the request; else the edge does, from ``status`` (``None`` while nothing has
-    gone out), ``error_code``, ``tenant`` and ``replayed``.
+    send in progress began, so that a client that reads nothing is noticed without a timer per send.
+    ``disconnect`` is set when the server reports the caller's disconnect by itself. ``reported`` says that a
+    journey reports the request's outcome; else the edge does, from ``status`` (``None`` while nothing was
+    sent), ``error_code``, ``caller`` and ``replayed``.
     """
 
     __slots__ = (
-        "_clock", "_send", "arrived_at", "caller", "deaf", "departure", "error_code", "headers",
+        "_clock", "_send", "arrived_at", "caller", "client_gone", "disconnect", "error_code", "headers",
         "limit_headers", "replayed", "reported", "request_id", "sending_since", "started", "status",
         "trace_id", "trace_parent", "trace_state",
     )  # fmt: skip
@@ -78,30 +77,30 @@ class Exchange:
         self.status: int | None = None
         self.error_code: str | None = None
         self.caller: Caller | None = None
-        self.departure: ClientDisconnect | None = scope.get(departure.SCOPE_KEY)
+        self.disconnect: ClientDisconnect | None = scope.get(SCOPE_KEY)
         # Called when the answer begins, so that they report the key's limits at that time.
         self.limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
         self.started = False
-        self.deaf = False
+        self.client_gone = False
         self.sending_since: float | None = None
         scope[_SCOPE_KEY] = self
 
     @staticmethod
     def of(scope: Scope) -> Exchange:
-        """The exchange that the middleware has made for this scope."""
+        """The exchange that the middleware made for this scope."""
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send one ASGI message; once the client is gone, nothing more is sent and nothing raised."""
-        if self.deaf:
+        """Send one ASGI message; after a disconnect nothing is sent and nothing raised."""
+        if self.client_gone:
             return
         self.sending_since = self._clock()
         try:
             await self._send(message)
         except OSError:
-            # The server's way to say that the connection is closed; the watcher of receive() acts on it.
-            self.deaf = True
+            # The server reports a closed connection this way; the disconnect watch acts on it.
+            self.client_gone = True
         finally:
             self.sending_since = None
 
@@ -123,10 +122,10 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer; 204 has neither a body nor headers that tell of one."""
+        """Send a whole answer; 204 has neither a body nor headers about one."""
         length = (b"content-length", str(len(reply.body)).encode())
-        told = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
-        await self.start(reply.status, [*told, *reply.headers])
+        about = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
+        await self.start(reply.status, [*about, *reply.headers])
         await self.body(reply.body, more=False)
 
     def id_headers(self) -> list[Header]:
@@ -145,7 +144,7 @@ class Exchange:
 
     @property
     def allow_fallback(self) -> bool:
-        """Whether the caller takes a fallback's answer (``Prefer: sluice-no-fallback`` says no)."""
+        """Whether the caller accepts a fallback's answer (``Prefer: sluice-no-fallback`` says no)."""
         preferences = self.headers.get(b"prefer", b"").lower().split(b",")
         return not any(one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences)
 

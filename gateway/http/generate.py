@@ -24,10 +24,10 @@ from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
 
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
-"""Values of ``backend`` that name no model: such an answer costs nothing and is not kept under a key."""
+"""Values of ``backend`` that name no model: such an answer costs nothing and is not stored under a key."""
 
 OVERTIME_S: Final = 0.5
-"""How much later than its own limit a journey that does not end is cancelled: time to tell the caller."""
+"""How much later than its own limit a journey is cancelled: time for it to answer by itself."""
 
 
 class EndingSink(Sink, Protocol):
@@ -40,7 +40,7 @@ class EndingSink(Sink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request whose body is here and whose caller is known."""
+    """A request whose body was read and whose caller is known."""
 
     exchange: Exchange
     caller: Caller
@@ -49,10 +49,10 @@ class Arrived:
 
 
 async def run_journey(services: Services, request: GenerateRequest, sink: EndingSink) -> None:
-    """Run the journey; the sink always hears an end.
+    """Run the journey; the sink always gets an end.
 
-    The journey ends by itself within ``limits.request_timeout_s`` and tells its failures to the sink. What is
-    told here is what it cannot: that it did not end and was cancelled, or a defect of its own.
+    The journey ends by itself within ``limits.request_timeout_s`` and reports its failures to the sink. Here
+    the sink gets what the journey cannot report: that it was cancelled for its time, or a defect of its own.
     """
     limit_s = services.limits.request_timeout_s
     error: PublicError | None = None
@@ -110,11 +110,11 @@ class GenerationEndpoint:
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             asked = self._dialect.parse(body, origin_of(services, exchange, caller))
             exchange.request_id = asked.request.request_id
-            async with until_gone(exchange, receive, services.clock) as presence:
+            async with until_gone(exchange, receive, services.clock) as watch:
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 else:
-                    await self._whole(Arrived(exchange, caller, body, scope["path"]), asked, presence)
+                    await self._whole(Arrived(exchange, caller, body, scope["path"]), asked, watch)
         except ClientGone:
             return
         except CALLER_ERRORS as error:
@@ -125,12 +125,12 @@ class GenerationEndpoint:
         exchange.reported = True
         await run_journey(self._services, asked.request, sink)
 
-    async def _whole(self, arrived: Arrived, asked: ParsedRequest, presence: DisconnectWatch) -> None:
+    async def _whole(self, arrived: Arrived, asked: ParsedRequest, watch: DisconnectWatch) -> None:
         async def run() -> ReplayableReply:
             sink = WholeSink()
             arrived.exchange.reported = True
             await run_journey(self._services, asked.request, sink)
-            presence.release()
+            watch.release()
             return self._outcome(arrived.exchange, asked, sink)
 
         key = key_of(arrived.exchange.headers.get(b"idempotency-key"))
@@ -146,8 +146,8 @@ class GenerationEndpoint:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
-            told = asked.told(error)
-            return ReplayableReply(error_reply(told, exchange.request_id, self._dialect.error), keep=False)
+            shown = asked.told(error)
+            return ReplayableReply(error_reply(shown, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         reply = Reply(
             200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer.budget))

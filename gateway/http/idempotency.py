@@ -1,11 +1,11 @@
 """``Idempotency-Key``: the same request again gets the stored answer, generated and billed once.
 
-* Kept are whole 200 answers that a model generated, so that were billed. Errors and answers from the
-  response cache or the degraded leg are not: a retry deserves a real answer.
+* Stored are whole 200 answers that a model generated and that were billed. Errors and answers from the
+  response cache or the degraded leg are not: a retry gets a real answer.
 * While the first request of a key is in flight in this process, the same request waits for it; when the
-  first one fails or its caller leaves, the next one runs. Another body is a conflict at once.
-* The store fails closed when read (a caller who sends a key would rather wait than pay twice) and open
-  when written (the answer is there and goes out; the loss is logged).
+  first one fails or its caller disconnects, the next one runs. Another body is a conflict at once.
+* The store fails closed when read (a caller who sends a key prefers waiting to paying twice) and open
+  when written (the answer exists and is sent; the loss is logged).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gateway.http.respond import log_defect
 from gateway.state.idempotency import IdempotencyStore, StoredReply
 
 MAX_KEY: Final = 255
-"""Longest key, in characters; other public APIs have the same."""
+"""Longest key, in characters, as in other public APIs."""
 MAX_WAITING: Final = 64
-"""Most requests that wait for one key; more of them is a loop on the caller's side."""
+"""Most requests that wait for one key; more mean a loop on the caller's side."""
 RETRY_MS: Final = 1_000
 """When to try again after a wait, or a store, that failed."""
 HEADER: Final = "Idempotency-Key"
@@ -35,7 +35,7 @@ _log = logging.getLogger("gateway.http")
 
 @dataclass(frozen=True, slots=True)
 class ReplayableReply:
-    """A reply, and whether a repeated request shall get it again."""
+    """A reply, and whether it is stored for repeated requests."""
 
     reply: Reply
     keep: bool
@@ -43,7 +43,7 @@ class ReplayableReply:
 
 @dataclass(slots=True)
 class _Turn:
-    """The requests of one key that are here now; the lock's holder runs, the others wait."""
+    """The current requests of one key; the lock's holder runs, the others wait."""
 
     fingerprint: str
     users: int = 0
@@ -124,8 +124,8 @@ class Idempotency:
     ) -> Reply:
         found = await self._read(tenant, key)
         if found is not None:
-            kept, stored = found
-            if kept != fingerprint:
+            other, stored = found
+            if other != fingerprint:
                 raise _conflict()
             return Reply(
                 stored.status,
@@ -144,7 +144,7 @@ class Idempotency:
         except Exception as error:
             log_defect(error, "-")
             raise BackendUnavailable(
-                f"the store behind {HEADER} does not answer", param=HEADER, retry_after_ms=RETRY_MS
+                f"the store of {HEADER} does not answer", param=HEADER, retry_after_ms=RETRY_MS
             ) from None
 
     async def _write(self, tenant: str, key: str, fingerprint: str, reply: Reply) -> None:
@@ -153,7 +153,9 @@ class Idempotency:
             await self._store.put(tenant, key, fingerprint, stored)
         except Exception as error:
             log_defect(error, "-")
-            _log.warning("an answer was not kept under its idempotency key; a retry will be generated anew")
+            _log.warning(
+                "an answer was not stored under its idempotency key; a retry will be generated again"
+            )
 
 
 def _conflict() -> IdempotencyConflict:

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer of ours: ids on every response, a word on each, and the net under every defect."""
+"""The gateway's outermost ASGI layer: ids on every response, an event for each, an answer to every defect."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _new_trace_id() -> str:
 class EdgeMiddleware:
     """Makes the :class:`Exchange` of each request and answers what nothing else has answered.
 
-    Our own endpoints write their responses through the exchange, ids included, so that no wrapper stands
-    between a token and the server; what the framework answers gets the ids through a wrapped ``send``.
+    The raw endpoints write their responses through the exchange, so that nothing wraps the sending of a
+    token; the framework's responses go through it by a wrapped ``send``.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class EdgeMiddleware:
             return
         exchange = self._open(scope, send)
 
-        async def stamped(message: MutableMapping[str, Any]) -> None:
+        async def through_exchange(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 await exchange.start(message["status"], message.get("headers", ()))
             else:
                 await exchange.send(message)
 
         try:
-            await self._app(scope, receive, stamped)
+            await self._app(scope, receive, through_exchange)
         except asyncio.CancelledError:
-            # The server has waited long enough after its stop; it would answer a bare 500 for us.
+            # The server's time to stop is over; its own answer would be a bare 500.
             if not exchange.started and scope["type"] == "http":
                 await refuse(
                     exchange,
@@ -71,16 +71,16 @@ class EdgeMiddleware:
             return
         except Exception as error:
             if exchange.started or scope["type"] == "websocket":
-                # Too late for an answer: the server closes a connection whose response is not whole.
+                # Too late for an answer: the server closes a connection whose response is incomplete.
                 log_defect(error, exchange.request_id)
             else:
                 await refuse(exchange, error, shape_of(scope["path"]))
         finally:
             if not exchange.reported:
-                self._tell(exchange, scope)
+                self._report(exchange, scope)
 
-    def _tell(self, exchange: Exchange, scope: Scope) -> None:
-        """Tell what no journey tells: what was refused before one, or needed none."""
+    def _report(self, exchange: Exchange, scope: Scope) -> None:
+        """Emit what no journey reports: requests that were refused before one, or need none."""
         label = self._labels.of(scope["path"])
         if label.monitor:
             return

@@ -1,4 +1,4 @@
-"""What the gateway calls a path in traces and logs; a path as it was sent may hold anything."""
+"""The label of a path in traces and logs; the path that a caller sent may contain anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from starlette.routing import compile_path
 
 UNKNOWN: Final = "unknown"
-# Asked all day by machines; what they see, metrics tell.
+# Polled by machines all day; metrics cover them.
 MONITORS: Final = frozenset({"/ping", "/ready", "/metrics", "/health/deep"})
 CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -25,7 +25,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PathLabel:
-    """A path: its name, the contract when it generates, and whether it is a monitor's."""
+    """A path: its name, the contract when it generates, and whether monitors read it."""
 
     name: str
     contract: str | None = None
@@ -43,17 +43,17 @@ class PathLabels:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        places = {path: PathLabel(path, CONTRACTS.get(path), path in MONITORS) for path in paths}
-        self._places = places
+        labels = {path: PathLabel(path, CONTRACTS.get(path), path in MONITORS) for path in paths}
+        self._labels = labels
         self._patterns = tuple(
-            (compile_path(path)[0], places[path]) for path in sorted(places) if "{" in path
+            (compile_path(path)[0], labels[path]) for path in sorted(labels) if "{" in path
         )
 
     def of(self, path: str) -> PathLabel:
-        """The place of a path as it was sent."""
-        place = self._places.get(path)
-        if place is not None:
-            return place
+        """The label of a path as it was sent."""
+        label = self._labels.get(path)
+        if label is not None:
+            return label
         for pattern, found in self._patterns:
             if pattern.match(path):
                 return found

@@ -1,11 +1,11 @@
-"""uvicorn's HTTP protocol, which also tells the request in progress when its caller leaves, and keeps bounds.
+"""uvicorn's HTTP protocol, which also notifies a request of its caller's disconnect, and enforces bounds.
 
-ASGI has one way to learn that a caller has left: a task of its own that waits in ``receive()``. Making and
-cancelling one for each request costs more than all else that uvicorn does for it, and the protocol knows it
-anyway.
+ASGI has one way to learn of a disconnect: a task of its own that waits in ``receive()``. Making and
+cancelling one for each request costs more than everything else that uvicorn does for it, and the protocol
+knows it anyway.
 
-A connection that costs the gateway something and gives nothing is ended: one too many, one whose headers are
-too long or do not come, one that sends a body that nobody waits for, one that does not take its answer.
+A connection that costs the gateway something and serves no request is closed: one over the limit, one whose
+headers are too long or do not arrive, one whose body is no longer read, one that does not read its answer.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class GatewayProtocol(HttpToolsProtocol):
     """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
     Attributes:
-        stall_s: longest time, in seconds, that the caller may take no bytes while some wait for it.
+        stall_s: longest time, in seconds, that the caller may read nothing while bytes wait for it.
         head_s: longest time, in seconds, from a request's first byte to the end of its headers.
-        linger_s: longest time, in seconds, that the rest of a body may take behind the answer.
+        linger_s: longest time, in seconds, that the rest of a body may take after the answer.
         max_connections: connections of this process at once.
     """
 
@@ -57,10 +57,10 @@ class GatewayProtocol(HttpToolsProtocol):
     head_s: ClassVar[float] = HEAD_TIMEOUT_S
     linger_s: ClassVar[float] = BODY_TIMEOUT_S
     max_connections: ClassVar[int] = MAX_CONNECTIONS
-    _departure: ClientDisconnect
-    _stalled: asyncio.TimerHandle | None = None
-    _overdue: asyncio.TimerHandle | None = None
-    # Of the request whose headers are coming: bytes seen, and bytes and number of what was parsed.
+    _disconnect: ClientDisconnect
+    _stall_timer: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    # Of the request whose headers are arriving: bytes received, and bytes parsed.
     _head_seen = 0
     _head_bytes = 0
     # Between a request's first byte and its last; and until its headers are whole.
@@ -70,103 +70,103 @@ class GatewayProtocol(HttpToolsProtocol):
     _refusal = _NOT_HTTP
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """The caller is there."""
+        """A caller has connected."""
         super().connection_made(transport)
-        self._departure = ClientDisconnect()
+        self._disconnect = ClientDisconnect()
         if len(self.connections) > self.max_connections:
             self._refuse(_TOO_MANY)
             return
-        # Who says nothing at all is idle, as between two requests.
+        # A connection without a first request is idle, as one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The caller has left."""
+        """The caller has disconnected."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        self._on_the_move()
-        self._in_time()
-        self._departure.left(ClientGone)
+        self._cancel_stall_timer()
+        self._cancel_head_timer()
+        self._disconnect.set(ClientGone)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         if self.transport.is_closing():
             return
         super().data_received(data)
         if self.transport.is_closing() or self._upgraded or not (self._in_head or self._idle):
             return
-        # One header that never ends is not told by the parser, nor are empty lines before a request: so what
-        # is not parsed yet counts too.
+        # The parser does not report a header that never ends, nor empty lines before a request: so bytes that
+        # are not parsed yet count too.
         self._head_seen += len(data)
         if self._head_seen > MAX_HEAD_BYTES:
             self._refuse(_HEAD_TOO_LARGE)
-        elif self._overdue is None:
-            self._overdue = self.loop.call_later(self.head_s, self._refuse, _HEAD_TOO_SLOW)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_s, self._refuse, _HEAD_TOO_SLOW)
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._in_message, self._in_head, self._head_bytes = True, True, 0
-        cast("dict[str, object]", self.scope)[SCOPE_KEY] = self._departure
+        cast("dict[str, object]", self.scope)[SCOPE_KEY] = self._disconnect
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request line."""
-        self._grown(len(url))
+        self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._grown(len(name) + len(value))
+        self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The headers are here."""
+        """The headers are complete."""
         self._in_head, self._head_seen = False, 0
-        self._in_time()
+        self._cancel_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """A request's body is here."""
+        """A request's body is complete."""
         self._in_message = False
-        self._in_time()
+        self._cancel_head_timer()
         super().on_message_complete()
         if not self.pipeline:
-            # A large body stops the reading, and who does not read does not see the caller leave.
+            # A large body pauses reading, and a paused connection does not notice a disconnect.
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """The answer is out; the rest of a body that nobody reads may follow for a while."""
+        """The answer is sent; the rest of an unread body may follow for a while."""
         super().on_response_complete()
         if self._in_message and not self._in_head and not self.transport.is_closing():
-            self._in_time()
-            self._overdue = self.loop.call_later(self.linger_s, self.transport.abort)
+            self._cancel_head_timer()
+            self._head_timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """The caller takes no bytes."""
+        """The caller reads nothing."""
         super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self.stall_s, self._give_up)
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self.stall_s, self._abort_stalled)
 
     def resume_writing(self) -> None:
-        """The caller takes bytes again."""
+        """The caller reads again."""
         super().resume_writing()
-        self._on_the_move()
+        self._cancel_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came for long; what the caller has not taken until now is not waited for."""
+        """The connection was idle for too long; bytes that the caller has not read are dropped."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP, or too much of it, is answered in our own shape."""
+        """Answer what is not HTTP, or too much of it, in the gateway's own shape."""
         refusal, self._refusal = self._refusal, _NOT_HTTP
         self._refuse(refusal)
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection is another protocol's from here on."""
+        """From here on the connection belongs to another protocol."""
         self._upgraded = True
         super().handle_websocket_upgrade()
 
@@ -174,7 +174,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _idle(self) -> bool:
         return not self._in_message and (self.cycle is None or self.cycle.response_complete)
 
-    def _grown(self, size: int) -> None:
+    def _count_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             self._refusal = _HEAD_TOO_LARGE
@@ -183,14 +183,14 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, error: PublicError) -> None:
         """Answer without the application, and end the connection.
 
-        A request whose body was still coming is over. While an earlier one is in progress nothing can be
-        said, and it ends too.
+        A request whose body was still arriving ends. While an earlier one is in progress no answer can be
+        sent, and it ends too.
         """
-        self._in_time()
+        self._cancel_head_timer()
         self._unset_keepalive_if_required()
         cycle: RequestResponseCycle | None = self.cycle
-        broken_off = self._in_message and not self._in_head and not self.pipeline
-        if broken_off and cycle is not None and not cycle.response_started:
+        unfinished = self._in_message and not self._in_head and not self.pipeline
+        if unfinished and cycle is not None and not cycle.response_started:
             cycle.disconnected = True
             cycle.message_event.set()
             cycle = None
@@ -211,17 +211,17 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write(b"".join(lines))
         self.transport.close()
 
-    def _give_up(self) -> None:
-        """The caller takes nothing: whoever works for it hears of it, and what waits for it is dropped."""
-        self._departure.left(ReaderTooSlow)
+    def _abort_stalled(self) -> None:
+        """The caller reads nothing: notify the request in progress, and drop what waits to be sent."""
+        self._disconnect.set(ReaderTooSlow)
         self.transport.abort()
 
-    def _on_the_move(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
-    def _in_time(self) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
-            self._overdue = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

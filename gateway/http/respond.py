@@ -18,7 +18,7 @@ from gateway.http.exchange import Exchange, Reply
 ErrorShape = Callable[[PublicError, str], tuple[int, bytes]]
 
 CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
-"""Errors that the caller is told about; any other is a defect, logged and answered as ``internal``."""
+"""Errors that callers see; any other is a defect, logged and answered as ``internal``."""
 
 _OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
 _NATIVE_PATHS: Final = ("/v1/generate",)
@@ -28,7 +28,7 @@ _log = logging.getLogger("gateway.http")
 
 
 def shape_of(path: str) -> ErrorShape:
-    """OpenAI's error object under OpenAI's paths (also those not served), the native one elsewhere."""
+    """OpenAI's error object on OpenAI's paths (also those not served), the native one elsewhere."""
     if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
         return openai_answer.error_json
     return native_answer.error_json
@@ -47,7 +47,7 @@ def response_of(reply: Reply) -> Response:
 
 
 async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> None:
-    """Answer with ``error``; an error that is none of :data:`CALLER_ERRORS` is logged and not told."""
+    """Answer with ``error``; an error that is none of :data:`CALLER_ERRORS` is logged and not shown."""
     if not isinstance(error, CALLER_ERRORS):
         log_defect(error, exchange.request_id)
     public = public_error(error)

@@ -26,7 +26,7 @@ NORMAL_CLOSURE: Final = 1000
 
 
 class WholeSink:
-    """Keeps the end of the journey, to be sent as one body when it is over."""
+    """Stores the end of the journey, to be sent as one body."""
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -34,21 +34,21 @@ class WholeSink:
 
     @property
     def ended(self) -> bool:
-        """Whether the journey has said how it ended."""
+        """Whether the journey has reported its end."""
         return self.answer is not None or self.error is not None
 
     def planned(self, plan: Plan) -> None:
-        """Dropped: the answer tells."""
+        """Dropped: the answer has it."""
 
     async def delta(self, delta: Delta) -> None:
         """Dropped: the answer holds all of the text."""
 
     async def finish(self, answer: Answer) -> None:
-        """Keep the answer."""
+        """Store the answer."""
         self.answer = answer
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Keep the error."""
+        """Store the error."""
         self.error = error
 
 
@@ -65,7 +65,7 @@ class StreamSink:
         self.ended = False
 
     def planned(self, plan: Plan) -> None:
-        """The headers tell what the prompt left out."""
+        """The headers report what the prompt left out."""
         self._headers = self._dialect.headers(plan)
 
     async def delta(self, delta: Delta) -> None:
@@ -87,11 +87,11 @@ class StreamSink:
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Before the first event an HTTP error, afterwards an event."""
         self.ended = True
-        told = self._asked.told(error)
+        shown = self._asked.told(error)
         if self._open:
-            await self._exchange.body(self._frames.fail(told, request_id, partial=True), more=False)
+            await self._exchange.body(self._frames.fail(shown, request_id, partial=True), more=False)
         else:
-            await self._exchange.reply(error_reply(told, request_id, self._dialect.error))
+            await self._exchange.reply(error_reply(shown, request_id, self._dialect.error))
 
     async def _opened(self, data: bytes) -> bytes:
         self._open = True
@@ -102,8 +102,8 @@ class StreamSink:
 class SocketSink:
     """The native stream's objects as text frames of an accepted WebSocket; ``asked`` once it is parsed.
 
-    Behind the last one goes the close frame, with ``close_code``: whoever stops the server once every request
-    has its end finds no socket open.
+    The close frame follows the last one at once, with ``close_code``: a server that stops when every request
+    has ended finds no open socket.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -114,7 +114,7 @@ class SocketSink:
         self.ended = False
 
     def planned(self, plan: Plan) -> None:
-        """Dropped: the ``done`` event tells."""
+        """Dropped: the ``done`` event has it."""
 
     async def delta(self, delta: Delta) -> None:
         """Send one ``token`` event; a delta without text is none."""
@@ -128,8 +128,8 @@ class SocketSink:
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Send the ``error`` event, and close."""
-        told = error if self.asked is None else self.asked.told(error)
-        await self._last(error_event(told, request_id, partial=self._partial))
+        shown = error if self.asked is None else self.asked.told(error)
+        await self._last(error_event(shown, request_id, partial=self._partial))
 
     async def _last(self, event: bytes) -> None:
         self.ended = True

@@ -14,12 +14,12 @@ Shown = Callable[[str], bool]
 
 
 def everything(path: str) -> bool:
-    """One port for all."""
+    """One port for everything."""
     return True
 
 
 def for_callers(path: str) -> bool:
-    """Without the operators' paths: they are not there at all."""
+    """Without the operators' paths."""
     return not path.startswith(_ADMIN)
 
 
@@ -31,7 +31,7 @@ def for_operators(path: str) -> bool:
 class ByPort:
     """Two applications on two ports of one server; they drain together.
 
-    What counts is the port that the connection was accepted on, which no caller can state.
+    The port that accepted the connection decides; no header can change it.
     """
 
     def __init__(self, public: ASGIApp, admin: ASGIApp, *, admin_port: int) -> None:

@@ -37,7 +37,7 @@ MESSAGE_TOO_BIG: Final = 1009
 
 
 class _Unusable(Exception):
-    """The first frame is no request at all: an error to tell, and the code to close with."""
+    """The first frame is no request: an error to send, and the code to close with."""
 
     def __init__(self, error: InvalidRequest | BodyTooLarge, close_code: int) -> None:
         self.error = error
@@ -75,7 +75,7 @@ class GenerateSocket:
             caller = self._services.keys.authenticate(exchange.bearer)
             await self._services.limiter.enter(caller)
             exchange.caller = caller
-            # The clock starts with the request, not with the handshake.
+            # Time counts from the request, not from the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
             sink.asked = asked

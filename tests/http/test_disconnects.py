@@ -204,8 +204,8 @@ async def test_after_release_a_caller_who_leaves_no_longer_cancels() -> None:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async with until_gone(exchange, receive, time.monotonic) as presence:
-        presence.release()
+    async with until_gone(exchange, receive, time.monotonic) as watch:
+        watch.release()
         gone.set()
         await asyncio.sleep(0.01)
 
@@ -248,48 +248,48 @@ def test_a_caller_who_leaves_after_a_body_larger_than_the_servers_buffer_cancels
 
 
 def told_exchange() -> tuple[Exchange, ClientDisconnect]:
-    departure = ClientDisconnect()
+    disconnect = ClientDisconnect()
     exchange = exchange_over(never, time.monotonic)
-    exchange.departure = departure
-    return exchange, departure
+    exchange.disconnect = disconnect
+    return exchange, disconnect
 
 
 async def test_the_servers_word_cancels_the_work_and_says_why() -> None:
-    exchange, departure = told_exchange()
+    exchange, disconnect = told_exchange()
     with pytest.raises(ReaderTooSlow):
         async with until_gone(exchange, never, time.monotonic):
-            departure.left(ReaderTooSlow)
+            disconnect.set(ReaderTooSlow)
             await asyncio.sleep(1)
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
     await asyncio.sleep(0)
 
 
 async def test_a_caller_who_has_left_already_gets_no_work_done() -> None:
-    exchange, departure = told_exchange()
-    departure.left(ClientGone)
+    exchange, disconnect = told_exchange()
+    disconnect.set(ClientGone)
     with pytest.raises(ClientGone):
         async with until_gone(exchange, never, time.monotonic):
             raise AssertionError("the block ran")
 
 
 async def test_after_release_the_servers_word_no_longer_cancels() -> None:
-    exchange, departure = told_exchange()
-    async with until_gone(exchange, never, time.monotonic) as presence:
-        presence.release()
-        departure.left(ClientGone)
+    exchange, disconnect = told_exchange()
+    async with until_gone(exchange, never, time.monotonic) as watch:
+        watch.release()
+        disconnect.set(ClientGone)
         await asyncio.sleep(0)
 
 
 async def test_after_the_work_the_servers_word_cancels_nothing() -> None:
-    exchange, departure = told_exchange()
+    exchange, disconnect = told_exchange()
     async with until_gone(exchange, never, time.monotonic):
         await asyncio.sleep(0)
-    departure.left(ClientGone)
+    disconnect.set(ClientGone)
     await asyncio.sleep(0)
 
 
 async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_leaves_too() -> None:
-    exchange, departure = told_exchange()
+    exchange, disconnect = told_exchange()
 
     async def work() -> None:
         async with until_gone(exchange, never, time.monotonic):
@@ -299,16 +299,16 @@ async def test_cancelling_from_outside_stays_a_cancellation_though_the_caller_le
         task = group.create_task(work())
         await asyncio.sleep(0)
         task.cancel()
-        departure.left(ClientGone)
+        disconnect.set(ClientGone)
     assert task.cancelled()
 
 
 async def test_an_error_of_the_work_is_told_before_the_callers_leaving() -> None:
-    exchange, departure = told_exchange()
+    exchange, disconnect = told_exchange()
     with pytest.raises(KeyError):
         async with until_gone(exchange, never, time.monotonic):
             try:
-                departure.left(ClientGone)
+                disconnect.set(ClientGone)
                 await asyncio.sleep(1)
             except asyncio.CancelledError:
                 raise KeyError("x") from None

@@ -205,7 +205,7 @@ async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
     async with connect(services) as client:
         response = await client.post("/v1/generate", json=BODY, headers=KEY)
     assert response.status_code == 200
-    assert "not kept" in caplog.text
+    assert "not stored" in caplog.text
 
 
 async def test_an_unhurried_caller_is_bounded_by_the_request_timeout(connect: Any) -> None:
