@@ -17,7 +17,7 @@ from accounting.account import Accounts
 from accounting.values import UsageRow
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
-from adapters.values import Adapter, Selection
+from adapters.values import Selection
 from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
@@ -30,9 +30,8 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
-from gateway.routing.target import Target
 from gateway.shadow.personal import Redactor
-from gateway.shadow.sampling import ShadowOutcome
+from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
 from resilience.leg_limits import LegLimits, LegUsage
@@ -56,17 +55,6 @@ PRIORITY = -1
 TENANT = ""
 # There was capacity a moment ago: a wait means that a caller took it.
 MAX_WAIT_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One shadow request, and its backend."""
-
-    request: GenerateRequest
-    target: Target
-    plan: Plan
-    adapter: Adapter | None
-    backend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +143,23 @@ class Asker:
             and (load is None or load.kv_usage < self._idle_share)
         )
 
-    async def ask(self, order: Order) -> ShadowAnswer:
-        """Send the request once.
+    async def ask(self, copy: Copy) -> ShadowAnswer:
+        """Send the copied request to the copy's backend, once.
 
         Raises:
             NotAsked: the backend lacks a feature, idle capacity or budget; or the redactor failed, so that
                 nothing may be sent.
         """
-        backend = self._backends[order.backend]
-        request = _quiet(order.request, self._new_id(), self._clock())
+        backend = self._backends[copy.backend]
+        request = _quiet(copy.request, self._new_id(), self._clock())
         if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
             raise NotAsked(ShadowOutcome.UNABLE)
-        plan = await self._redacted(order.plan)
-        with_adapter = order.adapter is not None and Feature.LORA in backend.features
-        wish = order.adapter.adapter_id if order.adapter is not None and with_adapter else None
+        plan = await self._redacted(copy.plan)
+        with_adapter = copy.adapter is not None and Feature.LORA in backend.features
+        wish = copy.adapter.adapter_id if copy.adapter is not None and with_adapter else None
         try:
             with self._adapters.lease(Selection(wish, operator=True)) as lease:
-                job = Job(request, order.target, plan, lease, backend, _never_shorter)
+                job = Job(request, copy.target, plan, lease, backend, _never_shorter)
                 return await self._generate(backend, job)
         except AdapterError:
             raise NotAsked(ShadowOutcome.UNABLE) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from budgeting.values import Message, Plan, Role, SectionCounts
 from gateway.contracts.values import ResponseFormat, Sampling
-from gateway.shadow.asking import Asker, NotAsked, Order
+from gateway.shadow.asking import Asker, NotAsked
 from gateway.shadow.comparing import JudgedPair
 from gateway.shadow.sampling import Copy
 
@@ -77,7 +77,9 @@ class Judge:
         )
         plan = Plan(messages, ids, SectionCounts(recent_turns=len(ids)), self.max_tokens, 0)
         try:
-            asked = await self.asker.ask(Order(request, copy.target, plan, None, self.backend))
+            asked = await self.asker.ask(
+                replace(copy, request=request, plan=plan, adapter=None, backend=self.backend)
+            )
         except NotAsked:
             return None
         if asked.failure is not None:

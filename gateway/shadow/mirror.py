@@ -19,7 +19,7 @@ from accounting.shadow_values import ShadowPair
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
-from gateway.shadow.asking import Asker, NotAsked, Order, ShadowAnswer
+from gateway.shadow.asking import Asker, NotAsked, ShadowAnswer
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
@@ -182,9 +182,7 @@ class Shadow:
                 return ShadowOutcome.TOO_OLD
             await self._sleep(POLL_S)
         try:
-            asked = await self._asker.ask(
-                Order(copy.request, copy.target, copy.plan, copy.adapter, copy.backend)
-            )
+            asked = await self._asker.ask(copy)
         except NotAsked as refused:
             return refused.outcome
         return await self._compare(copy, asked)

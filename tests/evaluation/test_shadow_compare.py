@@ -54,7 +54,7 @@ def test_no_pairs_are_a_run_too() -> None:
     assert figures(make_report([])) == {"pairs": 0.0, "compared": 0.0}
 
 
-def test_without_mlflow_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlflow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(TrackingError, match=r"sluice-gateway\[mlflow\]"):
         MlflowTracker("file:/nowhere", "x").log("run", tags={}, metrics={}, files={})
@@ -74,7 +74,7 @@ for uri in sys.argv[1:]:
 """
 
 
-def test_mlflow_itself_keeps_the_run_and_its_files_and_a_server_that_is_away_is_told_in_a_line(
+def test_mlflow_itself_keeps_the_run_and_its_files_and_an_unreachable_server_is_one_line(
     tmp_path: Path,
 ) -> None:
     with socket.socket() as taken:

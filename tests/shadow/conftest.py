@@ -1,4 +1,4 @@
-"""Houses whose journey has a shadow beside it."""
+"""Gateways with a shadow."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ BEDROCK_FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
 
 @dataclass
 class KeptPairs:
-    """A database that is a list, and may be away."""
+    """A database that is a list, and may be unavailable."""
 
     pairs: list[ShadowPair] = field(default_factory=list)
-    away: bool = False
+    unavailable: bool = False
 
     async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
-        if self.away:
-            raise LedgerUnavailable("away")
+        if self.unavailable:
+            raise LedgerUnavailable("unavailable")
         self.pairs += pairs
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class Watched:
 
     async def until(self, outcome: ShadowOutcome, count: int = 1) -> None:
         async with asyncio.timeout(60):
-            while self.count(outcome) < count:  # noqa: ASYNC110 - nothing tells of it but a look
+            while self.count(outcome) < count:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.005)
 
     @asynccontextmanager

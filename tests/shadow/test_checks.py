@@ -1,4 +1,4 @@
-"""What the checks say of an answer."""
+"""The checks of an answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCHEMA = '{"name": "x", "schema": {"type": "object", "required": ["title"], "pro
         ("Certainly, have a look.", None),
     ],
 )
-def test_names_and_numbers_must_stand_in_the_evidence(text: str, said: bool | None) -> None:
+def test_names_and_numbers_must_occur_in_the_evidence(text: str, said: bool | None) -> None:
     assert grounding(Exam(text, "What is good?", "What is good?", EVIDENCE)) is said
 
 
@@ -92,7 +92,7 @@ def test_a_callers_pattern_is_never_run() -> None:
         ("42", None),
     ],
 )
-def test_scripts_and_small_words_tell_a_language(text: str, code: str | None) -> None:
+def test_scripts_and_function_words_decide_a_language(text: str, code: str | None) -> None:
     assert language_of(text) == code
 
 

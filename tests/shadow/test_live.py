@@ -142,8 +142,8 @@ def test_the_command_shows_tables_json_and_a_page(live: LiveGateway, tmp_path: P
     assert shown.exit_code == 0, shown.output
     assert f"{COUNT} of {COUNT} pairs compared" in shown.output and "passes forbidden" in shown.output
     assert "<svg" in (tmp_path / "page.html").read_text()
-    told = CliRunner().invoke(app, ["shadow", "report", "--json", "--limit", "3", *words])
-    assert json.loads(told.stdout)["pairs"] == 3
+    shown = CliRunner().invoke(app, ["shadow", "report", "--json", "--limit", "3", *words])
+    assert json.loads(shown.stdout)["pairs"] == 3
     refused = CliRunner().invoke(app, ["shadow", "report", "--url", live.url, "--key", "wrong"])
     assert refused.exit_code == 1 and "invalid_key" in refused.output
 

@@ -60,12 +60,12 @@ async def test_the_oldest_are_forgotten_beyond_the_bound_and_beyond_their_days(
     assert await store.newest(100) == []
 
 
-async def test_a_database_that_is_away_is_told_without_its_url(tmp_path: Path) -> None:
+async def test_an_unavailable_database_is_reported_without_its_url(tmp_path: Path) -> None:
     store = ShadowPairStore(f"sqlite+aiosqlite:///{tmp_path}/none/ledger.db", keep_pairs=5, keep_s=1.0)
     for call in (store.newest(5), store.write(_one(), now=NOW)):
-        with pytest.raises(LedgerUnavailable) as told:
+        with pytest.raises(LedgerUnavailable) as caught:
             await call
-        assert str(tmp_path) not in str(told.value)
+        assert str(tmp_path) not in str(caught.value)
     await store.close()
 
 

@@ -1,4 +1,4 @@
-"""Pairs become a report; what it says is sure to the degree that it tells."""
+"""Reports over pairs, and the coverage of their intervals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pairs(count: int, *, slower_ms: float = 100.0, ungrounded: int = 4, failed: 
     return made
 
 
-def test_a_report_tells_shares_differences_and_groups() -> None:
+def test_a_report_has_shares_differences_and_groups() -> None:
     report = make_report(pairs(100, failed=10))
     assert (report["pairs"], report["compared"], report["failures"]) == (100, 90, {"throttled": 10})
     assert (report["primary"], report["shadow"]) == (["demo"], ["haiku"])
@@ -83,7 +83,7 @@ def test_a_report_tells_shares_differences_and_groups() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
-def test_a_paired_difference_is_surer_than_its_sides_are() -> None:
+def test_a_paired_difference_has_a_narrower_interval_than_its_sides() -> None:
     report = make_report(pairs(200))
     [total] = [one for one in report["groups"][0]["numbers"] if one["measure"] == "total_ms"]
     width = total["difference"]["high"] - total["difference"]["low"]
@@ -99,7 +99,7 @@ def test_too_few_pairs_have_no_interval_and_none_are_no_report() -> None:
     assert "No pairs yet" in page(none)
 
 
-def test_a_report_is_the_same_whenever_it_is_made() -> None:
+def test_a_report_is_deterministic() -> None:
     assert make_report(pairs(60)) == make_report(pairs(60))
 
 
@@ -116,7 +116,7 @@ class Page(HTMLParser):
         self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
-def test_the_page_stands_alone_and_escapes_every_name() -> None:
+def test_the_page_is_self_contained_and_escapes_every_name() -> None:
     text = page(make_report(pairs(60)))
     found = Page()
     found.feed(text)
@@ -132,7 +132,7 @@ def test_the_page_stands_alone_and_escapes_every_name() -> None:
     )
 
 
-def test_the_tables_tell_the_same() -> None:
+def test_the_tables_show_the_same() -> None:
     from rich.console import Console
 
     report = make_report(pairs(60, failed=3))
@@ -143,7 +143,7 @@ def test_the_tables_tell_the_same() -> None:
     assert len(list(tables(report))) == len(report["groups"])
 
 
-def test_wilson_covers_what_it_says() -> None:
+def test_wilson_has_its_nominal_coverage() -> None:
     rng, share, inside = random.Random(3), 0.93, 0
     for _ in range(2_000):
         interval = wilson(sum(rng.random() < share for _ in range(40)), 40)
@@ -155,7 +155,7 @@ def test_wilson_covers_what_it_says() -> None:
         wilson(0, 0)
 
 
-def test_the_bootstrap_covers_what_it_says_and_leaves_out_what_is_missing() -> None:
+def test_the_bootstrap_has_its_nominal_coverage_and_leaves_out_what_is_missing() -> None:
     rng, inside = random.Random(5), 0
     for trial in range(120):
         column = [None if rng.random() < 0.2 else rng.gauss(10, 3) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""Shadow requests beside a whole journey."""
+"""Shadow requests with a whole journey."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_hints_that_the_other_backend_lacks_are_dropped_and_what_it_must_h
     assert work.sampling.top_k is None and work.sampling.seed is None
 
 
-async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_before_they_are_kept(
+async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_before_they_are_stored(
     watch: Watch, ask: Ask
 ) -> None:
     watched = watch(keep_texts=True, primary=Script(("Write", " to", " boss@shop.example")))
@@ -108,7 +108,7 @@ async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_b
     assert "mail.example" not in repr(pair) and "shop.example" not in repr(pair)
 
 
-async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_kept(watch: Watch, ask: Ask) -> None:
+async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_stored(watch: Watch, ask: Ask) -> None:
     def broken(text: str) -> str:
         raise RuntimeError("no model")
 
@@ -120,7 +120,7 @@ async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_kept(watch: Wat
     assert not watched.house.left_behind()
 
 
-async def test_a_failing_shadow_is_a_finding_and_harms_nobody(watch: Watch, ask: Ask) -> None:
+async def test_a_failing_shadow_is_stored_and_harms_no_caller(watch: Watch, ask: Ask) -> None:
     failure = BackendFailure(FailureKind.THROTTLED, "slow down")
     watched = watch(other=Script(failure=failure, breaks_after=1))
     async with watched.at_work():
@@ -153,7 +153,7 @@ async def test_the_newest_copies_are_dropped_when_the_line_is_full(watch: Watch,
     assert sorted(pair.generation_id for pair in watched.kept.pairs) == ["gen_0", "gen_1", "gen_2"]
 
 
-async def test_nothing_is_shadowed_beside_the_sample_or_without_a_models_answer(
+async def test_nothing_is_shadowed_outside_the_sample_or_without_a_models_answer(
     watch: Watch, ask: Ask
 ) -> None:
     none = watch(sample=0.0)
@@ -219,15 +219,15 @@ async def test_no_more_than_the_configured_number_are_asked_at_once(watch: Watch
     assert most == 2
 
 
-async def test_pairs_wait_for_a_database_that_is_away(watch: Watch, ask: Ask) -> None:
+async def test_pairs_wait_for_an_unavailable_database(watch: Watch, ask: Ask) -> None:
     watched = watch()
-    watched.kept.away = True
+    watched.kept.unavailable = True
     async with watched.at_work():
         await watched.run(ask())
         await watched.until(ShadowOutcome.COMPARED)
         await watched.shadow._write()
         assert watched.shadow.figures().written == 0
-        watched.kept.away = False
+        watched.kept.unavailable = False
     assert len(watched.kept.pairs) == 1 and watched.shadow.figures().written == 1
 
 
@@ -236,14 +236,14 @@ async def test_stopping_in_the_middle_leaves_nothing_behind(watch: Watch, ask: A
     async with watched.at_work():
         await watched.run(ask())
         async with asyncio.timeout(60):
-            while not watched.other.active:  # noqa: ASYNC110 - nothing tells of it but a look
+            while not watched.other.active:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.002)
     assert not watched.house.left_behind()
     assert watched.limits.figures()["other"].in_use == 0
     assert watched.house.outbox.rows[-1].finish_reason == "cancelled"
 
 
-async def test_a_judge_sees_redacted_texts_in_either_order_and_its_word_is_kept(
+async def test_a_judge_sees_redacted_texts_in_either_order_and_its_verdict_is_stored(
     watch: Watch, ask: Ask
 ) -> None:
     watched = watch(judge=Script(("A",)))

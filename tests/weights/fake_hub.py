@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are kept in ``asked``."""
+        """Requests are in ``asked``."""
 
 
 @contextlib.contextmanager

@@ -42,8 +42,8 @@ def test_small_files_first_then_the_weights_of_the_same_commit(models: Hub, tmp_
     folder = fetcher.fetch("hf://org/llama", tmp_path, wanted=is_small)
     assert folder.is_relative_to(tmp_path / "hf") and folder.name == COMMIT
     assert names(folder) == ["config.json", "tokenizer.json"]
-    told: list[Progress] = []
-    assert fetcher.fetch(f"hf://org/llama@{COMMIT}", tmp_path, on_progress=told.append) == folder
+    progress: list[Progress] = []
+    assert fetcher.fetch(f"hf://org/llama@{COMMIT}", tmp_path, on_progress=progress.append) == folder
     assert names(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -62,7 +62,7 @@ def test_the_hubs_cache_serves_without_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "told"),
+    ("url", "kind", "message"),
     [
         ("org/nothing", NotThere, "no such model"),
         ("org/llama@v9", NotThere, "no such revision"),
@@ -70,11 +70,11 @@ def test_the_hubs_cache_serves_without_the_hub(
     ],
 )
 def test_what_the_hub_refuses_is_one_clear_line(
-    models: Hub, tmp_path: Path, url: str, kind: type[FetchError], told: str
+    models: Hub, tmp_path: Path, url: str, kind: type[FetchError], message: str
 ) -> None:
     models.models["org/gated"] = dict(FILES)
     models.gated.add("org/gated")
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         HubFetcher().fetch(url, tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_offline_with_an_empty_cache_says_what_to_do(
 
 
 def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An address that swallows everything: the library would wait for its own timeouts.
+    # An address that answers nothing: the library would wait for its own timeouts.
     monkeypatch.setenv("HF_ENDPOINT", "http://10.255.255.1")
     stop = threading.Event()
     stop.set()

@@ -128,7 +128,7 @@ def test_counts_that_were_torn_are_not_trusted(torn: bytes, tmp_path_factory: py
             assert part.missing in ([(0, 4)], [(2, 4)])
 
 
-def test_a_part_of_another_version_or_without_counts_begins_anew(tmp_path: Path) -> None:
+def test_a_part_of_another_version_or_without_counts_starts_again(tmp_path: Path) -> None:
     path = tmp_path / "m.part"
     with PartFile(path, RemoteFile("m", 4, "one")) as part:
         part.write(0, b"abcd")
@@ -163,7 +163,7 @@ def nothing() -> None:
     """No stop."""
 
 
-def test_each_kind_of_checksum_tells_good_from_bad(tmp_path: Path) -> None:
+def test_each_kind_of_checksum_finds_wrong_content(tmp_path: Path) -> None:
     content = b"0123456789"
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(content)

@@ -58,15 +58,15 @@ def test_a_prefix_arrives_as_a_folder_with_its_subfolders(
     empty = put(s3, "empty.txt", b"")
     put(s3, "folder/", b"")
     weights = put(s3, "model.safetensors", random_bytes(40 * MIB))
-    told: list[Progress] = []
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path, on_progress=told.append)
+    progress: list[Progress] = []
+    folder = fetcher_at(s3_url).fetch(URL, tmp_path, on_progress=progress.append)
     assert (folder / "config.json").read_bytes() == config
     assert (folder / "tokenizer/deep/vocab.txt").read_bytes() == deep
     assert (folder / "empty.txt").read_bytes() == empty
     assert (folder / "model.safetensors").read_bytes() == weights
     total = len(config) + len(deep) + len(weights)
-    assert told[0] == Progress(0, total) and told[-1] == Progress(total, total)
-    assert [p.done for p in told] == sorted(p.done for p in told)
+    assert progress[0] == Progress(0, total) and progress[-1] == Progress(total, total)
+    assert [p.done for p in progress] == sorted(p.done for p in progress)
 
 
 def test_what_is_here_is_not_fetched_again_and_what_changed_is(
@@ -103,7 +103,7 @@ def test_one_format_of_the_weights_is_enough(s3: Any, s3_url: str, fetcher_at: M
     ]
 
 
-def test_a_connection_that_breaks_goes_on_where_it_ended(
+def test_a_connection_that_breaks_is_resumed_where_it_ended(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(24 * MIB))
@@ -112,7 +112,7 @@ def test_a_connection_that_breaks_goes_on_where_it_ended(
     folder = fetcher.fetch(URL, tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content
     assert len(network.ranges) > 6, "it was really cut"
-    # A cut loses what was under way in buffers, up to a chunk and the sockets', never a range.
+    # A cut loses the bytes in buffers, up to a chunk and the sockets', never a range.
     assert network.received < 24 * MIB + len(network.ranges) * 2 * MIB
 
 
@@ -125,7 +125,7 @@ def fetch_in_a_process(url: str, into: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_fetch_that_was_killed_goes_on_without_fetching_twice(
+def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     size = 32 * MIB
@@ -140,13 +140,13 @@ def test_a_fetch_that_was_killed_goes_on_without_fetching_twice(
     child.communicate()
     first = network.received
     network.hold_at, network.received = None, 0
-    told: list[Progress] = []
-    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=told.append)
+    progress: list[Progress] = []
+    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=progress.append)
     assert (folder / "model.safetensors").read_bytes() == content
-    # Lost is at most what was on its way: a chunk and the sockets' buffers for each of the 4 connections.
+    # At most the bytes in flight are lost: a chunk and the sockets' buffers for each of the 4 connections.
     assert size // 2 <= first < size
     assert first + network.received < size + 4 * 3 * MIB
-    assert told[1].done > size // 4, "the progress begins with what was here"
+    assert progress[1].done > size // 4, "the progress begins with what was here"
 
 
 def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Wire, tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_a_stop_ends_it_soon_and_keeps_what_has_arrived(
     with pytest.raises(FetchStopped):
         fetcher_at(network.url).fetch(URL, tmp_path, on_progress=watch, stop=stop)
     assert time.monotonic() - began < 10
-    told: list[Progress] = []
+    progress: list[Progress] = []
     network.rate = None
-    fetcher_at(network.url).fetch(URL, tmp_path, on_progress=told.append)
-    assert told[1].done >= 8 * MIB
+    fetcher_at(network.url).fetch(URL, tmp_path, on_progress=progress.append)
+    assert progress[1].done >= 8 * MIB
 
 
 # Checksums.
@@ -200,28 +200,28 @@ def multipart(s3: Any, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("upload", [put, multipart])
-def test_content_that_went_wrong_on_the_way_is_told_after_a_second_try(
+def test_content_that_is_corrupted_twice_is_an_error(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path, upload: Callable[[Any, str, bytes], object]
 ) -> None:
     upload(s3, "model.safetensors", random_bytes(12 * MIB))
     network.corrupt = True
     with pytest.raises(Corrupt, match=r"model\.safetensors: its \S+ is .*, expected .*, twice"):
         fetcher_at(network.url).fetch(URL, tmp_path)
-    assert network.received > 24 * MIB, "it was fetched anew once"
+    assert network.received > 24 * MIB, "it was fetched a second time"
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_content_that_was_wrong_once_is_fetched_anew(
+def test_content_that_is_corrupted_once_is_fetched_again(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(4 * MIB))
     network.corrupt = True
 
-    def mend_the_network(progress: Progress) -> None:
+    def repair_the_network(progress: Progress) -> None:
         if progress.done == progress.total:
             network.corrupt = False
 
-    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=mend_the_network)
+    folder = fetcher_at(network.url).fetch(URL, tmp_path, on_progress=repair_the_network)
     assert (folder / "model.safetensors").read_bytes() == content
     assert network.received > 8 * MIB
 
@@ -238,7 +238,7 @@ def test_a_multipart_upload_is_checked_by_its_etag(
 
 
 @pytest.mark.parametrize("manifest", ["SHA256SUMS", "model.safetensors.sha256"])
-def test_a_manifest_beside_the_files_wins(
+def test_a_manifest_in_the_prefix_wins(
     s3: Any, s3_url: str, fetcher_at: Make, tmp_path: Path, manifest: str
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(MIB))
@@ -250,7 +250,7 @@ def test_a_manifest_beside_the_files_wins(
         fetcher_at(s3_url).fetch(URL, tmp_path / "bad")
 
 
-def test_a_part_of_another_version_is_thrown_away(
+def test_a_part_of_another_version_is_discarded(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(16 * MIB))
@@ -300,7 +300,7 @@ def test_a_bucket_or_prefix_that_is_not_there_is_named(
     failure(lambda: fetcher.fetch(URL, tmp_path, wanted=is_small), NotThere)
 
 
-def test_a_key_that_vanishes_or_changes_on_the_way_is_told(
+def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     for change, kind in (
@@ -318,13 +318,13 @@ def test_a_key_that_vanishes_or_changes_on_the_way_is_told(
                 change()
 
         into = tmp_path / kind.__name__
-        told = failure(
+        message = failure(
             lambda into=into, once=once: fetcher_at(network.url).fetch(URL, into, on_progress=once), kind
         )
-        assert "model.safetensors" in told
+        assert "model.safetensors" in message
 
 
-def test_a_network_that_is_down_is_told_and_a_whole_copy_serves_on(
+def test_a_network_that_is_down_is_an_error_unless_a_complete_copy_is_here(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "config.json", b"{}")
@@ -341,7 +341,7 @@ def test_a_network_that_is_down_is_told_and_a_whole_copy_serves_on(
     failure(lambda: fetcher.fetch(URL, tmp_path), Unreachable)
 
 
-def test_a_network_that_dies_in_the_middle_is_told_and_resumed(
+def test_a_network_that_fails_in_the_middle_is_an_error_and_the_fetch_is_resumed(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     content = put(s3, "model.safetensors", random_bytes(24 * MIB))
@@ -351,8 +351,8 @@ def test_a_network_that_dies_in_the_middle_is_told_and_resumed(
         if progress.done > 8 * MIB:
             network.dead = True
 
-    told = failure(lambda: fetcher_at(network.url).fetch(URL, tmp_path, on_progress=cut), Unreachable)
-    assert "what has arrived is kept" in told
+    message = failure(lambda: fetcher_at(network.url).fetch(URL, tmp_path, on_progress=cut), Unreachable)
+    assert "what has arrived is kept" in message
     network.dead, network.rate, network.received = False, None, 0
     folder = fetcher_at(network.url).fetch(URL, tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content and network.received < 17 * MIB
@@ -366,7 +366,7 @@ def test_without_credentials_it_says_where_they_come_from(
     assert "AWS_PROFILE" in failure(lambda: fetcher_at(s3_url).fetch(URL, tmp_path), AccessDenied)
 
 
-def test_a_disk_without_room_is_told_before_anything_is_fetched(
+def test_a_disk_without_room_is_an_error_before_the_first_request(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(4 * MIB))
@@ -375,7 +375,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     assert network.ranges == []
 
 
-def test_a_disk_that_fills_up_on_the_way_is_told(s3: Any, s3_url: str, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_during_the_fetch_is_an_error(s3: Any, s3_url: str, tmp_path: Path) -> None:
     put(s3, "model.safetensors", random_bytes(4 * MIB))
     code = (
         "import resource, sys; from pathlib import Path; from gateway.weights.errors import DiskFull; "
@@ -388,7 +388,7 @@ def test_a_disk_that_fills_up_on_the_way_is_told(s3: Any, s3_url: str, tmp_path:
     assert done.stdout.startswith("full:") and "weights.cache_folder" in done.stdout, done.stderr
 
 
-def test_a_cache_that_cannot_be_a_folder_is_told(
+def test_a_cache_that_cannot_be_a_folder_is_an_error(
     s3: Any, s3_url: str, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "config.json", b"{}")

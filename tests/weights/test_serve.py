@@ -1,4 +1,4 @@
-"""A real gateway whose model lies in S3: alive while it loads, one clear line when it cannot."""
+"""A real gateway whose model is in S3: alive while it loads, one clear line when it cannot."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_weights_that_cannot_be_had_end_the_start_with_one_line(
     demo.put_object(Bucket=BUCKET, Key="demo/SHA256SUMS", Body=f"{'0' * 64}  model.safetensors\n".encode())
     with gateway(tmp_path, ready=False, **settings(network, tmp_path)) as live:
         assert live.process.wait(60) == 1
-        told = [line for line in live.log.read_text().splitlines() if line.startswith("sluice: ")]
-        assert f"s3://{BUCKET}/demo/model.safetensors: its sha256 is" in told[0]
+        reported = [line for line in live.log.read_text().splitlines() if line.startswith("sluice: ")]
+        assert f"s3://{BUCKET}/demo/model.safetensors: its sha256 is" in reported[0]
         assert "Traceback" not in live.log.read_text()
 
 
@@ -94,14 +94,12 @@ def run_doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_doctor_fetches_as_a_start_would_and_tells_what_is_wrong(
-    demo: Any, network: Wire, tmp_path: Path
-) -> None:
-    code, told = run_doctor(tmp_path, **settings(network, tmp_path))
-    assert code == 0 and told["ok"], told
+def test_doctor_fetches_like_a_start_and_reports_failures(demo: Any, network: Wire, tmp_path: Path) -> None:
+    code, reported = run_doctor(tmp_path, **settings(network, tmp_path))
+    assert code == 0 and reported["ok"], reported
     demo.put_object(Bucket=BUCKET, Key="demo/SHA256SUMS", Body=f"{'0' * 64}  model.safetensors\n".encode())
-    code, told = run_doctor(tmp_path, **settings(network, tmp_path / "anew"))
-    assert code == 1 and told["checks"][-1]["check"] == "weights"
+    code, reported = run_doctor(tmp_path, **settings(network, tmp_path / "second"))
+    assert code == 1 and reported["checks"][-1]["check"] == "weights"
     nowhere = settings(network, tmp_path) | {"SLUICE_ENGINE__MODEL": f"s3://{BUCKET}/none"}
-    code, told = run_doctor(tmp_path, **nowhere)
-    assert code == 1 and "check the bucket" in told["checks"][-1]["detail"]
+    code, reported = run_doctor(tmp_path, **nowhere)
+    assert code == 1 and "check the bucket" in reported["checks"][-1]["detail"]
