@@ -18,7 +18,7 @@ from admission.values import BackendLoad
 from budgeting.counting import ChatTokenizer
 from engine.errors import EngineDead
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
-from gateway.backends.partial_answer import check_begun
+from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Work
 from gateway.config.settings import Settings
 from gateway.contracts.features import Feature
@@ -107,8 +107,8 @@ class PacedHost:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Answer at the engine's pace."""
-        begun = check_begun(work, frozenset({Continue.TOKENS}), "paced")
-        there = () if begun is None or begun.token_ids is None else begun.token_ids
+        partial = check_partial(work, frozenset({Continue.TOKENS}), "paced")
+        there = () if partial is None or partial.token_ids is None else partial.token_ids
         seed = hashlib.blake2b(repr(work.token_ids).encode(), digest_size=16).digest()
         most = work.sampling.max_tokens or 1
         self.unfinished += 1

@@ -22,7 +22,7 @@ from engine.values import (
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.lora_slots import LoraSlots
-from gateway.backends.partial_answer import check_begun
+from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
 from gateway.contracts.features import Feature
 from gateway.contracts.values import (
@@ -150,7 +150,7 @@ class EmbeddedBackend:
         asked, default = work.sampling, self._defaults
         if asked.max_tokens is None:
             raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
-        begun = check_begun(work, self.continues, self.name)
+        partial = check_partial(work, self.continues, self.name)
         return GenerationRequest(
             request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
             prompt_token_ids=work.token_ids,
@@ -172,7 +172,7 @@ class EmbeddedBackend:
             priority=work.priority,
             cache_salt=None if self._share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
-            begun_token_ids=() if begun is None else begun.token_ids or (),
+            begun_token_ids=() if partial is None else partial.token_ids or (),
         )
 
 

@@ -12,7 +12,7 @@ from resilience.failures import BackendFailure, FailureKind
 Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
-def check_begun(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
+def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
     """The partial answer; ``None`` when the work starts a new one.
 
     Args:
@@ -23,32 +23,32 @@ def check_begun(work: Work, ways: frozenset[Continue], name: str) -> PartialAnsw
     Raises:
         BackendFailure: it cannot resume this one.
     """
-    begun = work.begun
-    if begun is None:
+    partial = work.partial
+    if partial is None:
         return None
     if not ways:
         _refuse(f"{name} cannot resume an answer")
-    if begun.token_ids is None and Continue.TEXT not in ways:
+    if partial.token_ids is None and Continue.TEXT not in ways:
         _refuse(f"{name} resumes an answer from its token ids, which are not known")
     if work.sampling.n != 1:
         _refuse(f"n: {work.sampling.n} is given; allowed: 1 with a partial answer", "n")
     if work.response_format.type is not FormatType.TEXT and Continue.SHAPED not in ways:
         _refuse(f"{name} cannot resume a constrained answer", "response_format")
-    return begun
+    return partial
 
 
 def _refuse(message: str, param: str | None = None) -> None:
     raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
 
 
-def seed_behind(seed: int | None, begun: PartialAnswer | None) -> int | None:
-    """The seed for the rest after ``begun``, in 64 bits, for a backend whose generator starts again.
+def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
+    """The seed for the rest after ``partial``, in 64 bits, for a backend whose generator starts again.
 
     With the same seed the rest would be drawn with the random numbers of the first part.
     """
-    if seed is None or begun is None:
+    if seed is None or partial is None:
         return seed
-    further = len(begun.text if begun.token_ids is None else begun.token_ids)
+    further = len(partial.text if partial.token_ids is None else partial.token_ids)
     return (seed + further + 2**63) % 2**64 - 2**63
 
 
@@ -97,7 +97,7 @@ class TextSplice:
         return self._held
 
 
-async def generate_behind(splice: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
+async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
     """Generate with ``splice`` before the sink; a stop string across it ends the generation."""
     if not splice.is_open:
         return await generate(work, out)

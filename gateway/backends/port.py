@@ -70,8 +70,8 @@ class Work:
     The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
     nobody waits for each piece: a backend may give larger ones after the first.
 
-    With ``begun`` the backend resumes that answer in one of the ways of its ``continues``: its first
-    piece follows right after ``begun.text``, ``sampling.max_tokens`` is what may still come, and stop
+    With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
+    piece follows right after ``partial.text``, ``sampling.max_tokens`` is what may still come, and stop
     strings, penalties and shapes look at the whole answer as far as the backend can.
 
     ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind. The caller
@@ -88,7 +88,7 @@ class Work:
     cache_salt: str | None = None
     prefix_tokens: int = 0
     stream: bool = True
-    begun: PartialAnswer | None = None
+    partial: PartialAnswer | None = None
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
 

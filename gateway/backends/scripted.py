@@ -39,15 +39,15 @@ class Script:
         Raises:
             BackendFailure: ``invalid_input``: the script is of another answer.
         """
-        if work.begun is None:
+        if work.partial is None:
             return 0, 0
-        text = work.begun.text
+        text = work.partial.text
         if not "".join(self.pieces).startswith(text):
             raise BackendFailure(FailureKind.INVALID_INPUT, "the partial answer is not this one")
-        known = work.begun.token_ids
+        known = work.partial.token_ids
         if known is not None and self.token_ids:
             if self.token_ids[: len(known)] != known:
-                raise BackendFailure(FailureKind.INVALID_INPUT, "the begun tokens are not this answer's")
+                raise BackendFailure(FailureKind.INVALID_INPUT, "the partial tokens are not this answer's")
             return len(known), len(text) - len("".join(self.pieces[: len(known)]))
         skipped = 0
         for number, piece in enumerate(self.pieces):
@@ -110,9 +110,9 @@ class ScriptedBackend:
             self.active -= 1
 
     def _refuse_what_cannot_be_continued(self, work: Work) -> None:
-        if work.begun is None:
+        if work.partial is None:
             return
-        way = Continue.TEXT if work.begun.token_ids is None else Continue.TOKENS
+        way = Continue.TEXT if work.partial.token_ids is None else Continue.TOKENS
         shaped = work.response_format.type is not FormatType.TEXT
         if way not in self.continues or (shaped and Continue.SHAPED not in self.continues):
             raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume an answer")

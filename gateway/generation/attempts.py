@@ -168,7 +168,7 @@ class Attempts:
             cache_salt=request.caller.tenant,
             prefix_tokens=plan.prefix_tokens,
             stream=request.stream,
-            begun=partial,
+            partial=partial,
             calls=self.step,
             call_budget=self._job.call_budget,
         )

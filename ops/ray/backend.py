@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from admission.values import BackendLoad
-from gateway.backends.partial_answer import check_begun
+from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.load import WorkerLoad
@@ -199,7 +199,7 @@ class RayBackend:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early, in whatever way, ends the call on its replica."""
-        check_begun(work, self.continues, self.name)
+        check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
         chain = chain_of(work.token_ids, self._rules.block_tokens, salt_number(work.cache_salt, adapter))
         stable_blocks = work.prefix_tokens // self._rules.block_tokens

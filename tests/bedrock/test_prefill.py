@@ -47,7 +47,7 @@ def test_only_models_that_are_known_to_complete_a_message_are_asked_to(model_id:
 
 
 def written(begun: str, *messages: Message) -> list[dict[str, Any]]:
-    asked = replace(work(*messages), begun=PartialAnswer(begun))
+    asked = replace(work(*messages), partial=PartialAnswer(begun))
     request = ConverseWriter(HAIKU, lambda system: False).request(asked)
     assert CHECKER.faults("converse", request) == []
     turns: list[dict[str, Any]] = request["messages"]
@@ -81,7 +81,7 @@ async def test_from_every_character_on_the_rest_is_the_rest_of_the_whole(
     backend = make(streaming=streaming)
     assert backend.continues == {Continue.TEXT}
     for split in range(len(WHOLE)):
-        heard = await hear(backend, replace(work(), begun=PartialAnswer(WHOLE[:split])))
+        heard = await hear(backend, replace(work(), partial=PartialAnswer(WHOLE[:split])))
         assert WHOLE[:split] + heard.text == WHOLE
         assert heard.tokens == heard.completion.usage.output_tokens
     await at_rest(backend)
@@ -93,7 +93,7 @@ async def test_the_prompt_is_counted_without_the_beginning(bedrock: StandIn, mak
     bedrock.count_tokens = lambda request: 1000
     asked = work(Message(USER, "word " * 300))
     fresh = (await hear(backend, asked)).completion.usage
-    begun = (await hear(backend, replace(asked, begun=PartialAnswer("word " * 300)))).completion.usage
+    begun = (await hear(backend, replace(asked, partial=PartialAnswer("word " * 300)))).completion.usage
     assert fresh.input_tokens == 1000
     assert begun.input_tokens == pytest.approx(500, rel=0.05)
     assert begun.cached_tokens <= begun.input_tokens
@@ -104,7 +104,7 @@ async def test_a_stop_string_that_began_before_the_break_ends_the_rest(
 ) -> None:
     backend = make()
     bedrock.always["us-east-1"] = Behaviour(delay_s=0.005)
-    heard = await hear(backend, replace(work(stop=("a and V",)), begun=PartialAnswer("Vinland Saga")))
+    heard = await hear(backend, replace(work(stop=("a and V",)), partial=PartialAnswer("Vinland Saga")))
     assert heard.text == ""
     assert heard.completion.finish_reason is FinishReason.STOP
     assert heard.tokens == heard.completion.usage.output_tokens == 2
@@ -115,7 +115,7 @@ async def test_a_beginning_too_long_for_the_model_is_refused_before_it_is_sent(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
     failure = await failure_of(
-        make(max_input_tokens=200), replace(work(), begun=PartialAnswer("word " * 500))
+        make(max_input_tokens=200), replace(work(), partial=PartialAnswer("word " * 500))
     )
     assert failure.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
     assert bedrock.seen == []
@@ -125,13 +125,13 @@ async def test_a_model_without_prefill_is_not_asked(bedrock: StandIn, make: Make
     model_id = "us.anthropic.claude-opus-4-6-v1"
     backend = make(model_id=model_id)
     assert backend.continues == frozenset()
-    with pytest.raises(BackendFailure, match="cannot go on") as caught:
-        await hear(backend, replace(work(), begun=PartialAnswer("Vinland")))
+    with pytest.raises(BackendFailure, match="cannot resume") as caught:
+        await hear(backend, replace(work(), partial=PartialAnswer("Vinland")))
     assert caught.value.kind is FailureKind.INVALID_INPUT
     assert bedrock.seen == []
 
 
 async def test_one_that_turns_out_to_have_none_is_bad_input(bedrock: StandIn, make: MakeBackend) -> None:
     backend = make(model_id="us.anthropic.claude-opus-4-6-v1", prefill=True)
-    failure = await failure_of(backend, replace(work(), begun=PartialAnswer("Vinland")))
+    failure = await failure_of(backend, replace(work(), partial=PartialAnswer("Vinland")))
     assert failure.kind is FailureKind.INVALID_INPUT

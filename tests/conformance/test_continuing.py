@@ -41,7 +41,7 @@ def begun(specimen: Specimen, text: str, split: int) -> PartialAnswer | None:
 
 def going_on(specimen: Specimen, question: str, what: PartialAnswer, **changes: object) -> Work:
     asked = specimen.work(question, **{"max_tokens": TOKENS, **changes})
-    return replace(asked, begun=what)
+    return replace(asked, partial=what)
 
 
 async def test_it_declares_ways_that_the_port_knows(specimen: Specimen) -> None:

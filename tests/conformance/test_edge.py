@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind
+from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import Completion, Continue, Delta, DeltaSink, PartialAnswer, Work
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 
-WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), begun=PartialAnswer("It is", (7, 8)))
+WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), partial=PartialAnswer("It is", (7, 8)))
 
 
 def through(edge: TextSplice, pieces: list[str]) -> tuple[str, bool]:
@@ -113,7 +113,7 @@ async def _heard(edge: TextSplice, generate: object) -> tuple[list[Delta], Compl
     async def out(delta: Delta) -> None:
         deltas.append(delta)
 
-    return deltas, await generate_behind(edge, generate, WORK, out)  # type: ignore[arg-type]
+    return deltas, await generate_rest(edge, generate, WORK, out)  # type: ignore[arg-type]
 
 
 TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
@@ -123,7 +123,7 @@ TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
     ("work", "ways", "told"),
     [
         (WORK, frozenset(), "local cannot resume an answer"),
-        (replace(WORK, begun=PartialAnswer("It is")), TOKENS, "token ids"),
+        (replace(WORK, partial=PartialAnswer("It is")), TOKENS, "token ids"),
         (replace(WORK, sampling=Sampling(max_tokens=8, n=2)), TOKENS, "n: 2 is given"),
         (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "constrained"),
     ],
@@ -132,12 +132,12 @@ def test_what_a_backend_cannot_go_on_with_is_bad_input(
     work: Work, ways: frozenset[Continue], told: str
 ) -> None:
     with pytest.raises(BackendFailure, match=told) as caught:
-        check_begun(work, ways, "local")
+        check_partial(work, ways, "local")
     assert caught.value.kind is FailureKind.INVALID_INPUT
 
 
 def test_what_it_can_go_on_with_is_what_was_begun() -> None:
-    assert check_begun(replace(WORK, begun=None), frozenset(), "local") is None
-    assert check_begun(WORK, TOKENS, "local") == check_begun(WORK, TEXT, "local") == WORK.begun
+    assert check_partial(replace(WORK, partial=None), frozenset(), "local") is None
+    assert check_partial(WORK, TOKENS, "local") == check_partial(WORK, TEXT, "local") == WORK.partial
     shaped = replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT))
-    assert check_begun(shaped, TOKENS | {Continue.SHAPED}, "local") == WORK.begun
+    assert check_partial(shaped, TOKENS | {Continue.SHAPED}, "local") == WORK.partial

@@ -28,7 +28,7 @@ async def test_one_that_is_given_whole_is_made_again_with_another_seed(build_hou
     assert (sink.answer.output_text, sink.answer.finish_reason) == ("Vinland Saga", FinishReason.STOP)
     first, second = house.backends["local"].calls
     assert first.sampling.seed == 5 != second.sampling.seed
-    assert second.begun is None, "nonsense is not gone on with"
+    assert second.partial is None, "nonsense is not gone on with"
     [row] = house.outbox.rows
     assert row.output_tokens == 2, "what was thrown away is not billed"
     assert house.left_behind() == []

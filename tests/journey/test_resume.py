@@ -140,8 +140,8 @@ async def test_an_answer_waits_for_its_engine_to_come_back(
     check_whole(house, sink)
     assert sink.answer is not None and sink.answer.fallback is None
     first, second = house.backends["local"].calls
-    assert second.begun is not None and second.begun.token_ids == first.token_ids[:0] + IDS[:2]
-    assert second.begun.text == "Vinland"
+    assert second.partial is not None and second.partial.token_ids == first.token_ids[:0] + IDS[:2]
+    assert second.partial.text == "Vinland"
     assert second.token_ids == first.token_ids
     assert first.sampling.max_tokens is not None
     assert second.sampling.max_tokens == first.sampling.max_tokens - 2
@@ -320,7 +320,7 @@ async def test_of_an_answer_that_nobody_has_seen_a_new_one_is_made_rather_than_p
     assert answer is not None and answer.output_text == "Quite another."
     assert answer.usage.output_tokens == house.outbox.rows[0].output_tokens == 2
     [work] = house.backends["far"].calls
-    assert work.begun is None
+    assert work.partial is None
 
 
 async def test_a_deadline_ends_the_wait_with_what_there_is(build_house: Build, ask: Ask) -> None:
@@ -586,7 +586,7 @@ async def test_a_retry_of_an_answer_that_nobody_has_seen_keeps_its_tokens(
     house = build_house(backends=[backend(breaking(5, preempted), WHOLE)], spelling=SPELLING)
     check_whole(house, await house.run(ask()))
     [_, second] = house.backends["local"].calls
-    assert second.begun is not None and second.begun.token_ids == IDS[:5]
+    assert second.partial is not None and second.partial.token_ids == IDS[:5]
 
 
 async def test_nobody_pays_for_an_answer_that_nobody_got(build_house: Build, ask: Ask) -> None:
@@ -634,6 +634,6 @@ async def test_nobody_goes_on_with_nonsense(build_house: Build, ask: Ask) -> Non
     sink = await house.run(ask())
     assert sink.answer is not None and sink.answer.output_text == TEXT
     [work] = house.backends["other"].calls
-    assert work.begun is None
+    assert work.partial is None
     sink = await house.run(ask(stream=True, generation_id="gen_2"))
     assert sink.error is not None and len(house.backends["other"].calls) == 1

@@ -86,7 +86,9 @@ async def test_it_goes_on_with_what_another_replica_began(stage: Stage) -> None:
     ids = [token for piece in whole for delta in piece.deltas for token in delta.token_ids]
     texts = [delta.text for piece in whole for delta in piece.deltas]
     begun = PartialAnswer("".join(texts[:2]), tuple(ids[:2]))
-    rest = await pieces_of(stage.replica, encode(replace(WORK, begun=begun, sampling=Sampling(max_tokens=4))))
+    rest = await pieces_of(
+        stage.replica, encode(replace(WORK, partial=begun, sampling=Sampling(max_tokens=4)))
+    )
     assert begun.text + text_of(rest) == text_of(whole)
 
 

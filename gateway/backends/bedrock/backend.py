@@ -18,7 +18,7 @@ from gateway.backends.bedrock.call import EventBatches
 from gateway.backends.bedrock.lanes import Lanes
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Transport
-from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind
+from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
@@ -114,11 +114,11 @@ class BedrockBackend:
 
         Until some text has come, a region that fails is replaced by the next one.
         """
-        begun = check_begun(work, self.continues, self.name)
-        if begun is None:
+        partial = check_partial(work, self.continues, self.name)
+        if partial is None:
             return await self._generate(work, out)
-        edge = TextSplice(begun.text, work.sampling.stop, begun.text[len(begun.text.rstrip()) :])
-        return await generate_behind(edge, self._generate, work, out)
+        splice = TextSplice(partial.text, work.sampling.stop, partial.text[len(partial.text.rstrip()) :])
+        return await generate_rest(splice, self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         if self._stopped:
@@ -211,6 +211,6 @@ class BedrockBackend:
 
 def _sent(work: Work) -> tuple[Message, ...]:
     """The conversation with the beginning of its answer."""
-    if work.begun is None:
+    if work.partial is None:
         return work.messages
-    return (*work.messages, Message(Role.ASSISTANT, work.begun.text))
+    return (*work.messages, Message(Role.ASSISTANT, work.partial.text))

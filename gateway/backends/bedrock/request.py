@@ -57,8 +57,8 @@ class ConverseWriter:
         spoken = [message for message in work.messages if message.content.strip()]
         opening = _opening(spoken)
         system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:])
-        if turns and work.begun is not None:
-            _begin(turns, work.begun.text.rstrip())
+        if turns and work.partial is not None:
+            _begin(turns, work.partial.text.rstrip())
         if not turns:
             raise BackendFailure(
                 FailureKind.INVALID_INPUT, "messages: a turn with some text is needed", param="messages"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
-from gateway.backends.partial_answer import TextSplice, check_begun, generate_behind, seed_behind
+from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
@@ -84,21 +84,21 @@ class VllmBackend:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early, in whatever way, aborts the sequences at once."""
-        begun = check_begun(work, self.continues, self.name)
-        if begun is None:
+        partial = check_partial(work, self.continues, self.name)
+        if partial is None:
             return await self._generate(work, out)
-        return await generate_behind(TextSplice(begun.text, work.sampling.stop), self._generate, work, out)
+        return await generate_rest(TextSplice(partial.text, work.sampling.stop), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        begun = work.begun.token_ids or () if work.begun is not None else ()
+        partial = work.partial.token_ids or () if work.partial is not None else ()
         engine = self._engine()
         if engine is None or self.state is not BackendState.READY:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
-        if len(work.token_ids) + len(begun) > longest:
-            rest = f" and {len(begun)} of its answer" if begun else ""
+        if len(work.token_ids) + len(partial) > longest:
+            rest = f" and {len(partial)} of its answer" if partial else ""
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
                 f"the prompt has {len(work.token_ids)} tokens{rest}; allowed: at most {longest}",
@@ -117,16 +117,16 @@ class VllmBackend:
             outcome = await engine.run(
                 EngineRequest(
                     request_id=work.generation_id,
-                    token_ids=work.token_ids + begun,
+                    token_ids=work.token_ids + partial,
                     sampling=replace(
                         filled(work.sampling, self._defaults),
-                        seed=seed_behind(work.sampling.seed, work.begun),
+                        seed=resumed_seed(work.sampling.seed, work.partial),
                     ),
                     response_format=work.response_format,
                     priority=work.priority,
                     cache_salt=None if self._share_prefixes else work.cache_salt,
                     lora=lora,
-                    begun_tokens=len(begun),
+                    begun_tokens=len(partial),
                 ),
                 out,
             )

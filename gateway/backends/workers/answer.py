@@ -237,7 +237,7 @@ class CompletionReader:
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
         input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
         if usage is not None:
-            if self._work.begun is None:  # else the worker counts the begun answer to the prompt
+            if self._work.partial is None:  # else the worker counts the begun answer to the prompt
                 input_tokens = usage.prompt_tokens
             if usage.completion_tokens is not None:
                 output_tokens = usage.completion_tokens

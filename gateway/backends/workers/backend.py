@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from admission.values import BackendLoad
-from gateway.backends.partial_answer import check_begun, generate_behind
+from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
@@ -174,10 +174,10 @@ class WorkersBackend:
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
                 param="response_format",
             )
-        begun = check_begun(work, self._writer.ways(work), self.name)
-        if begun is None:
+        partial = check_partial(work, self._writer.ways(work), self.name)
+        if partial is None:
             return await self._generate(work, out)
-        return await generate_behind(self._writer.edge(work, begun), self._generate, work, out)
+        return await generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         request = _Request(self._writer.path(work), self._writer.body(work), work, self._wish(work))

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from adapters.values import Adapter
-from gateway.backends.partial_answer import TextSplice, seed_behind
+from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import Feature
@@ -101,7 +101,7 @@ class CompletionWriter:
 
     @property
     def continues(self) -> frozenset[Continue]:
-        """How the workers can go on with a begun answer."""
+        """How the workers can resume an answer."""
         if self.dialect is Dialect.OPENAI:
             return frozenset()
         if self.token_ids:
@@ -114,10 +114,10 @@ class CompletionWriter:
             return self.continues
         return frozenset({Continue.TOKENS})
 
-    def edge(self, work: Work, begun: PartialAnswer) -> TextSplice:
-        """What is between the begun text and what the worker will say."""
-        trimmed = begun.text[len(begun.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
-        return TextSplice(begun.text, work.sampling.stop, trimmed)
+    def splice(self, work: Work, partial: PartialAnswer) -> TextSplice:
+        """Joins the worker's output to the partial answer."""
+        trimmed = partial.text[len(partial.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
+        return TextSplice(partial.text, work.sampling.stop, trimmed)
 
     def in_larger_pieces(self, work: Work) -> bool:
         """Whether chunks of several tokens are asked for, each with a running count."""
@@ -132,11 +132,11 @@ class CompletionWriter:
         if chat:
             body["messages"] = [{"role": m.role.value, "content": m.content} for m in work.messages]
             # Templates take white space from a message's ends, and an empty message is no beginning.
-            if work.begun is not None and (begun := work.begun.text.rstrip()):
-                body["messages"].append({"role": "assistant", "content": begun})
+            if work.partial is not None and (partial := work.partial.text.rstrip()):
+                body["messages"].append({"role": "assistant", "content": partial})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
-        elif work.begun is not None:
-            body["prompt"] = work.token_ids + (work.begun.token_ids or ())
+        elif work.partial is not None:
+            body["prompt"] = work.token_ids + (work.partial.token_ids or ())
         else:
             body["prompt"] = work.token_ids
         body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
@@ -145,7 +145,7 @@ class CompletionWriter:
         given: dict[str, float | None] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": seed_behind(sampling.seed, work.begun),
+            "seed": resumed_seed(sampling.seed, work.partial),
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
         }
