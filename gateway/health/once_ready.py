@@ -1,7 +1,7 @@
 """Liveness for platforms that know one path: not healthy before the gateway was ready once.
 
 SageMaker asks ``/ping`` alone, and sends traffic as soon as it answers 200. With ``server.ping: once_ready``
-it is told 503 while the model loads, so that an update does not move callers to an instance that has no
+it gets 503 while the model loads, so that an update does not move callers to an instance that has no
 engine yet. From then on it is plain liveness again: a container must not be killed because its engine
 restarts, or it would never finish loading.
 """

@@ -37,7 +37,7 @@ class HealthProbe:
         rolling_stats: the last minute.
         text: the served model's tokenizer.
         model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
-        engine: how it stands; ``None`` without one.
+        engine: the state of the engine in process; ``None`` without one.
         engine_figures: what it tells; ``None`` while there is none.
         state_store_ok: whether this gateway has the state that it serves by.
         clock: monotonic seconds.
@@ -114,7 +114,7 @@ class HealthProbe:
         return healthy, body
 
     def _engine_now(self) -> dict[str, object]:
-        """The engine in process; without one, the loads that remote backends told, added up."""
+        """The engine in process; without one, the sum of the remote backends' loads."""
         figures = self.engine_figures()
         if figures is not None:
             running, waiting, kv_usage = figures.running, figures.waiting, figures.kv_usage

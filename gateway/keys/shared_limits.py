@@ -322,12 +322,12 @@ class SharedLimits:
         begun = self._clock()
         try:
             async with asyncio.timeout(self._timeout_s):
-                kept = await self._store.renew(holder)
+                renewed = await self._store.renew(holder)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
             return False
         self._answered(self._clock() - begun)
-        if not kept and self._held:
+        if not renewed and self._held:
             self._rename(holder)
         return True
 

@@ -66,9 +66,9 @@ class CanaryTally:
         for check, bad in found:
             one = EvidenceWindow(bad, 1, 0, 0) if canary else EvidenceWindow(0, 0, bad, 1)
             window[check] = window.get(check, EvidenceWindow()) + one
-        for kept in (self._windows, self._met):
-            while len(kept) > MAX_WINDOWS:
-                del kept[min(kept)]
+        for entries in (self._windows, self._met):
+            while len(entries) > MAX_WINDOWS:
+                del entries[min(entries)]
 
     def take(self) -> list[tuple[int, Counts]]:
         """Remove and return the finished windows, oldest first."""

@@ -34,7 +34,7 @@ class LimitStore(Protocol):
         lease has expired and may not be renewed; nothing was counted, and the holder needs another name.
         """
 
-    async def settle(self, told: Sequence[Settlement]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace the held tokens by those used."""
 
     async def renew(self, holder: str) -> bool:

@@ -117,12 +117,12 @@ if worst == 0 and (requests > 0 or tokens > 0) then
   end
   save(KEYS[1], account)
 end
-local told = {{worst, math.floor(now), longest == math.huge and -1 or math.ceil(longest * 1000)}}
+local answer = {{worst, math.floor(now), longest == math.huge and -1 or math.ceil(longest * 1000)}}
 for i = 1, 3 do
-  told[#told + 1] = math.max(0, tonumber(ARGV[4 + i]) - used[i])
-  told[#told + 1] = last[i] < 0 and 0 or math.ceil((leaves(i, last[i]) - now) * 1000)
+  answer[#answer + 1] = math.max(0, tonumber(ARGV[4 + i]) - used[i])
+  answer[#answer + 1] = last[i] < 0 and 0 or math.ceil((leaves(i, last[i]) - now) * 1000)
 end
-return told
+return answer
 """
 )
 
@@ -195,7 +195,7 @@ class RedisLimitStore:
         """Decide on a request."""
         own = amounts(limits)
         hold = ask.hold or _NOBODY
-        told = await self._ask(
+        answer = await self._ask(
             "take",
             self._take(
                 keys=(self._account + key_id, self._holders),
@@ -205,24 +205,24 @@ class RedisLimitStore:
                 ),
             ),
         )  # fmt: skip
-        if told[0] < 0:
+        if answer[0] < 0:
             return None
         figures = tuple(
-            None if limit is None else Figures(limit, told[3 + 2 * i], told[4 + 2 * i] / 1000)
+            None if limit is None else Figures(limit, answer[3 + 2 * i], answer[4 + 2 * i] / 1000)
             for i, limit in enumerate(own)
         )
-        return QuotaVerdict(_excess(told, own, ask), figures, told[1])
+        return QuotaVerdict(_excess(answer, own, ask), figures, answer[1])
 
-    async def settle(self, told: Sequence[Settlement]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace the held tokens by those used."""
         arguments: list[str | int] = []
-        for one in told:
+        for one in settlements:
             hold = one.hold or _NOBODY
             limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
             at = -1 if one.at is None else one.at
             arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
         await self._ask(
-            "settle", self._settle(keys=[self._account + one.key_id for one in told], args=arguments)
+            "settle", self._settle(keys=[self._account + one.key_id for one in settlements], args=arguments)
         )
 
     async def renew(self, holder: str) -> bool:
@@ -238,8 +238,8 @@ class RedisLimitStore:
         return answer
 
 
-def _excess(told: Sequence[int], limits: Sequence[int | None], ask: QuotaRequest) -> Excess | None:
-    worst, _, wait_ms = told[:3]
+def _excess(answer: Sequence[int], limits: Sequence[int | None], ask: QuotaRequest) -> Excess | None:
+    worst, _, wait_ms = answer[:3]
     if not worst:
         return None
     kind, limit = LIMITS[worst - 1], limits[worst - 1] or 0

@@ -84,11 +84,11 @@ class SqliteLimitStore:
 
         return await self._do("take", decide)
 
-    async def settle(self, told: Sequence[Settlement]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace the held tokens by those used."""
 
         def replace(connection: sqlite3.Connection, now: float) -> None:
-            for one in told:
+            for one in settlements:
                 tally = _load(connection, one.key_id, one.limits)
                 tally.settle(one, now)
                 _save(connection, one.key_id, tally, now)

@@ -49,7 +49,7 @@ class PoolLinks:
 
     Args:
         queued: the requests that wait for the pool here.
-        limit_context: told the context length of the engines; the shortest one holds.
+        limit_context: receives the context length of the engines; the shortest one holds.
     """
 
     queued: Callable[[], int]

@@ -70,9 +70,9 @@ class FakeStore:
             return None
         return tally.take(ask, self.clock(), alive=lambda holder: holder not in self.gone)
 
-    async def settle(self, told: Sequence[Settlement]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         await self._answers()
-        for one in told:
+        for one in settlements:
             self.settled.append(one)
             self.tallies.setdefault(one.key_id, KeyUsage(one.limits)).settle(one, self.clock())
 
