@@ -4,7 +4,7 @@
 
     AccountingError
     ├── LedgerUnavailable   the ledger's url cannot be used, or its rows cannot be read now
-    ├── NotRecorded         usage cannot be made durable now, and no answer may go out without that
+    ├── NotRecorded         usage cannot be made durable now, and no answer may be sent without that
     ├── PriceError          the price book cannot be used
     └── AlreadySettled      an account was used after it was settled: a defect of the caller
 """
@@ -13,19 +13,19 @@ from __future__ import annotations
 
 
 class AccountingError(Exception):
-    """Something about usage cannot be recorded or read."""
+    """Usage cannot be recorded or read."""
 
 
 class LedgerUnavailable(AccountingError):
-    """The ledger's url cannot be used, or its rows cannot be read now; the message tells which."""
+    """The ledger's url cannot be used, or its rows cannot be read now; the message says which."""
 
 
 class NotRecorded(AccountingError):
-    """Usage cannot be made durable now, and ``ledger.durability: strict`` lets no answer out without that."""
+    """Usage cannot be made durable now, and ``ledger.durability: strict`` sends no answer without that."""
 
 
 class PriceError(AccountingError):
-    """The price book cannot be used; the message tells the place, what is there and what is allowed."""
+    """The price book cannot be used; the message has the place, the value and what is allowed."""
 
 
 class AlreadySettled(AccountingError):

@@ -1,9 +1,56 @@
-"""What the ledger tells: frozen facts for metrics and logs. Times are Unix seconds."""
+"""Events of the ledger and of keys' limits, for metrics and logs. Times are Unix seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaDecided:
+    """A limit was checked.
+
+    Args:
+        kind: ``request`` or ``tokens``.
+        refused_by: the limit's name; ``None``: allowed.
+        shared: decided for all processes; else by this one alone: the store did not answer or there is none.
+    """
+
+    kind: str
+    refused_by: str | None
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSettled:
+    """A request of a limited key has ended: the tokens held for it, and those it used."""
+
+    held: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStoreAnswered:
+    """The shared store decided within ``took_s`` seconds."""
+
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStoreMissed:
+    """The shared store did not decide: ``timeout`` or ``unavailable``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementsLost:
+    """Settlements that will never reach the shared store: too many waited for it."""
+
+    count: int
+
+
+QuotaEvent = QuotaDecided | QuotaSettled | LimitStoreAnswered | LimitStoreMissed | SettlementsLost
 
 
 class LossReason(StrEnum):
@@ -26,10 +73,10 @@ class RowsWritten:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """A batch could not be written; its rows stay and are tried again.
+    """A batch could not be written; its rows stay and are written again.
 
     ``failures`` counts since the last success; ``error_type`` is the exception's class, never its text,
-    which may hold a row's values.
+    which may contain a row's values.
     """
 
     error_type: str
@@ -58,7 +105,7 @@ class JournalRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalSynced:
-    """A group of rows is on the disk, after ``took_s`` seconds."""
+    """A group of rows was synced to disk in ``took_s`` seconds."""
 
     rows: int
     size_bytes: int
@@ -68,7 +115,8 @@ class JournalSynced:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The disk failed the journal: ``rows`` of one group are in memory alone, until the database has them."""
+    """The journal could not be written: ``rows`` of one group are in memory only until the database has
+    them."""
 
     error_type: str
     rows: int
@@ -77,7 +125,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class JournalRefused:
-    """A row is in memory alone, until the database has it."""
+    """A row was not journaled: it is in memory only until the database has it."""
 
     reason: JournalRefusal
     at: float
@@ -85,9 +133,9 @@ class JournalRefused:
 
 @dataclass(frozen=True, slots=True)
 class RowsReplayed:
-    """A journal file's rows are in the database; ``adopted``: another process had left it behind.
+    """A journal file's rows are in the database; ``adopted``: of another process that has ended.
 
-    Rows that were there already count too. ``damaged_bytes`` could not be read; the file is set aside then.
+    Includes rows that were there already. ``damaged_bytes`` could not be read; such a file is set aside.
     """
 
     count: int

@@ -1,7 +1,7 @@
-"""The write-ahead journal: usage rows are on the disk before the answers' tails are on their way.
+"""The write-ahead journal: usage rows are on disk before the end of an answer is sent.
 
-The event loop gathers rows into groups; a thread writes a group and syncs it once, and meanwhile the next
-one gathers. So the disk's time is shared by all rows that come within it, and the loop never waits.
+The event loop gathers rows into groups; a thread writes and syncs one group while the next one gathers (group
+commit). All rows of a group share one sync, and the loop never waits.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
 from accounting.values import UsageRow
 
-# A file stays open until the database has all its rows: 1 GiB of rows that wait are 64 files. 16 MiB are
+# A file stays open until the database has all its rows: 1 GiB of waiting rows are 64 files. 16 MiB are
 # about 20,000 rows.
 SEGMENT_BYTES: Final = 16 << 20
-# A file in use that is longer is closed at the next occasion, so that it can be taken away: after a kill no
-# more than a few of these are read again in vain.
+# A longer file in use is closed at the next occasion, so that it can be deleted: after a kill at most a few
+# of these are read again in vain.
 ROTATE_BYTES: Final = 1 << 20
-# Longest that an answer waits for a disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
+# Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
 WAIT_S: Final = 1.0
 # Least time between the beginnings of two syncs. Each wakes the writing thread and then the loop, so a busy
-# gateway shares them; the answer of an idle one, whose last sync is long ago, does not wait.
+# gateway shares them; on an idle gateway an answer does not wait.
 SYNC_GAP_S: Final = 0.001
-# Rest after a disk has failed: each try costs a system call or two, and says again that it failed.
+# Pause after a failed write, before the next try.
 REST_S: Final = 1.0
 # Longest that closing waits for the last group.
 CLOSE_S: Final = 2.0
@@ -44,10 +44,10 @@ class PendingRow:
     """A row on its way to the database.
 
     Args:
-        row: what is kept.
-        at: when it came, seconds on the clock.
-        held: whether memory has it; otherwise it is read back from the journal.
-        segment: the file that has it, once that is synced.
+        row: the usage row.
+        at: when it arrived, seconds on the clock.
+        held: whether it is in memory; otherwise it is read back from the journal.
+        segment: the file with the row, once it is synced.
         written: whether the database has it.
     """
 
@@ -66,17 +66,17 @@ class _Group:
     data: bytearray = field(default_factory=bytearray)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     done: bool = False
-    kept: bool = False
+    synced: bool = False
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Until it is done; whoever is cancelled meanwhile takes nobody with it."""
+        """Wait until it is done; cancelling one waiter does not affect the others."""
         if not self.done:
             ended = loop.create_future()
             self.waiting.append(ended)
             await ended
 
     def end(self) -> None:
-        """Done; ending again does nothing."""
+        """Mark it done and wake the waiters; a second call does nothing."""
         self.done = True
         for ended in self.waiting:
             if not ended.done():
@@ -87,15 +87,15 @@ class _Group:
 class Journal:
     """One process' files in a folder that processes of one machine share. Not for several threads.
 
-    It breaks no request: a full or failing disk is told (:class:`~accounting.events.JournalRefused`,
-    :class:`~accounting.events.JournalFailed`), tried again after a rest, and until then rows are only in
-    memory. ``kept`` of :meth:`durable` says so.
+    A full or failing disk fails no request: it is reported (:class:`~accounting.events.JournalRefused`,
+    :class:`~accounting.events.JournalFailed`) and tried again after a pause; until then rows are only in
+    memory, and :meth:`durable` returns ``False``.
 
     Args:
-        folder: on a local disk; made when it is not there.
+        folder: on a local disk; created when missing.
         max_bytes: most bytes of all files of this process together.
         new_name: names files; names sort by time.
-        not_kept: told of each row that memory does not hold and no file has after all.
+        on_lost: called for each row that is neither in memory nor in a file.
         emit: takes each event; must not block.
         clock: seconds, monotonic.
         unix_time: seconds, for events.
@@ -110,7 +110,7 @@ class Journal:
         *,
         max_bytes: int,
         new_name: Callable[[], str],
-        not_kept: Callable[[PendingRow], None],
+        on_lost: Callable[[PendingRow], None],
         emit: Callable[[JournalEvent], None],
         clock: Callable[[], float],
         unix_time: Callable[[], float],
@@ -122,7 +122,7 @@ class Journal:
         self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._new_name = new_name
-        self._not_kept = not_kept
+        self._on_lost = on_lost
         self._emit = emit
         self._clock = clock
         self._unix_time = unix_time
@@ -153,11 +153,11 @@ class Journal:
 
     @property
     def working(self) -> bool:
-        """Whether rows are kept: there is room, and the disk has not just failed."""
+        """Whether rows are journaled: there is room, and the disk has not just failed."""
         return not self._full and not self._resting()
 
     def open(self) -> None:
-        """Make the folder and start the thread. Raises LedgerUnavailable for a folder that cannot be had."""
+        """Create the folder and start the thread. Raises LedgerUnavailable if the folder cannot be made."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -174,8 +174,8 @@ class Journal:
     def append(self, entry: PendingRow) -> bool:
         """Take a row to be synced with the next group; never waits, never raises.
 
-        ``False``: it is not kept here, because the journal is full, failing or closed, or the row is none
-        that could be written.
+        ``False``: it is not journaled, because the journal is full, failing or closed, or the row cannot be
+        encoded.
         """
         if self._loop is None or self._stopped.is_set():
             return False
@@ -198,12 +198,12 @@ class Journal:
         return True
 
     async def durable(self) -> bool:
-        """Wait until all rows taken so far are on the disk, at most ``wait_s``; whether they are."""
+        """Wait until all rows so far are synced, at most ``wait_s``; whether they are."""
         group = self._gathering if self._gathering.entries else self._syncing
         if group is None or self._loop is None:
             return self.working
         await group.wait(self._loop)
-        return group.kept and self.working
+        return group.synced and self.working
 
     def written(self, entry: PendingRow) -> None:
         """The database has this row."""
@@ -214,9 +214,7 @@ class Journal:
             self._reclaim(segment)
 
     def rotate(self, *, read_back: bool) -> None:
-        """Close the file in use when it is long, so that it can go; or, to ``read_back``, when memory does
-        not have all that is in it.
-        """
+        """Close the file in use when it is long; or, to ``read_back``, when it has rows that memory lacks."""
         if any(
             not one.closed and (one.size > ROTATE_BYTES or (read_back and one.spilled))
             for one in self._segments
@@ -225,44 +223,44 @@ class Journal:
 
     @property
     def spilled(self) -> bool:
-        """Whether some rows are in files alone."""
+        """Whether some rows are only in files."""
         return any(one.spilled for one in self._segments)
 
     def unread(self) -> JournalSegment | None:
-        """A closed file of ours whose rows must be read back; each is told of once."""
+        """The next closed file of this process to be read back; each is returned once."""
         return self._unread.popleft() if self._unread else None
 
     def done(self, segment: JournalSegment, *, damaged: bool = False) -> None:
-        """The database has all rows of a file that was read back; it goes, or is set aside."""
+        """The database has all rows of a file that was read back: delete it, or set it aside."""
         self._forget(segment)
-        self._work.put(lambda: self._tried(segment.set_aside if damaged else segment.remove))
+        self._work.put(lambda: self._attempt(segment.set_aside if damaged else segment.remove))
 
     def abandon(self, segment: JournalSegment) -> None:
-        """Let a file go unread: who comes next adopts it."""
+        """Release a file unread; another process adopts it."""
         self._forget(segment)
         segment.release()
 
     def orphans(self) -> list[JournalSegment]:
-        """Files of processes that are gone, ours from now on. Blocks; raises OSError."""
+        """Files of ended processes, locked by this one from now on. Blocks; raises OSError."""
         return list(orphans(self._folder))
 
     async def close(self) -> None:
-        """Sync what waits, for :data:`CLOSE_S` at most; take away what the database has, leave the rest."""
+        """Sync waiting rows, for :data:`CLOSE_S` at most; delete files that the database has."""
         if self._thread is None or self._loop is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while self._gathering.entries or self._syncing is not None:
                     await (self._syncing or self._gathering).wait(self._loop)
-                    await asyncio.sleep(0.001)  # one that came too late is done before it is synced
+                    await asyncio.sleep(0.001)  # a timed-out group is done before it is synced
         self._stopped.set()
         segments = tuple(self._segments)
         self._segments.clear()
         for segment in segments:
             unread = segment.waiting or segment.spilled
-            self._work.put(_bound(self._tried, segment.release if unread else segment.remove))
+            self._work.put(_bound(self._attempt, segment.release if unread else segment.remove))
         self._work.put(None)
-        # The thread may be held by a disk that does not answer; as a daemon it keeps nobody from leaving.
+        # The disk may block the thread; as a daemon it does not keep the process alive.
         await asyncio.to_thread(self._thread.join, CLOSE_S)
         self._bytes = 0
 
@@ -273,7 +271,7 @@ class Journal:
         if rest_s > 0:
             loop.call_later(rest_s, self._hand_over)
         else:
-            # Not at once: what else is ready in this round of the loop shares the sync.
+            # Not at once: other rows of this round of the loop share the sync.
             loop.call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
@@ -282,11 +280,11 @@ class Journal:
             return
         self._gathering, self._syncing = _Group(), group
         self._handed_at = self._loop.time()
-        self._late = self._loop.call_later(self._wait_s, self._too_late, group)
+        self._late = self._loop.call_later(self._wait_s, self._timed_out, group)
         self._work.put(lambda: self._store(group))
 
-    def _too_late(self, group: _Group) -> None:
-        """Nobody waits any longer, for this group and those behind it; it may still be synced."""
+    def _timed_out(self, group: _Group) -> None:
+        """End the waits for this group and the next one; it may still be synced."""
         self._fail("Timeout", len(group.entries))
         group.end()
         self._gathering.end()
@@ -299,19 +297,19 @@ class Journal:
         self._syncing = None
         if segment is not None:
             self._retry_at = None
-            group.kept = True
-            self._keep(group.entries, segment, len(group.data))
+            group.synced = True
+            self._place(group.entries, segment, len(group.data))
             self._emit(JournalSynced(len(group.entries), len(group.data), took_s, self._unix_time()))
         else:
             self._fail(type(error).__name__, len(group.entries))
             for entry in group.entries:
                 if not entry.held:
-                    self._not_kept(entry)
+                    self._on_lost(entry)
         group.end()
         if self._loop is not None and self._gathering.entries:
             self._hand_over_soon(self._loop)
 
-    def _keep(self, entries: Iterable[PendingRow], segment: JournalSegment, size: int) -> None:
+    def _place(self, entries: Iterable[PendingRow], segment: JournalSegment, size: int) -> None:
         if segment not in self._segments:
             self._segments.add(segment)
             self._bytes += segment.size
@@ -330,13 +328,13 @@ class Journal:
         segment.closed = True
         if segment in self._segments:
             self._reclaim(segment)
-        elif segment.size <= len(HEADER):  # nothing in it was ever synced
-            self._work.put(lambda: self._tried(segment.remove))
+        elif segment.size <= len(HEADER):  # no row in it was synced
+            self._work.put(lambda: self._attempt(segment.remove))
 
     def _reclaim(self, segment: JournalSegment) -> None:
-        """Take a closed file away that nobody needs; have one read back that is needed."""
+        """Delete a closed file without unwritten rows, or queue it to be read back."""
         if not segment.closed or segment.waiting or segment not in self._segments:
-            return  # in use, or needed, or given back by close()
+            return  # in use, or with waiting rows, or released by close()
         if segment.spilled:
             self._unread.append(segment)
         else:
@@ -376,26 +374,26 @@ class Journal:
                 active = self._active = create(self._folder, self._new_name)
             active.write(bytes(group.data))
         except OSError as error:
-            # What came before in this file is synced; behind a failed write there may be anything.
+            # Earlier rows in this file are synced; after a failed write its end is undefined.
             self._close_active()
-            self._tell(self._stored, group, None, error, 0.0)
+            self._call_loop(self._stored, group, None, error, 0.0)
         else:
-            self._tell(self._stored, group, active, None, self._clock() - began)
+            self._call_loop(self._stored, group, active, None, self._clock() - began)
 
     def _close_active(self) -> None:
         active, self._active = self._active, None
         if active is not None:
-            self._tell(self._closed, active)
+            self._call_loop(self._closed, active)
 
-    def _tried(self, doing: Callable[[], None]) -> None:
+    def _attempt(self, doing: Callable[[], None]) -> None:
         try:
             doing()
         except OSError as error:
-            # The file stays, and is read again by who comes next: nothing is billed twice by that.
-            self._tell(self._fail, type(error).__name__, 0)
+            # The file stays and is read again later; no row is billed twice by that.
+            self._call_loop(self._fail, type(error).__name__, 0)
 
-    def _tell(self, what: Callable[..., None], *values: Any) -> None:
-        # A loop that has ended has nobody left who waits.
+    def _call_loop(self, what: Callable[..., None], *values: Any) -> None:
+        # After the loop has ended there are no waiters.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(what, *values)

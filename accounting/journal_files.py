@@ -1,7 +1,7 @@
-"""The journal's files: each is one process' own for as long as that lives, and anybody's afterwards.
+"""The journal's files: each belongs to one process while it lives, and may be adopted by another afterwards.
 
-Whoever has a file open for writing holds its lock, and the system lets go of the lock when the process ends,
-however it ends. So a file that can be locked is an orphan, to be adopted by the first who comes.
+A process holds the lock of the file that it writes, and the system releases the lock when the process ends.
+So a file that can be locked is an orphan; the first process to lock it adopts it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from accounting.journal_records import HEADER
 
 SUFFIX: Final = ".journal"
 DAMAGED: Final = ".damaged"
-# A file that has no lock yet has this suffix, so that nobody takes it for an orphan.
+# A file that is not locked yet has this suffix, so that no process takes it for an orphan.
 _NEW: Final = ".new"
-# A file that is so old and has no lock was being made when its process was killed; making one takes 10 ms.
-UNBORN_S: Final = 60.0
+# An unlocked new file of this age was left by a process killed while creating it, which takes 10 ms.
+UNFINISHED_S: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -34,8 +34,8 @@ class JournalSegment:
         fd: its descriptor.
         size: bytes in it.
         waiting: rows in it that the database does not have yet and memory holds.
-        spilled: whether some of its rows are nowhere else, so that they must be read back.
-        closed: whether nothing is written to it any more.
+        spilled: whether some of its rows are only here, so that they must be read back.
+        closed: whether it is complete.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class JournalSegment:
     closed: bool = False
 
     def write(self, data: bytes) -> None:
-        """Append, and return once the disk has it. Raises OSError; the file is not to be used then."""
+        """Append, and return once the disk has it. After an OSError the file must not be used."""
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
@@ -59,14 +59,14 @@ class JournalSegment:
             return file.read()
 
     def remove(self) -> None:
-        """Take the file away and let it go. Raises OSError."""
+        """Delete and release the file. Raises OSError."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
             self.release()
 
     def set_aside(self) -> None:
-        """Keep the file for an operator's eyes, under a name that nobody reads. Raises OSError."""
+        """Rename the file so that it is not read again, for an operator to look at. Raises OSError."""
         try:
             self.path.rename(self.path.with_name(self.path.name + DAMAGED))
         finally:
@@ -80,7 +80,7 @@ class JournalSegment:
 
 
 def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
-    """A new file with its header, locked before anybody can see it. Raises OSError."""
+    """A new file with its header, locked before it is visible. Raises OSError."""
     path = folder / f"{new_name()}{SUFFIX}"
     hidden = path.with_name(path.name + _NEW)
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -99,13 +99,13 @@ def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
 
 
 def orphans(folder: Path) -> Iterator[JournalSegment]:
-    """The files whose process is gone, locked for us, oldest first. Raises OSError."""
+    """Lock and return the files of ended processes, oldest first. Raises OSError."""
     for path in folder.glob(f"*{SUFFIX}{_NEW}"):
-        unborn = _adopt(path)
-        if unborn is not None and time.time() - os.fstat(unborn.fd).st_mtime > UNBORN_S:
-            unborn.remove()
-        elif unborn is not None:
-            unborn.release()
+        unfinished = _adopt(path)
+        if unfinished is not None and time.time() - os.fstat(unfinished.fd).st_mtime > UNFINISHED_S:
+            unfinished.remove()
+        elif unfinished is not None:
+            unfinished.release()
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.name):
         segment = _adopt(path)
         if segment is not None:
@@ -119,7 +119,7 @@ def _adopt(path: Path) -> JournalSegment | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Somebody may have adopted and removed it between the two calls.
+        # Another process may have adopted and deleted it between the two calls.
         here = os.fstat(fd)
         if here.st_nlink > 0 and os.path.samestat(here, path.stat()):
             return JournalSegment(path, fd, here.st_size, spilled=True, closed=True)

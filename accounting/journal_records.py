@@ -1,8 +1,8 @@
-"""Usage rows as bytes on disk: each with its length and its checksum, so that half a row is seen as such.
+"""Usage rows as bytes on disk: each with its length and checksum, so that a partial row is detected.
 
 A file is :data:`HEADER` and then frames: length and CRC-32 of the payload (both 4 bytes, little endian), and
 the payload, the row as MessagePack with its fields' names. So rows of older versions stay readable: a
-field that they lack has its default, one that is not known any more is left out.
+missing field has its default, an unknown one is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from accounting.values import UsageRow
 
 HEADER: Final = b"SLUICE\x00\x01"
-# No row is longer: texts are bounded at the edge, and a row has about 30 of them.
+# Longer than any row: texts are bounded at the edge, and a row has about 30 of them.
 MAX_ROW_BYTES: Final = 1 << 20
 
 _FRAME: Final = struct.Struct("<II")
@@ -27,7 +27,7 @@ _decoder: Final = msgspec.msgpack.Decoder(UsageRow)
 
 
 class NotEncodable(ValueError):
-    """A row holds what no file and no database takes: half a character, an integer beyond 64 bits."""
+    """A row has a value that neither file nor database accepts: a lone surrogate, an integer over 64 bits."""
 
 
 def frame(row: UsageRow) -> bytes:
@@ -35,7 +35,7 @@ def frame(row: UsageRow) -> bytes:
     try:
         payload = _encoder.encode(row)
     except (OverflowError, UnicodeError, TypeError) as error:
-        raise NotEncodable(f"a row cannot be kept ({type(error).__name__})") from error
+        raise NotEncodable(f"a row cannot be stored ({type(error).__name__})") from error
     if len(payload) > MAX_ROW_BYTES:
         raise NotEncodable(f"a row has {len(payload)} bytes; allowed: {MAX_ROW_BYTES} or fewer")
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
@@ -43,12 +43,12 @@ def frame(row: UsageRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file holds.
+    """The content of a file.
 
     Args:
-        rows: the whole ones, in their order.
-        torn_bytes: behind the last whole row, where a write was cut off; 0 for a file that was finished.
-        damaged: whether more than a cut-off write is wrong: a file of another kind, or bytes that changed.
+        rows: the complete ones, in order.
+        torn_bytes: bytes after the last complete row, where a write was cut off; 0 for a complete file.
+        damaged: whether more is wrong than a cut-off write: a file of another kind, or changed bytes.
     """
 
     rows: tuple[UsageRow, ...]
@@ -57,11 +57,11 @@ class Contents:
 
 
 def read(data: bytes) -> Contents:
-    """Every whole row of a file, up to the first that is not.
+    """Every complete row of a file, up to the first incomplete one.
 
-    A process that is killed leaves a beginning of what it wrote, so what follows the last whole row is less
-    than a frame. After a power cut it may be zeros or anything: no answer waited for those rows either, since
-    the sync had not returned.
+    A killed process leaves a part of its last write, so less than a frame follows the last complete row.
+    After a power cut any bytes may follow; no answer was sent for those rows, since their sync had not
+    returned.
     """
     if len(data) < len(HEADER):
         return Contents((), len(data))
@@ -79,7 +79,7 @@ def read(data: bytes) -> Contents:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, UsageRow | None]]:
-    """Each frame's end and row; ``None`` for one that is wrong, after which there is nothing to go by."""
+    """Each frame's end and row; ``None`` for a wrong one, after which reading cannot continue."""
     at = len(HEADER)
     while at + _FRAME.size <= len(data):
         length, checksum = _FRAME.unpack_from(data, at)

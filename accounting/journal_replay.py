@@ -1,4 +1,4 @@
-"""From the journal to the database: rows that memory has no room for, or whose process is gone."""
+"""Reads rows back from the journal: those that memory had no room for, and those of ended processes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from accounting.values import UsageRow
 
 
 class Replay:
-    """Reads files back, and has them taken away once the database has their rows.
+    """Reads files back, and deletes them once the database has their rows.
 
-    Being killed in between costs nothing: the file is read again, and rows that are there stay as they are.
+    After a kill in between the file is read again; rows that the database has stay unchanged.
 
     Args:
-        journal: whose files they are, and that finds the others'.
-        write: makes rows durable, however long that takes; ``False``: closing came first.
+        journal: holds this process' files, and finds orphans.
+        write: makes rows durable, however long that takes; ``False``: closed before.
         batch_rows: most rows of one ``write``.
-        failed: told of what went wrong with files.
+        failed: called with errors of files.
         emit: takes each event; must not block.
         clock: seconds, monotonic.
         unix_time: seconds, for events.
@@ -49,16 +49,17 @@ class Replay:
 
     @property
     def since(self) -> float | None:
-        """Since when rows have waited to be read back, seconds on the clock; ``None``: none do."""
+        """When the first row that waits to be read back arrived, seconds on the clock; ``None``: none
+        waits."""
         return self._since
 
     def spilled(self, at: float) -> None:
-        """A row came that is in the journal alone."""
+        """Note a row that is only in the journal."""
         if self._since is None:
             self._since = at
 
     async def once(self, *, caught_up: bool) -> None:
-        """Read back what there is; of our own file in use only when memory's rows are ``caught_up``."""
+        """Read back all closed files; our own file in use only when memory's rows are ``caught_up``."""
         try:
             adopted = await asyncio.to_thread(self._journal.orphans)
         except OSError as error:
@@ -79,7 +80,7 @@ class Replay:
             self._since = None
 
     async def _segment(self, segment: JournalSegment, *, adopted: bool) -> bool:
-        """Whether to go on."""
+        """Read one file back; whether to continue."""
         try:
             contents = read(await asyncio.to_thread(segment.content))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Who a key belongs to: the first admin key, given at the start, and the keys that operators made."""
+"""The accepted keys: the first admin key, given at the start, and the keys that operators created."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-# The admin key's digest differs from process to process, and each made key's from every other's.
+# Salts make the admin key's digest differ between processes, and each created key's from all others.
 SALT_BYTES = 16
-# 256 random bits: nobody tries them all, whatever the digest costs.
+# 256 random bits: too many to try, however cheap the digest.
 SECRET_BYTES = 32
-# 48 random bits tell keys apart; two equal ones among 100,000 keys are a chance in 50,000, and are refused.
+# 48 random bits: a collision among 100,000 keys has a chance of 1 in 50,000, and is refused.
 PREFIX_BYTES = 6
-# Most keys in force: each is about 1 KB of memory in every process, so 100 MB at most.
+# Most valid keys: each is about 1 KB of memory in every process, so 100 MB at most.
 MAX_KEYS = 100_000
 # Highest priority that a request may ask for.
 HIGHEST_PRIORITY = 1
@@ -35,7 +35,7 @@ class KeyRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """How much a key may ask for; ``None``: no limit."""
+    """A key's limits; ``None``: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -47,18 +47,18 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is known of a key; nothing in it tells the key.
+    """A key's properties; the key cannot be derived from them.
 
     Args:
-        key_id: its public name.
-        tenant: whom its requests are booked to.
-        role: what it may do.
-        max_priority: its requests' priorities are capped by it.
+        key_id: its public id.
+        tenant: that its requests are billed to.
+        role: its permissions.
+        max_priority: cap of its requests' priorities.
         routes: the routes that it may use; ``None``: all.
         adapters: the adapters and aliases that it may use; ``None``: all.
-        limits: how much it may ask for.
-        expires_at: Unix seconds from which on it is not accepted; ``None``: never.
-        org: the organization that the tenant belongs to; usage is told by it too.
+        limits: on requests and tokens.
+        expires_at: Unix seconds of its expiry; ``None``: never.
+        org: the tenant's organization; usage is reported by it too.
     """
 
     key_id: str
@@ -74,14 +74,14 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A made key as it is kept.
+    """A created key as it is stored.
 
     Args:
-        record: what it may do.
-        prefix: the public part of the key, by which it is found.
+        record: its properties.
+        prefix: the public part of the key, for its lookup.
         salt, digest: of the whole key.
-        comment: what its maker said.
-        author: the id of the key that made it.
+        comment: its creator's.
+        author: the id of the key that created it.
         created_at: Unix seconds.
     """
 
@@ -101,7 +101,7 @@ BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", KeyRole.ADMIN, HIGHEST_PRIOR
 
 @dataclass(frozen=True, slots=True)
 class NewSecret:
-    """A key that was just drawn: ``key`` is told once, to its maker, and kept nowhere."""
+    """A new key: ``key`` is shown once, to its creator, and not stored."""
 
     prefix: str
     key: str = field(repr=False)
@@ -119,18 +119,18 @@ def draw_key(random_bytes: Callable[[int], bytes] = os.urandom) -> NewSecret:
 def salted_digest(salt: bytes, key: bytes) -> bytes:
     """SHA-256 over salt and key.
 
-    A fast digest is enough for keys of 256 random bits: slow ones protect words that people choose, and
-    would be paid on every request.
+    A fast digest is enough for keys of 256 random bits: slow ones protect passwords that people choose, and
+    would cost time on every request.
     """
     return hashlib.sha256(salt + key).digest()
 
 
 class KeyRing:
-    """The keys that are accepted, each kept only as a salted SHA-256.
+    """The accepted keys, each stored as a salted SHA-256.
 
     Args:
         admin_key: the first admin key; ``None`` or empty: there is none.
-        enabled: whether keys are asked for at all.
+        enabled: whether keys are required.
         unix_time: seconds since 1970, for keys that expire.
         digest: of salt and key.
     """
@@ -139,9 +139,9 @@ class KeyRing:
         "_admin_digest",
         "_by_id",
         "_by_prefix",
+        "_decoy",
         "_digest_of",
         "_enabled",
-        "_nobody",
         "_prefixes",
         "_salt",
         "_time",
@@ -163,18 +163,18 @@ class KeyRing:
         self._by_prefix: dict[str, StoredKey] = {}
         self._prefixes: list[str] = []
         self._by_id: dict[str, StoredKey] = {}
-        # What unknown prefixes and a missing admin key are compared with: no key has these digests.
-        self._nobody = StoredKey(
+        # Unknown prefixes and a missing admin key are compared with this; no key has these digests.
+        self._decoy = StoredKey(
             LOCAL_OPERATOR, "", os.urandom(SALT_BYTES), os.urandom(hashlib.sha256().digest_size)
         )
 
     def lookup(self, bearer: str | None) -> KeyRecord | None:
         """The record of ``bearer``, the key without its scheme.
 
-        ``None`` when it is missing, unknown, revoked or expired. The same work is done for every key of one
-        length: an unknown prefix is compared too, with the digest of its neighbour, whose entry is as cold in
-        the processor's cache as any; so the time tells neither how much of a key is right nor which prefixes
-        there are. The digest is of the whole key, so it alone decides.
+        ``None`` when it is missing, unknown, revoked or expired. Takes the same time for every key of one
+        length: an unknown prefix is compared with the digest of its neighbour, whose entry is as likely to be
+        in the processor's cache as any. So the time reveals neither how much of a key is right nor which
+        prefixes exist. The digest of the whole key alone decides.
         """
         if not self._enabled:
             return LOCAL_OPERATOR
@@ -184,23 +184,23 @@ class KeyRing:
         stored = self._nearest(_prefix_of(bearer))
         is_stored = hmac.compare_digest(self._digest_of(stored.salt, given), stored.digest)
         is_admin = hmac.compare_digest(
-            self._digest_of(self._salt, given), self._admin_digest or self._nobody.digest
+            self._digest_of(self._salt, given), self._admin_digest or self._decoy.digest
         )
         if is_admin and self._admin_digest is not None:
             return BOOTSTRAP_ADMIN
-        if not is_stored or stored is self._nobody:
+        if not is_stored or stored is self._decoy:
             return None
         expires_at = stored.record.expires_at
         return stored.record if expires_at is None or self._time() < expires_at else None
 
     def add(self, key: StoredKey) -> None:
-        """Accept a key from now on; one whose id or prefix is there already changes nothing."""
+        """Accept a key from now on; one with a known id or prefix changes nothing."""
         if key.prefix not in self._by_prefix and key.record.key_id not in self._by_id:
             self._by_prefix[key.prefix] = self._by_id[key.record.key_id] = key
             insort(self._prefixes, key.prefix)
 
     def remove(self, key_id: str) -> bool:
-        """Accept a key no longer; ``False``: there was none of that id."""
+        """Stop accepting a key; ``False``: unknown id."""
         key = self._by_id.pop(key_id, None)
         if key is None:
             return False
@@ -209,21 +209,21 @@ class KeyRing:
         return True
 
     def get(self, key_id: str) -> StoredKey | None:
-        """A made key that was not revoked."""
+        """A created key that was not revoked."""
         return self._by_id.get(key_id)
 
     @property
     def made(self) -> Sequence[StoredKey]:
-        """The keys that were made and not revoked, oldest first; expired ones included."""
+        """The created keys that were not revoked, oldest first; expired ones included."""
         return tuple(self._by_id.values())
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def _nearest(self, prefix: str) -> StoredKey:
-        """The key of this prefix, or one that is no less work."""
+        """The key of this prefix, or its neighbour, for the same work."""
         if not self._prefixes:
-            return self._nobody
+            return self._decoy
         place = bisect_left(self._prefixes, prefix)
         return self._by_prefix[self._prefixes[place % len(self._prefixes)]]
 

@@ -19,20 +19,20 @@ from accounting.store import GenerationStore
 from accounting.values import EngineCount, UsageRow
 from accounting.writer import DATABASE_CALL_S, FIRST_RETRY_S, GATHER_S, Writer
 
-# Longest that a start waits for a database which does not answer.
+# Longest wait of a start for a database that does not answer.
 OPEN_S = 5.0
-# What closing may take beyond its flush: a thread in a database call cannot be interrupted.
+# Extra time of closing after its flush: a thread in a database call cannot be interrupted.
 DISPOSE_S = 2.0
-# How often to look for journals that other processes have left behind, and for rows to be read back.
+# Interval of checks for journals of ended processes, and for rows to be read back.
 ADOPT_S = 2.0
 
 
 class Durability(StrEnum):
-    """What an answer waits for before its tail goes out, and what happens when that cannot be had.
+    """What the end of an answer waits for, and what happens when that fails.
 
-    * ``strict``: its row is on the disk; without that no answer, and no new work.
-    * ``group``: its row is on the disk; without that the answer goes out, and the fault is told.
-    * ``relaxed``: nothing; the row is on the disk some milliseconds later.
+    * ``strict``: its row is on disk; otherwise no answer, and no new work.
+    * ``group``: its row is on disk; otherwise the answer is sent and the fault reported.
+    * ``relaxed``: nothing; the row is on disk some milliseconds later.
     * ``memory``: nothing, and there is no journal; the row is in the database some 0.1 s later.
     """
 
@@ -45,10 +45,10 @@ class Durability(StrEnum):
 class Ledger:
     """A journal and an outbox in memory in front of a table.
 
-    ``append`` never waits, so the database's state costs no request anything. While the database is
-    away, rows wait (``outbox_rows`` in memory, the others in the journal alone) and are tried again for as
-    long as it takes. What is lost after all (no room, closed before written, a row that no database takes)
-    is counted and told as :class:`~accounting.events.RowsLost`, never silent. Not for several threads.
+    ``append`` never waits, so the database never delays a request. While the database is unavailable, rows
+    wait (``outbox_rows`` in memory, the others in the journal only) and are tried again without an end. Lost
+    rows (no room, closed before written, refused by the database) are counted and reported as
+    :class:`~accounting.events.RowsLost`. Not for several threads.
 
     Args:
         url: ``sqlite+aiosqlite:///file`` or ``postgresql+asyncpg://…``.
@@ -58,13 +58,13 @@ class Ledger:
         outbox_rows: most rows that wait in memory.
         batch_rows: most rows of one transaction.
         gather_s: how long a row may wait for others of its transaction, seconds.
-        first_retry_s: rest after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
-        store: makes the store of a url.
+        first_retry_s: pause after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
+        store: creates the store of a url.
         durability: what an answer waits for.
-        journal_folder: of the journal; without one there is none, as with ``memory``.
+        journal_folder: of the journal; ``None``: no journal, as with ``memory``.
         journal_bytes: most bytes of the journal.
         new_name: names the journal's files; names sort by time.
-        adopt_s: between two looks for journals that were left behind and rows to be read back, seconds.
+        adopt_s: seconds between two checks for orphaned journals and rows to be read back.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Ledger:
                 journal_folder,
                 max_bytes=journal_bytes,
                 new_name=new_name,
-                not_kept=self._not_kept,
+                on_lost=self._row_lost,
                 emit=emit,
                 clock=clock,
                 unix_time=unix_time,
@@ -139,12 +139,12 @@ class Ledger:
 
     @property
     def healthy(self) -> bool:
-        """Whether the database took what was last asked of it."""
+        """Whether the last call of the database succeeded."""
         return self._writer.healthy
 
     @property
     def lag_s(self) -> float:
-        """For how long the oldest row has been on its way to the database; 0 when none is."""
+        """Age of the oldest row that is not in the database; 0 without one."""
         since = (self._writer.oldest_at, None if self._replay is None else self._replay.since)
         waiting = [at for at in since if at is not None]
         return max(0.0, self._clock() - min(waiting)) if waiting else 0.0
@@ -156,21 +156,21 @@ class Ledger:
 
     @property
     def journal_working(self) -> bool:
-        """Whether rows are journaled, where they are meant to be."""
+        """Whether rows are journaled, or no journal is configured."""
         return self._journal is None or self._journal.working
 
     @property
     def accepts(self) -> bool:
-        """Whether work may begin whose row comes later; false only when ``strict`` has no journal."""
+        """Whether new work may start; false only when ``strict`` has no working journal."""
         return self._durability is not Durability.STRICT or (
             self._journal is not None and self._journal.working
         )
 
     async def open(self) -> None:
-        """Get ready: the tables are made, or brought to this version's shape.
+        """Create the tables, or migrate them to this version.
 
-        A database that is away is no reason not to start: ``healthy`` is false then and :meth:`run` goes
-        on trying. Raises LedgerUnavailable only for a url that can never work, or a journal's folder.
+        An unavailable database does not prevent the start: ``healthy`` is false then, and :meth:`run` keeps
+        trying. Raises LedgerUnavailable only for a url that can never work, or a journal's folder.
         """
         self._store.connect()
         if self._journal is not None:
@@ -184,8 +184,8 @@ class Ledger:
     async def run(self) -> None:
         """The writer: sleeps until a row comes, writes, retries; ends after :meth:`close`.
 
-        Lives in the lifespan's task group. Cancelling it loses nothing: rows leave the outbox only once
-        they are durable.
+        Runs in the lifespan's task group. Cancelling it loses no row: rows leave the outbox only when
+        durable.
         """
         async with asyncio.TaskGroup() as both:
             if self._replay is not None:
@@ -200,7 +200,7 @@ class Ledger:
     def append(self, row: UsageRow) -> bool:
         """Take a row; never waits, never raises.
 
-        ``False`` when there is no room for it, or all is closed: then the row is lost, counted and told.
+        ``False`` when there is no room, or after closing: the row is lost, counted and reported.
         """
         if self._writer.closing:
             self._writer.lose((row,), LossReason.CLOSED)
@@ -217,17 +217,17 @@ class Ledger:
         return True
 
     async def durable(self) -> bool:
-        """Wait for the journal, as ``durability`` says; ``False``: no answer may go out."""
+        """Wait for the journal, as ``durability`` says; ``False``: no answer may be sent."""
         if self._journal is None or self._durability is Durability.RELAXED:
             return self._durability is not Durability.STRICT
         kept = await self._journal.durable()
         return kept or self._durability is not Durability.STRICT
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, for at most ``timeout_s`` seconds, then let the database go.
+        """Write waiting rows, for at most ``timeout_s`` seconds, then close the database.
 
-        What cannot be written by then stays in the journal for the next start; what is not there either is
-        lost, counted and told. Closing again does nothing.
+        Rows not written by then stay in the journal for the next start; without a journal they are lost,
+        counted and reported. A second call does nothing.
         """
         if self._writer.closing:
             return
@@ -260,11 +260,11 @@ class Ledger:
         async with self._reading():
             return await self._store.select(query)
 
-    async def keep_counts(self, counts: Sequence[EngineCount]) -> None:
+    async def write_counts(self, counts: Sequence[EngineCount]) -> None:
         """Keep what engines counted. Raises LedgerUnavailable when the database is away."""
         if counts:
             async with self._reading():
-                await self._store.keep_counts(counts)
+                await self._store.write_counts(counts)
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[None]:
@@ -288,7 +288,7 @@ class Ledger:
         if self._journal is not None:
             self._journal.written(entry)
 
-    def _not_kept(self, entry: PendingRow) -> None:
+    def _row_lost(self, entry: PendingRow) -> None:
         """The journal could not keep a row that is nowhere else."""
         if self._writer.has_room and not self._writer.closing:
             entry.held = True

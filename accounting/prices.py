@@ -1,4 +1,4 @@
-"""What generations cost: a price book whose versions follow one another, in whole nano US dollars (10⁻⁹)."""
+"""The price book: versions with dates, prices in whole nano US dollars (10⁻⁹)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from accounting.errors import PriceError
 from accounting.values import UsageRow
 
 TOKENS_PER_PRICE = 1_000_000
-# Answers of "which tariff" that are kept; each is some 200 bytes.
-MAX_FOUND = 4_096
+# Cached results of the search for a tariff; each is some 200 bytes.
+MAX_CACHED = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, nano US dollars."""
+    """The price of a million tokens, nano US dollars."""
 
     input_nanousd: int
     output_nanousd: int
@@ -31,7 +31,7 @@ class Price:
                 raise PriceError(f"{name} is {value}; allowed: 0 or more")
 
     def cost_nanousd(self, input_tokens: int, output_tokens: int, cached_tokens: int) -> int:
-        """What these tokens cost, rounded up; ``cached_tokens`` are a part of the input."""
+        """The cost of these tokens, rounded up; ``cached_tokens`` are a part of the input."""
         cached = min(cached_tokens, input_tokens)
         total = (
             (input_tokens - cached) * self.input_nanousd
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """A price and whom it is for; ``None`` is any."""
+    """A price and the generations that it covers; ``None`` is any."""
 
     price: Price
     backend: str | None = None
@@ -51,12 +51,12 @@ class Tariff:
     adapter: str | None = None
 
     @property
-    def narrowness(self) -> tuple[bool, bool, bool]:
-        """How much it says: the adapter before the model before the backend."""
+    def specificity(self) -> tuple[bool, bool, bool]:
+        """Its specificity: the adapter before the model before the backend."""
         return (self.adapter is not None, self.model is not None, self.backend is not None)
 
     def covers(self, backend: str | None, model: str | None, adapter: str | None) -> bool:
-        """Whether it is for such a generation."""
+        """Whether it covers such a generation."""
         return (
             self.backend in (None, backend)
             and self.model in (None, model)
@@ -73,16 +73,16 @@ class BookVersion:
     tariffs: tuple[Tariff, ...]
 
     def tariff(self, backend: str | None, model: str | None, adapter: str | None) -> Tariff | None:
-        """The narrowest one for such a generation."""
+        """The most specific tariff for such a generation."""
         fitting = (one for one in self.tariffs if one.covers(backend, model, adapter))
-        return max(fitting, key=lambda one: one.narrowness, default=None)
+        return max(fitting, key=lambda one: one.specificity, default=None)
 
 
 class PriceBook:
-    """All versions, oldest first. A version that rows name is never changed: a new one follows it.
+    """All versions, oldest first. A version named in rows never changes: a new one follows it.
 
     Raises:
-        PriceError: two versions have one name or one beginning, or two tariffs say the same.
+        PriceError: two versions have one name or one start, or two tariffs cover the same.
     """
 
     def __init__(self, versions: Sequence[BookVersion] = ()) -> None:
@@ -93,16 +93,16 @@ class PriceBook:
                 "versions: two have the same name or the same valid_from; allowed: different ones"
             )
         for version in self._versions:
-            said: set[tuple[str | None, str | None, str | None]] = set()
+            known: set[tuple[str | None, str | None, str | None]] = set()
             for one in version.tariffs:
-                whom = (one.backend, one.model, one.adapter)
-                if whom in said:
+                key = (one.backend, one.model, one.adapter)
+                if key in known:
                     raise PriceError(
                         f"version {version.version!r}: {_words(one)} has two prices; allowed: one"
                     )
-                said.add(whom)
-        # What was asked for before: backends, models and adapters that there are, at most MAX_FOUND.
-        self._found: dict[tuple[str, str | None, str | None, str | None], Tariff | None] = {}
+                known.add(key)
+        # Results of earlier searches, at most MAX_CACHED.
+        self._tariffs_found: dict[tuple[str, str | None, str | None, str | None], Tariff | None] = {}
 
     @property
     def versions(self) -> Sequence[BookVersion]:
@@ -117,26 +117,26 @@ class PriceBook:
     def price(
         self, unix_s: float, backend: str, model: str | None = None, adapter: str | None = None
     ) -> Price | None:
-        """What such a generation costs; ``None``: nobody said."""
+        """The price of such a generation; ``None``: no tariff covers it."""
         version = self.at(unix_s)
         tariff = None if version is None else version.tariff(backend, model, adapter)
         return None if tariff is None else tariff.price
 
     def priced(self, row: UsageRow) -> UsageRow:
-        """The row with what it costs by the version in force when it started.
+        """The row with its cost by the version in force when it started.
 
-        Rows without tokens cost nothing; a row that no tariff is for costs nothing and names no version, so
-        that it can be told from one that is free.
+        Rows without tokens cost nothing; a row without a tariff costs nothing and names no version, so that
+        it differs from a free one.
         """
         version = self.at(row.started_at)
         if version is None or not (row.input_tokens or row.output_tokens):
             return row
-        whom = (version.version, row.backend_name, row.model, row.adapter_id)
-        if whom not in self._found:
-            if len(self._found) >= MAX_FOUND:
-                self._found.clear()
-            self._found[whom] = version.tariff(row.backend_name, row.model, row.adapter_id)
-        tariff = self._found[whom]
+        key = (version.version, row.backend_name, row.model, row.adapter_id)
+        if key not in self._tariffs_found:
+            if len(self._tariffs_found) >= MAX_CACHED:
+                self._tariffs_found.clear()
+            self._tariffs_found[key] = version.tariff(row.backend_name, row.model, row.adapter_id)
+        tariff = self._tariffs_found[key]
         if tariff is None:
             return row
         cost = tariff.price.cost_nanousd(row.input_tokens, row.output_tokens, row.cached_tokens)
@@ -144,12 +144,12 @@ class PriceBook:
 
 
 def with_backends(book: PriceBook, backends: Mapping[str, Price], *, version: str) -> PriceBook:
-    """The book with what backends' own sections say they cost, so that there is one place to ask.
+    """The book with the prices of backends' own sections added.
 
     Args:
         book: of the price file.
         backends: price by backend.
-        version: names the version that these make where the file has none.
+        version: name of the version made of these where the file has none.
 
     Raises:
         PriceError: a backend has a price in both places.

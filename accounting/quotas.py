@@ -1,8 +1,8 @@
-"""How much a key has asked for: sliding windows of requests and tokens. Sans-I/O: nothing waits here.
+"""Keys' limits: sliding windows of requests and tokens. Sans-I/O.
 
-Tokens are held before they are generated, at the most that an answer may have, and replaced by what was used
-when the answer is there. So a window never holds more than its limit, however many requests run at once. What
-a process held that is gone counts no longer. Redis decides by the same rules in a script of its own
+Tokens are held before they are generated, as many as the answer may have, and replaced by the used ones when
+the answer has ended. So a window never exceeds its limit, however many requests run at once. Tokens held by
+an ended process do not count. Redis decides by the same rules in a script of its own
 (``gateway/state/limits_redis.py``); one conformance suite runs over both.
 """
 
@@ -19,14 +19,14 @@ from accounting.keys import MAX_KEYS, KeyLimits
 
 MINUTE_S = 60
 DAY_S = 86_400
-# A window is kept in so many steps, 1 s of a minute and 10 min of a day; what was used counts until the end
-# of its step has left the window, so a limit is kept exactly and what was used comes back up to a step late.
+# A window has this many steps, 1 s of a minute and 10 min of a day; used tokens count until the end of their
+# step has left the window. So a limit is exact, and used tokens are released up to one step late.
 STEPS_OF_MINUTE = 60
 STEPS_OF_DAY = 144
-# Longest that tokens are held for a request that is never heard of again: no answer takes a day.
+# Longest hold of tokens for a request that never settles: no answer takes a day.
 MAX_HOLD_S = DAY_S
-# When to come again for tokens that others only hold: they get back most of them when they end.
-LOOK_AGAIN_S = 1.0
+# When to retry for tokens that other requests hold: most are released when those end.
+RETRY_HELD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def amounts(limits: KeyLimits) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HoldId:
-    """Names what is held for one request: by which process, and its number there."""
+    """Names the hold of one request: the process, and its number there."""
 
     holder: str
     number: int
@@ -61,7 +61,7 @@ class HoldId:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """What a request needs; nothing of both: only a look at how the limits stand.
+    """What a request needs; zero of both only reads the limits.
 
     Args:
         requests: to count at once.
@@ -75,13 +75,14 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a request did use.
+    """What a request used.
 
     Args:
-        hold: what was held for it; ``None``: nothing, the limits could not be asked then.
+        hold: its hold; ``None``: none, the limits could not be reached then.
         at: whole seconds of the store's clock at which it was held; ``None``: now.
         used: tokens.
-        sure: it is told for the first time. One that may have been told counts only if it is still held.
+        sure: it is sent for the first time. One that may have been sent before counts only while the tokens
+            are still held.
     """
 
     key_id: str
@@ -98,9 +99,9 @@ class Excess:
 
     Args:
         name: the limit's, as admins set it.
-        limit: how much it is.
-        asked: how much the request needs.
-        wait_s: when it may come again; ``None``: never as it is.
+        limit: its value.
+        asked: what the request needs.
+        wait_s: seconds until a retry; ``None``: it can never pass.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How a limit stands: for the headers."""
+    """A limit's state, for the headers."""
 
     limit: int
     remaining: int
@@ -120,10 +121,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
-    """Whether a request may pass, and how the limits stand behind it.
+    """Whether a request may pass, and the limits' state after it.
 
     Args:
-        excess: why it may not; nothing was counted then.
+        excess: why not; nothing was counted then.
         figures: in the order of :data:`LIMITS`; ``None`` where there is no limit.
         at: whole seconds of the clock that decided.
     """
@@ -140,12 +141,12 @@ class _Held:
 
 
 class QuotaWindow:
-    """What was used within the last period.
+    """The use within the last period.
 
     Args:
         limit: most of any period.
-        kind: which limit it is.
-        steps: ``[number, amount]`` of what was counted, oldest first.
+        kind: of limit.
+        steps: ``[number, amount]``, oldest first.
     """
 
     __slots__ = ("_kind", "_steps", "_used", "limit")
@@ -158,11 +159,11 @@ class QuotaWindow:
 
     @property
     def steps(self) -> list[list[int]]:
-        """To be kept."""
+        """To be stored."""
         return self._steps
 
     def add(self, amount: int, at: float, now: float) -> None:
-        """Count what was used at ``at``, unless that has left the window."""
+        """Count a use at ``at``, unless that has left the window."""
         number = int(at // self._kind.step_s)
         if self._leaves_at(number) <= now:
             return
@@ -174,20 +175,20 @@ class QuotaWindow:
         self._used += amount
 
     def remaining(self, now: float, held: Sequence[_Held] = ()) -> int:
-        """What may be used now."""
+        """The amount that may be used now."""
         self._drop(now)
         return max(0, self.limit - self._used - sum(one.tokens for one in self._counting(held, now)))
 
     def wait_s(self, amount: int, now: float) -> float | None:
-        """Seconds until so much may be used if nothing else is; ``None``: never, it is over the limit.
+        """Seconds until ``amount`` may be used if nothing else is; ``None``: never, it is over the limit.
 
-        What is held may come back at any moment, so it is not waited for: when nothing else is in the way, it
-        is worth a look after :data:`LOOK_AGAIN_S`.
+        Held tokens may be released at any moment and are ignored; when only they are in the way, the wait is
+        :data:`RETRY_HELD_S`.
         """
         if amount > self.limit:
             return None
         self._drop(now)
-        over, wait_s = self._used + amount - self.limit, LOOK_AGAIN_S
+        over, wait_s = self._used + amount - self.limit, RETRY_HELD_S
         for number, one in self._steps:
             if over <= 0:
                 break
@@ -214,50 +215,50 @@ class QuotaWindow:
             self._used -= self._steps.pop(0)[1]
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """A tally as it is stored: the windows' steps, and what is held."""
+class _Stored(msgspec.Struct, array_like=True):
+    """A key's usage as it is stored: the windows' steps, and the holds."""
 
     windows: list[list[list[int]]]
     held: list[tuple[str, int, int, int]]
 
 
 class KeyUsage:
-    """What one key has used.
+    """The use of one key.
 
     Args:
         limits: the key's.
-        kept: as :meth:`keep` gave it.
+        stored: the result of :meth:`encode`.
     """
 
     __slots__ = ("_held", "_windows", "limits")
 
-    def __init__(self, limits: KeyLimits, kept: bytes | None = None) -> None:
+    def __init__(self, limits: KeyLimits, stored: bytes | None = None) -> None:
         self.limits = limits
-        stored = _Kept([[], [], []], []) if kept is None else msgspec.msgpack.decode(kept, type=_Kept)
+        state = _Stored([[], [], []], []) if stored is None else msgspec.msgpack.decode(stored, type=_Stored)
         self._windows = tuple(
             None if limit is None else QuotaWindow(limit, kind, steps)
-            for kind, limit, steps in zip(LIMITS, amounts(limits), stored.windows, strict=True)
+            for kind, limit, steps in zip(LIMITS, amounts(limits), state.windows, strict=True)
         )
-        self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in stored.held}
+        self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in state.held}
 
-    def keep(self) -> bytes:
+    def encode(self) -> bytes:
         """To be stored."""
         windows = [[] if window is None else window.steps for window in self._windows]
         held = [(one.holder, one.number, hold.at, hold.tokens) for one, hold in self._held.items()]
-        return msgspec.msgpack.encode(_Kept(windows, held))
+        return msgspec.msgpack.encode(_Stored(windows, held))
 
-    def take(self, ask: QuotaRequest, now: float, *, alive: Callable[[str], bool] = bool) -> QuotaVerdict:
+    def take(self, request: QuotaRequest, now: float, *, alive: Callable[[str], bool] = bool) -> QuotaVerdict:
         """Count the requests and hold the tokens, unless one of the limits forbids it: then count nothing.
 
         Args:
-            ask: what is needed.
+            request: what is needed.
             now: seconds.
-            alive: whether a holder is there; what others held is forgotten.
+            alive: whether a holder still runs; holds of others are dropped.
         """
         self._forget(now, alive)
-        excess = self._excess(ask, now, tuple(self._held.values()))
+        excess = self._excess(request, now, tuple(self._held.values()))
         if excess is None:
-            self.count(ask, now)
+            self.count(request, now)
         held = tuple(self._held.values())
         figures = tuple(
             None
@@ -271,29 +272,29 @@ class KeyUsage:
         )
         return QuotaVerdict(excess, figures, int(now))
 
-    def count(self, ask: QuotaRequest, now: float) -> None:
-        """Count the requests and hold the tokens whatever the limits are: it was decided elsewhere."""
+    def count(self, request: QuotaRequest, now: float) -> None:
+        """Count the requests and hold the tokens without a check: the decision was made elsewhere."""
         requests = self._windows[0]
-        if ask.requests and requests is not None:
-            requests.add(ask.requests, now, now)
-        if ask.tokens and ask.hold is not None:
-            self._held[ask.hold] = _Held(int(now), ask.tokens)
+        if request.requests and requests is not None:
+            requests.add(request.requests, now, now)
+        if request.tokens and request.hold is not None:
+            self._held[request.hold] = _Held(int(now), request.tokens)
 
-    def settle(self, told: Settlement, now: float) -> None:
-        """Replace what is held by what was used."""
-        held = None if told.hold is None else self._held.pop(told.hold, None)
-        if held is None and not told.sure:
+    def settle(self, settlement: Settlement, now: float) -> None:
+        """Replace held tokens by the used ones."""
+        held = None if settlement.hold is None else self._held.pop(settlement.hold, None)
+        if held is None and not settlement.sure:
             return
-        at = held.at if held is not None else told.at if told.at is not None else now
+        at = held.at if held is not None else settlement.at if settlement.at is not None else now
         for kind, window in zip(LIMITS, self._windows, strict=True):
-            if kind.of_tokens and window is not None and told.used:
-                window.add(told.used, at, now)
+            if kind.of_tokens and window is not None and settlement.used:
+                window.add(settlement.used, at, now)
 
-    def _excess(self, ask: QuotaRequest, now: float, held: Sequence[_Held]) -> Excess | None:
-        """The limit that keeps the request away longest."""
+    def _excess(self, request: QuotaRequest, now: float, held: Sequence[_Held]) -> Excess | None:
+        """The exceeded limit with the longest wait."""
         over: list[Excess] = []
         for kind, window in zip(LIMITS, self._windows, strict=True):
-            asked, counting = (ask.tokens, held) if kind.of_tokens else (ask.requests, ())
+            asked, counting = (request.tokens, held) if kind.of_tokens else (request.requests, ())
             if window is not None and asked and window.remaining(now, counting) < asked:
                 over.append(Excess(kind.name, window.limit, asked, window.wait_s(asked, now)))
         return max(over, key=lambda one: float("inf") if one.wait_s is None else one.wait_s, default=None)
@@ -307,11 +308,11 @@ class KeyUsage:
 
 
 class Quotas:
-    """The tallies of this process alone. Lives on the event loop.
+    """The keys' use in this process alone. Lives on the event loop.
 
     Args:
         clock: monotonic seconds.
-        max_keys: the least recently used beyond it begin anew.
+        max_keys: beyond it the least recently used is evicted.
     """
 
     def __init__(self, *, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
@@ -319,17 +320,17 @@ class Quotas:
         self._max_keys = max_keys
         self._tallies: OrderedDict[str, KeyUsage] = OrderedDict()
 
-    def take(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> QuotaVerdict:
+    def take(self, key_id: str, limits: KeyLimits, request: QuotaRequest) -> QuotaVerdict:
         """Decide on a request."""
-        return self._tally(key_id, limits).take(ask, self._clock())
+        return self._tally(key_id, limits).take(request, self._clock())
 
-    def count(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
-        """Count what was decided elsewhere."""
-        self._tally(key_id, limits).count(ask, self._clock())
+    def count(self, key_id: str, limits: KeyLimits, request: QuotaRequest) -> None:
+        """Count a request decided elsewhere."""
+        self._tally(key_id, limits).count(request, self._clock())
 
-    def settle(self, told: Settlement) -> None:
-        """Replace what is held by what was used."""
-        self._tally(told.key_id, told.limits).settle(told, self._clock())
+    def settle(self, settlement: Settlement) -> None:
+        """Replace held tokens by the used ones."""
+        self._tally(settlement.key_id, settlement.limits).settle(settlement, self._clock())
 
     def _tally(self, key_id: str, limits: KeyLimits) -> KeyUsage:
         tally = self._tallies.get(key_id)

@@ -1,8 +1,8 @@
-"""The ledger beside the engines' own counters, backend by backend and hour by hour.
+"""Compares the ledger with the engines' own counters, by backend and hour.
 
-An engine counts more than is billed: probes and warm-ups, summaries of older turns, shadow traffic, answers
-that nobody got, tokens that were generated again after a failure. A ledger that counts *more* than the engine
-has billed something twice or estimated it, and is to be looked at.
+An engine counts more than is billed: probes and warm-ups, summaries of older turns, shadow traffic,
+undelivered answers, tokens generated again after a failure. A ledger that counts *more* than the engine has
+billed tokens twice or estimated them, and needs a look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from accounting.values import HOUR_S
 
 _rows = generations.c
 _counts = engine_counts.c
-# Several gateways may have counted one engine at the same time; then each has counted all of it.
+# Several gateways may observe one engine at once; then each has counted all of its tokens.
 _OVERLAP: Final = 1.05
 
 Line = dict[str, object]
@@ -34,7 +34,7 @@ class Reconciliation:
     span: Span
 
     def ledger_query(self) -> Select[Any]:
-        """What rows say, by hour and backend, apart by what became of them."""
+        """The ledger's tokens by hour and backend, with those of shadow traffic and undelivered answers."""
         tokens = _rows.input_tokens + _rows.output_tokens
         shadow = _rows.kind == "shadow"
         undelivered = and_(
@@ -55,19 +55,19 @@ class Reconciliation:
         )
 
     def engines_query(self) -> Select[Any]:
-        """What the engines say, by hour, backend, engine and who asked it."""
+        """The engines' tokens by hour, backend, engine and observer."""
         return select(engine_counts).where(*self._hours(_counts.hour))
 
     def lines(self, ledger: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[Line]:
-        """One line a backend and hour that an engine told of, by hour and backend.
+        """One line per hour and backend with an engine's count, in that order.
 
-        ``difference`` is what the engine counted more than the ledger; ``explained`` names what the ledger
-        itself knows is billed to nobody, and is already a part of its tokens.
+        ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
+        are billed to no tenant.
         """
-        told = {(int(one["hour"]), str(one["backend"])): one for one in ledger}
+        booked_rows = {(int(one["hour"]), str(one["backend"])): one for one in ledger}
         lines: list[Line] = []
         for (hour, backend), prompt, generated, covered_s in _engines(engines):
-            row = told.get((hour, backend), {})
+            row = booked_rows.get((hour, backend), {})
             booked = {name: int(row.get(name) or 0) for name in ("prompt_tokens", "generation_tokens")}
             lines.append(
                 {
@@ -99,18 +99,18 @@ class Reconciliation:
 
 
 def _engines(counts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, str], int, int, float]]:
-    """Tokens of each hour and backend: of all its engines, each counted once."""
+    """Tokens by hour and backend, each engine counted once."""
     observers: dict[tuple[int, str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for one in counts:
         observers[int(one["hour"]), str(one["backend"]), str(one["engine"])].append(one)
     sums: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0, 0, 0.0])
     for (hour, backend, _), several in observers.items():
         overlapping = sum(float(one["covered_s"]) for one in several) > HOUR_S * _OVERLAP
-        kept = [max(several, key=lambda one: float(one["covered_s"]))] if overlapping else several
+        chosen = [max(several, key=lambda one: float(one["covered_s"]))] if overlapping else several
         into = sums[hour, backend]
-        into[0] += sum(int(one["prompt_tokens"]) for one in kept)
-        into[1] += sum(int(one["generation_tokens"]) for one in kept)
-        into[2] = max(into[2], sum(float(one["covered_s"]) for one in kept))
+        into[0] += sum(int(one["prompt_tokens"]) for one in chosen)
+        into[1] += sum(int(one["generation_tokens"]) for one in chosen)
+        into[2] = max(into[2], sum(float(one["covered_s"]) for one in chosen))
     for place in sorted(sums):
         prompt, generated, covered_s = sums[place]
         yield place, int(prompt), int(generated), covered_s

@@ -1,4 +1,4 @@
-"""What was used: sums of the ledger's rows, and the rows themselves, page by page."""
+"""Usage reports: sums of the ledger's rows, and the rows page by page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from accounting.tables import generations
 from accounting.values import HOUR_S, Kind
 
 _HOURS_A_DAY: Final = 24
-# Most lines of a report; who asks by more asks for a day less.
+# Most lines of a report; more dimensions need a shorter span.
 MAX_LINES: Final = 10_000
 # Most rows of a page: about 10 MB as JSON.
 MAX_PAGE: Final = 10_000
 
 _table = generations.c
-# By what usage is summed up: what it is called, and what it is in the table.
+# Dimensions of the sums: name and column.
 DIMENSIONS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
     {
         "tenant": _table.tenant,
@@ -43,7 +43,7 @@ _SUMS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
         "cached_tokens": func.sum(_table.cached_tokens),
         "cost_nanousd": func.sum(_table.cost_nanousd),
         "billed_tokens": func.sum(_table.billable_input_tokens + _table.billable_output_tokens),
-        # What a cache had was not computed.
+        # Cached tokens were not computed.
         "computed_tokens": func.sum(_table.input_tokens - _table.cached_tokens + _table.output_tokens),
     }
 )
@@ -75,7 +75,7 @@ class UsageReport:
     kind: Kind = "request"
 
     def query(self) -> Select[Any]:
-        """At most one line more than :data:`MAX_LINES`, so that too many are seen as such."""
+        """At most one line more than :data:`MAX_LINES`, so that too many are detected."""
         keys = [DIMENSIONS[name].label(f"by_{name}") for name in self.by]
         sums = [column.label(name) for name, column in _SUMS.items()]
         found = select(*keys, *sums).where(_table.kind == self.kind, *self.span.clauses())

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column, Double, Index, RowMapping, Table, Text, delete, event, select
+from sqlalchemy import Column, Double, Index, RowMapping, Table, Text, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from accounting.errors import LedgerUnavailable
 from accounting.shadow_values import ShadowPair, ShadowSide
+from accounting.store import make_engine, unavailable
 from accounting.store_schema import bring_up
 from accounting.tables import metadata
 
@@ -40,14 +39,12 @@ shadow_pairs = Table(
     Index("ix_shadow_pairs_at", "at"),
 )
 
-# As the ledger's: SQLite waits for another writer in a thread that cannot be interrupted.
-BUSY_TIMEOUT_MS = 500
-# The writer, and a report beside it.
+# The writer and one report.
 POOL_CONNECTIONS = 2
 
 
 class ShadowPairStore:
-    """Keeps pairs, and forgets them: the oldest beyond ``keep_pairs``, and those older than ``keep_s``.
+    """Stores pairs, and deletes the oldest beyond ``keep_pairs`` and those older than ``keep_s``.
 
     Args:
         url: the ledger's.
@@ -63,7 +60,7 @@ class ShadowPairStore:
         self._prepared = False
 
     async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
-        """Make pairs durable and forget old ones, in one transaction. Raises LedgerUnavailable."""
+        """Make pairs durable and delete old ones, in one transaction. Raises LedgerUnavailable."""
         rows = [_columns(pair) for pair in pairs]
         try:
             async with await self._begin() as connection:
@@ -83,7 +80,7 @@ class ShadowPairStore:
                     await connection.execute(delete(shadow_pairs).where(shadow_pairs.c.at <= oldest))
         except (SQLAlchemyError, OSError) as error:
             await self._forget_connections()
-            raise _unavailable(error) from error
+            raise unavailable("the shadow pairs cannot be reached now", error) from error
 
     async def newest(
         self, limit: int, *, route: str | None = None, since: float | None = None
@@ -99,16 +96,16 @@ class ShadowPairStore:
                 found = (await connection.execute(query)).mappings().all()
         except (SQLAlchemyError, OSError) as error:
             await self._forget_connections()
-            raise _unavailable(error) from error
+            raise unavailable("the shadow pairs cannot be reached now", error) from error
         return [_pair(columns) for columns in found]
 
     async def close(self) -> None:
-        """Let the database go."""
+        """Close the connections."""
         engine, self._engine, self._prepared = self._engine, None, False
         if engine is not None:
             await engine.dispose()
 
-    async def _begin(self) -> contextlib.AbstractAsyncContextManager[AsyncConnection]:
+    async def _begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         if self._engine is None:
             self._engine = _engine(self._url)
         if not self._prepared:
@@ -117,7 +114,7 @@ class ShadowPairStore:
         return self._engine.begin()
 
     async def _forget_connections(self) -> None:
-        """Begin anew next time: a file may be another one by then, a server may have lost its tables."""
+        """Connect again next time: the file may have been replaced, the server may have lost its tables."""
         self._prepared = False
         if self._engine is not None:
             await self._engine.dispose()
@@ -125,49 +122,15 @@ class ShadowPairStore:
 
 def _engine(url: str) -> AsyncEngine:
     try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite":
-            return create_async_engine(parsed, pool_size=POOL_CONNECTIONS, max_overflow=0, pool_pre_ping=True)
-        engine = create_async_engine(parsed)
+        return make_engine(make_url(url), POOL_CONNECTIONS)
     except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError, ValueError) as error:
         raise LedgerUnavailable("ledger.url cannot be used for shadow pairs") from error
 
-    def set_up(connection: DBAPIConnection, _: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        cursor.close()
-
-    def roll_back(connection: DBAPIConnection, _: object, error: BaseException | None) -> None:
-        # A cancelled call leaves its thread inside a transaction, which holds the ledger's lock until then.
-        if error is not None:
-            with contextlib.suppress(sqlite3.Error, ValueError):
-                connection.rollback()
-
-    event.listen(engine.sync_engine, "connect", set_up)
-    event.listen(engine.sync_engine, "invalidate", roll_back)
-    return engine
-
-
-def _unavailable(error: Exception) -> LedgerUnavailable:
-    kind = type(getattr(error, "orig", None) or error).__name__
-    return LedgerUnavailable(f"the shadow pairs cannot be reached now ({kind})")
-
 
 def _columns(pair: ShadowPair) -> dict[str, Any]:
-    return {
-        "pair_id": pair.pair_id,
-        "generation_id": pair.generation_id,
-        "at": pair.at,
-        "route": pair.route,
-        "prompt_version": pair.prompt_version,
-        "adapter_id": pair.adapter_id,
-        "intent": pair.intent,
-        "likeness": pair.likeness,
-        "meaning": pair.meaning,
-        "judged": pair.judged,
-        "primary_side": _json(pair.primary),
-        "shadow_side": _json(pair.shadow),
-    }
+    columns = {one.name: getattr(pair, one.name) for one in fields(pair)}
+    primary, shadow = _json(columns.pop("primary")), _json(columns.pop("shadow"))
+    return {**columns, "primary_side": primary, "shadow_side": shadow}
 
 
 def _json(side: ShadowSide) -> str:
@@ -181,5 +144,5 @@ def _pair(columns: RowMapping) -> ShadowPair:
     return ShadowPair(**rest, primary=sides["primary"], shadow=sides["shadow"])
 
 
-def _side(told: dict[str, Any]) -> ShadowSide:
-    return ShadowSide(**{**told, "checks": MappingProxyType(told["checks"])})
+def _side(found: dict[str, Any]) -> ShadowSide:
+    return ShadowSide(**{**found, "checks": MappingProxyType(found["checks"])})

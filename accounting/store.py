@@ -1,4 +1,4 @@
-"""The ledger's database: makes the table, writes batches, reads rows. Holds no rows itself."""
+"""The ledger's database: creates the tables, writes batches, reads rows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from accounting.values import EngineCount, UsageRow
 
 ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
-# that thread cannot be interrupted and closing waits for it; longer locks are met by trying again.
+# that thread cannot be interrupted and closing waits for it; longer locks are handled by retries.
 BUSY_TIMEOUT_MS = 500
-# The writer, and a few reports beside it.
+# The writer and a few reports.
 POOL_CONNECTIONS = 4
 
 
 class UnwritableRows(AccountingError):
-    """All other rows of a batch are durable; these are refused by the database for what they hold."""
+    """All other rows of a batch are durable; the database refuses the values of these."""
 
     def __init__(self, generation_ids: frozenset[str]) -> None:
         self.generation_ids = generation_ids
@@ -54,46 +54,46 @@ class GenerationStore:
         self._engine: AsyncEngine | None = None
         self._row_insert: RowInsert | None = None
         self._prepared = False
-        self._seen_prepared = False
+        self._ever_prepared = False
         self._in_memory = False
 
     def connect(self) -> None:
-        """Check the url and make the engine; touches no database. Raises LedgerUnavailable."""
+        """Check the url and create the engine; connects to no database. Raises LedgerUnavailable."""
         allowed = " or ".join(f"{driver}://…" for driver in ALLOWED_DRIVERS)
         try:
             url = make_url(self._url)
         except (ArgumentError, ValueError) as error:
-            # The text is not repeated: a password may stand anywhere in what is no url.
+            # The text is not shown: an invalid url may contain a password anywhere.
             raise LedgerUnavailable(f"ledger.url is not a database url; allowed: {allowed}") from error
         if url.drivername not in ALLOWED_DRIVERS:
             raise LedgerUnavailable(f"ledger.url is of {url.drivername!r}; allowed: {allowed}")
         try:
-            self._engine = _engine(url)
+            self._engine = make_engine(url, POOL_CONNECTIONS)
         except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
             raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
         self._in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
     async def prepare(self) -> None:
-        """Make the tables, or bring them to the shape of this version."""
+        """Create the tables, or migrate them to this version."""
         if self._prepared:
             return
         engine = self._opened()
         try:
             if engine.dialect.name == "sqlite" and not self._in_memory:
-                _mend_companions(Path(engine.url.database or ""))
+                _repair_companions(Path(engine.url.database or ""))
                 await _use_wal(engine)
             await bring_up(engine)
         except Exception:
             await self._forget_connections()
             raise
-        self._prepared = self._seen_prepared = True
+        self._prepared = self._ever_prepared = True
 
     async def write(self, batch: Sequence[UsageRow]) -> None:
-        """Make ``batch`` durable in one transaction; rows that are there already stay as they are.
+        """Make ``batch`` durable in one transaction; existing rows stay unchanged.
 
-        Raises UnwritableRows when the database refuses some for what they hold, the others being
-        durable; anything else means that nothing is known to be durable, and the batch is to be written
-        again. An empty batch only makes the table.
+        Raises UnwritableRows when the database refuses the values of some rows, the others being durable;
+        after any other error no row is known to be durable, and the batch must be written again. An empty
+        batch only creates the tables.
         """
         await self.prepare()
         if not batch:
@@ -128,39 +128,37 @@ class GenerationStore:
         return [from_columns(columns) for columns in await self.select(query)]
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
-        """What a query finds. Raises LedgerUnavailable."""
+        """The result of a query. Raises LedgerUnavailable."""
         try:
             async with self._opened().connect() as connection:
                 found = (await connection.execute(query)).mappings()
-                # Its names are texts of a kind of their own, which not all that takes texts takes.
+                # SQLAlchemy's names are a subclass of str that not every consumer accepts.
                 return [{str(name): value for name, value in line.items()} for line in found]
         except (SQLAlchemyError, OSError) as error:
-            kind = type(getattr(error, "orig", None) or error).__name__
-            raise LedgerUnavailable(f"the ledger cannot be read now ({kind})") from error
+            raise unavailable("the ledger cannot be read now", error) from error
 
-    async def keep_counts(self, counts: Sequence[EngineCount]) -> None:
-        """Put the engines' counts into their table. Raises LedgerUnavailable."""
+    async def write_counts(self, counts: Sequence[EngineCount]) -> None:
+        """Write the engines' counts. Raises LedgerUnavailable."""
         engine = self._opened()
         try:
             await self.prepare()
             async with engine.begin() as connection:
                 await connection.execute(counts_upsert(engine.dialect, counts))
         except (SQLAlchemyError, OSError) as error:
-            kind = type(getattr(error, "orig", None) or error).__name__
-            raise LedgerUnavailable(f"the ledger cannot be written now ({kind})") from error
+            raise unavailable("the ledger cannot be written now", error) from error
 
     @property
     def prepared(self) -> bool:
-        """Whether the tables were seen to have this version's shape, since the start."""
-        return self._seen_prepared
+        """Whether the tables have had this version's schema since the start."""
+        return self._ever_prepared
 
     @property
     def in_memory(self) -> bool:
-        """Whether all share one connection, so that only one may use it at a time."""
+        """Whether all callers share one connection, so that only one may use it at a time."""
         return self._in_memory
 
     async def close(self, timeout_s: float) -> None:
-        """Close all connections, waiting at most ``timeout_s`` seconds for calls that are under way."""
+        """Close all connections, waiting at most ``timeout_s`` seconds for calls in progress."""
         engine, self._engine = self._engine, None
         if engine is not None:
             async with asyncio.timeout(timeout_s):
@@ -175,7 +173,7 @@ class GenerationStore:
             await connection.exec_driver_sql(insert.sql, [insert.values(row) for row in rows])
 
     async def _forget_connections(self) -> None:
-        """Begin anew next time: a file may be another one by then, a server may have lost its tables."""
+        """Connect again next time: the file may have been replaced, the server may have lost its tables."""
         if self._in_memory:
             return
         self._prepared = False
@@ -187,22 +185,23 @@ class GenerationStore:
         return self._engine
 
 
-def _engine(url: URL) -> AsyncEngine:
+def make_engine(url: URL, connections: int) -> AsyncEngine:
+    """An engine for the ledger's url, with at most so many ``connections`` to a server."""
     if url.get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_size=POOL_CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+        return create_async_engine(url, pool_size=connections, max_overflow=0, pool_pre_ping=True)
     engine = create_async_engine(url)
 
     def set_up(connection: DBAPIConnection, _: object) -> None:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        # A row is a bill: a power cut must not take it back, and a batch pays one sync for all its rows.
+        # A row is a bill, so it must survive a power cut; a batch needs one sync for all its rows.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.close()
 
     def roll_back(connection: DBAPIConnection, _: object, error: BaseException | None) -> None:
         # A cancelled call leaves its thread in the middle of a transaction. Closing alone does not end it:
-        # SQLite keeps a closed connection, locks included, for as long as a cursor of it is referenced.
-        # A connection that cannot even roll back is closed next, which is all that is left to do.
+        # SQLite holds a closed connection, locks included, while a cursor of it is referenced. A connection
+        # that cannot roll back is closed next.
         if error is not None:
             with contextlib.suppress(sqlite3.Error, ValueError):
                 connection.rollback()
@@ -212,11 +211,11 @@ def _engine(url: URL) -> AsyncEngine:
     return engine
 
 
-def _mend_companions(database: Path) -> None:
-    """Give the files beside a SQLite database its own permissions again.
+def _repair_companions(database: Path) -> None:
+    """Give the companion files of a SQLite database its own permissions again.
 
-    SQLite makes them with the database's permissions of that moment and keeps them; so after a time of
-    being read-only, even only read from, a database stays so until its companion is writable too.
+    SQLite creates them with the database's permissions of that moment. So after a time of being read-only a
+    database stays read-only until its companions are writable too.
     """
     if not os.access(database, os.W_OK):
         return
@@ -227,18 +226,23 @@ def _mend_companions(database: Path) -> None:
 
 
 async def _use_wal(engine: AsyncEngine) -> None:
-    """Reports read while the writer writes. Kept in the file, and asked for only once."""
+    """Let reports read during writes. The mode is stored in the file, so this is set only once."""
     async with engine.connect() as connection:
         await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
 
 
+def unavailable(what: str, error: Exception) -> LedgerUnavailable:
+    """``what``, with the class of the driver's error."""
+    return LedgerUnavailable(f"{what} ({type(getattr(error, 'orig', None) or error).__name__})")
+
+
 def is_the_rows_fault(error: Exception) -> bool:
-    """Whether writing the same row again would fail again, however the database is."""
+    """Whether writing the same row again would fail in any state of the database."""
     if isinstance(error, IntegrityError | DataError):
         return True
     cause: object = error.orig if isinstance(error, StatementError) else error
-    # PostgreSQL's classes 22 (the value) and 23 (a constraint), whatever class the driver makes of them.
+    # PostgreSQL's classes 22 (the value) and 23 (a constraint), whatever the driver's exception class.
     if str(getattr(cause, "sqlstate", ""))[:2] in ("22", "23"):
         return True
-    # What a driver cannot even bind: an integer beyond 64 bits, a text that is not Unicode.
+    # Values that a driver cannot bind: an integer over 64 bits, a text that is not Unicode.
     return isinstance(cause, OverflowError | UnicodeError)

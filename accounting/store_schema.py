@@ -1,4 +1,4 @@
-"""Brings the ledger's tables to the newest shape, once however many processes start together."""
+"""Migrates the ledger's tables, once even when several processes start together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 # The last step of accounting/migrations/versions; a test compares.
 HEAD: Final = "0003"
-# Held while the steps run: any number that no other program of this database takes.
+# Held during the migration: any number that no other program of this database uses.
 ADVISORY_LOCK: Final = 0x51_75_1C_E0
 
 
 async def bring_up(engine: AsyncEngine) -> None:
-    """Run the steps that this database has not seen, all in one transaction under a lock.
+    """Run the missing migrations in one transaction under a lock.
 
-    Others that start meanwhile wait in the database, then find nothing to do. Rows of a newer version are
-    left alone: a step only adds, so an older gateway beside it goes on writing.
+    Processes that start meanwhile wait in the database, then find nothing to do. A newer schema is left
+    unchanged: migrations only add, so an older gateway can still write.
     """
     async with engine.connect() as connection:
         if await _version(connection) >= HEAD:
             return
     async with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            # The driver would begin only at the first row; the steps are tables.
+            # The driver would begin a transaction only at the first row, not for DDL.
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
             await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": ADVISORY_LOCK})

@@ -1,4 +1,4 @@
-"""The ledger's table, and how rows go in and come out."""
+"""The ledger's tables, and the conversion of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sqlalchemy.sql.dml import Insert
 
 from accounting.values import EngineCount, UsageRow
 
-# Texts have no length here: their bounds are the edge's, and a bound that two places know drifts apart.
+# Texts have no length here: the edge bounds them, and a bound defined in two places drifts apart.
 metadata = MetaData()
 
 generations = Table(

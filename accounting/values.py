@@ -1,4 +1,4 @@
-"""Values of the account: one usage row per generation."""
+"""Values of accounting: one usage row per generation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class UsageRow(msgspec.Struct, frozen=True):
     """What one generation used; the unit of billing. Change one with ``msgspec.structs.replace``.
 
     Tokens and milliseconds are totals of this generation; ``started_at`` is Unix time in seconds.
-    ``fallback`` is the leg that answered, if the intended backend did not; ``finish_reason`` is
-    ``error`` or ``cancelled`` for generations without a whole answer.
+    ``fallback`` is the fallback target that answered, if the intended backend did not; ``finish_reason`` is
+    ``error`` or ``cancelled`` for generations without a complete answer.
 
     ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what the engine
-    counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is what that
-    costs the operator. The ``billable`` ones are what the tenant was given: none of an answer of which
-    nothing was delivered, none of ``shadow`` traffic.
+    counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is their cost to
+    the operator. The ``billable`` ones are the tenant's: zero for an undelivered answer and for ``shadow``
+    traffic.
     """
 
     # A struct: made and changed some four times a request, which takes a dataclass of as many fields
@@ -67,7 +67,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
     @property
     def hour(self) -> int:
-        """Hours since 1970 of the start: what the table is partitioned and summed up by."""
+        """Hours since 1970 of the start: the key of partitions and sums."""
         return int(self.started_at // HOUR_S)
 
     def delivered(self) -> Self:
@@ -82,7 +82,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PartialUsage:
-    """The usage of a generation that broke off; ``delivered``: the tenant has a part of the answer."""
+    """The usage of an interrupted generation; ``delivered``: the tenant has a part of the answer."""
 
     row: UsageRow
     delivered: bool
@@ -90,9 +90,9 @@ class PartialUsage:
 
 @dataclass(frozen=True, slots=True)
 class EngineCount:
-    """What one engine counted within an hour (since 1970), as one process saw it.
+    """What one engine counted within an hour (since 1970), as one process observed it.
 
-    ``covered_s`` is for how long it was watched, of 3,600 seconds.
+    ``covered_s`` is the observed time, of 3,600 seconds.
     """
 
     hour: int

@@ -1,4 +1,4 @@
-"""From memory to the database: rows wait here, and are written in batches for as long as that takes."""
+"""The outbox: rows wait in memory and are written to the database in batches, with retries."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from accounting.journal import PendingRow
 from accounting.store import GenerationStore, UnwritableRows
 from accounting.values import UsageRow
 
-# Waits between tries while the database is away: short enough to catch up at once after a lock, long
-# enough not to burden a server that is down.
+# Pauses between retries while the database is unavailable: short enough to catch up quickly after a lock,
+# long enough not to burden a server that is down.
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 # How long the first row waits for others to share its transaction. A transaction costs 0.8 ms of CPU, a row
-# of a large one 0.02 ms: written at once, a row would cost a request more than all other stages together.
+# of a large one 0.02 ms: alone, a row would cost more than all other stages of its request together.
 GATHER_S = 0.1
-# Generation ids that one loss names.
+# Most generation ids named in one loss.
 MAX_NAMED = 20
-# Longest that one call of the database may take before it counts as failed.
+# Timeout of one call of the database.
 DATABASE_CALL_S = 30.0
-# Longest that bringing the tables to this version's shape may take: 6.5 s for 500,000 rows of SQLite, once.
+# Timeout of a migration: 6.5 s for 500,000 rows of SQLite, once.
 MIGRATE_S = 3_600.0
 
 
 class Writer:
-    """The rows in memory, and what puts them into the database. Not for several threads.
+    """The rows in memory, and their writer. Not for several threads.
 
     Args:
         store: writes them.
-        done: told of each row that the database has, or will never take.
+        done: called for each row that the database has, or refuses for good.
         emit: takes each event; must not block.
         clock: seconds, monotonic.
         unix_time: seconds, for events.
         outbox_rows: most rows that wait.
         batch_rows: most rows of one transaction.
-        first_retry_s: rest after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
+        first_retry_s: pause after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
         gather_s: how long a row may wait for others of its transaction, seconds.
     """
 
@@ -72,7 +72,7 @@ class Writer:
         self._outbox: deque[PendingRow] = deque()
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
-        # One batch at a time: the writer's loop and a flush while closing must not take the same rows.
+        # One batch at a time: the writer's loop and the flush of closing must not take the same rows.
         self.turn = asyncio.Lock()
         self._closing = asyncio.Event()
         self.written = 0
@@ -86,7 +86,7 @@ class Writer:
 
     @property
     def oldest_at(self) -> float | None:
-        """When the first of them came, seconds on the clock."""
+        """When the oldest of them arrived, seconds on the clock."""
         return self._outbox[0].at if self._outbox else None
 
     @property
@@ -96,12 +96,12 @@ class Writer:
 
     @property
     def healthy(self) -> bool:
-        """Whether the database took what was last asked of it."""
+        """Whether the last call of the database succeeded."""
         return self._failures == 0
 
     @property
     def caught_up(self) -> bool:
-        """Whether there is less than a batch to do."""
+        """Whether less than a batch waits."""
         return self.healthy and len(self._outbox) < self._batch_rows
 
     @property
@@ -110,7 +110,7 @@ class Writer:
         return self._closing.is_set()
 
     def hold(self, entry: PendingRow) -> None:
-        """Take a row; for who has seen that there is room."""
+        """Add a row; the caller has checked :attr:`has_room`."""
         self._outbox.append(entry)
         self._wake.set()
         if len(self._outbox) >= min(self._batch_rows, self._outbox_rows // 2):
@@ -119,7 +119,7 @@ class Writer:
     async def run(self) -> None:
         """Sleep until a row comes, write, try again; ends after :meth:`stop`.
 
-        Cancelling it loses nothing: rows leave only once they are durable.
+        Cancelling it loses no row: rows leave only when durable.
         """
         while not self._closing.is_set():
             self._wake.clear()
@@ -129,28 +129,28 @@ class Writer:
             await self._gather()
 
     def stop(self) -> None:
-        """End :meth:`run` and all rests."""
+        """End :meth:`run` and all pauses."""
         self._closing.set()
         self._wake.set()
         self._enough.set()
 
     async def write_the_rest(self) -> None:
-        """Write until nothing waits, after :meth:`stop`; for as long as it takes."""
+        """Write until no row waits, after :meth:`stop`."""
         if self._outbox:
             await self._flush(rest=asyncio.sleep, ended=lambda: False)
 
     def leave(self) -> tuple[PendingRow, ...]:
-        """The rows that wait; they are somebody else's now."""
+        """Remove and return the waiting rows."""
         left = tuple(self._outbox)
         self._outbox.clear()
         return left
 
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
-        """Write rows of the journal; ``False``: closing came first."""
+        """Write rows of the journal; ``False``: closed before."""
         return bool(await self._retrying(self.rest, self._closing.is_set)(self._write_rows, rows))
 
     async def rest(self, seconds: float) -> None:
-        """Rest, but no longer than until closing begins."""
+        """Pause, at most until closing begins."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
@@ -158,7 +158,7 @@ class Writer:
     # Batches
 
     async def _flush(self, *, rest: Callable[[float], Awaitable[None]], ended: Callable[[], bool]) -> None:
-        """Write until nothing waits, resting longer and longer between failures, until ``ended``."""
+        """Write until no row waits or ``ended``, with growing pauses after failures."""
         retrying = self._retrying(rest, ended)
         while not ended():
             await retrying(self._write_batch)
@@ -172,7 +172,7 @@ class Writer:
             wait=wait_exponential(multiplier=self._first_retry_s, max=LONGEST_RETRY_S),
             stop=lambda _: ended(),
             after=self._failed_try,
-            # stopped: the rows are still in the outbox, for whoever flushes next
+            # stopped: the rows stay in the outbox for the next flush
             retry_error_callback=lambda _: None,
         )
 
@@ -182,14 +182,14 @@ class Writer:
             began = self._clock()
             unwritable: frozenset[str] = frozenset()
             try:
-                # an empty batch still makes the table: after a bad start, this is how it gets well
+                # an empty batch still creates the tables, so that a failed start recovers
                 await self._store.write([entry.row for entry in batch])
             except UnwritableRows as error:
                 unwritable = error.generation_ids
             self._failures = 0
             if not (batch and self._outbox):
-                return  # nothing to write, or given up by closing in the meantime, and told so
-            # No await from here on: the rows are durable, and leave the outbox exactly once.
+                return  # nothing to write, or removed by closing in the meantime
+            # No await from here on: the rows are durable and leave the outbox exactly once.
             for entry in batch:
                 self._outbox.popleft()
                 self._done(entry)

@@ -1,11 +1,11 @@
 """Exact counting: the token ids that an engine will see for a conversation, or for a text.
 
-Where the template is proved to render every message on its own (:mod:`budgeting.independence`) and every
+Where the template is proved to render every message on its own (:mod:`budgeting.template_analysis`) and every
 message starts with a control token, a conversation's ids are its messages' ids in a row: text never merges
 across a control token. Messages are then tokenized one by one and kept in a small cache, so that old turns
-cost a look-up; where the template only puts markup around a text (:mod:`budgeting.frames`), Jinja is not
-asked again either. Everywhere else the conversation is rendered and tokenized as a whole. Both give the same
-ids.
+cost a look-up; where the template only puts markup around a text (:mod:`budgeting.template_analysis`), Jinja
+is not asked again either. Everywhere else the conversation is rendered and tokenized as a whole. Both give
+the same ids.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jinja2 import TemplateSyntaxError
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_form
-from budgeting.frames import MARKER, Frame, frame_in
 from budgeting.template import ChatTemplate
+from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.token_cache import TokenCache
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from budgeting.values import Message, Role

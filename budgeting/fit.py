@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from budgeting.counting import EncodedChat
+from budgeting.counting import ChatTokenizer, EncodedChat
 from budgeting.duplicates import merge_chunks
 from budgeting.errors import ContextTooLong, TemplateRefused
-from budgeting.port import PromptTokenizer
 from budgeting.sections import (
     EVIDENCE_TITLE,
     SUMMARY_TITLE,
@@ -67,7 +66,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Selection:
     """What is sent of what may be left out: chunks (position, and the text they are cut to), first turn."""
 
     chunks: Mapping[int, str | None]
@@ -83,13 +82,13 @@ class Fitting:
         request: what is planned; its prompt is a conversation.
         allowed: tokens that the prompt should keep to.
         room: tokens there is room for beside the reserve; what may never be cut may have them all.
-        reserve: tokens kept for the answer.
+        reserve: tokens selected for the answer.
         summarizer: makes the summary of older turns; none: they are left out.
     """
 
     def __init__(
         self,
-        tokenizer: PromptTokenizer,
+        tokenizer: ChatTokenizer,
         request: BudgetRequest,
         *,
         allowed: int,
@@ -115,7 +114,7 @@ class Fitting:
         """
         if _chars(self._prompt) > self._allowed * _HOPELESS_CHARS_PER_TOKEN:
             return None
-        everything = _Kept(dict.fromkeys(range(len(self._merged.kept))), 0, False)
+        everything = _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
         sent = self._encode(everything)
         return self._plan(sent, everything, 0) if sent.tokens <= self._allowed else None
 
@@ -126,7 +125,7 @@ class Fitting:
             ContextTooLong: what is always sent does not fit.
             TemplateRefused: the chat template does not take the conversation.
         """
-        nothing = _Kept({}, self._latest, False)
+        nothing = _Selection({}, self._latest, False)
         least = self._encode(nothing)
         if least.tokens > self._room:
             raise ContextTooLong(
@@ -141,17 +140,17 @@ class Fitting:
         tried = {0: least}
 
         def fits(number: int) -> bool:
-            kept = self._kept(taken[:number])
+            selected = self._selection(taken[:number])
             if number not in tried:
-                tried[number] = self._encode(kept)
-            return tried[number].tokens + self._summary_tokens(kept) <= self._allowed
+                tried[number] = self._encode(selected)
+            return tried[number].tokens + self._summary_tokens(selected) <= self._allowed
 
         number = largest_that_fits(guess, len(taken), fits)
         # The summary takes what room there is, when it comes next and its whole budget does not fit.
         with_next = taken[: number + 1]
-        kept = self._kept(with_next if with_next and with_next[-1].summary else taken[:number])
-        sent, summarized = self._with_summary(tried[number], kept)
-        return self._plan(sent, kept, summarized)
+        selected = self._selection(with_next if with_next and with_next[-1].summary else taken[:number])
+        sent, summarized = self._with_summary(tried[number], selected)
+        return self._plan(sent, selected, summarized)
 
     def _affordable(self, least: SectionCounts, room: int) -> tuple[list[TrimCandidate], int]:
         """The offers that might fit, a little more than expected to, and how many are expected to fit."""
@@ -220,36 +219,36 @@ class Fitting:
             return None
         return text, tokens(number)
 
-    def _kept(self, taken: Sequence[TrimCandidate]) -> _Kept:
+    def _selection(self, taken: Sequence[TrimCandidate]) -> _Selection:
         starts = (offer.first_turn for offer in taken if offer.first_turn is not None)
-        return _Kept(
+        return _Selection(
             chunks={offer.chunk: offer.text for offer in taken if offer.chunk is not None},
             first_turn=min(starts, default=self._latest),
             summary=any(offer.summary for offer in taken),
         )
 
-    def _summary_tokens(self, kept: _Kept) -> int:
+    def _summary_tokens(self, selected: _Selection) -> int:
         """Room to keep for the summary of the turns not sent: never more than these turns would take.
 
         Where a message's tokens are not exactly known, it is the whole budget, so that keeping one turn more
         never asks for more room than that turn's.
         """
         budget = self._request.budgets.older_summary
-        if not kept.summary or not self._tokenizer.per_message:
-            return budget if kept.summary else 0
+        if not selected.summary or not self._tokenizer.per_message:
+            return budget if selected.summary else 0
         tokens = 0
-        for turn in reversed(self._prompt.turns[: kept.first_turn]):
+        for turn in reversed(self._prompt.turns[: selected.first_turn]):
             tokens += self._tokenizer.message_tokens(turn)
             if tokens >= budget:
                 return budget
         return tokens
 
-    def _with_summary(self, sent: _Candidate, kept: _Kept) -> tuple[_Candidate, int]:
+    def _with_summary(self, sent: _Candidate, selected: _Selection) -> tuple[_Candidate, int]:
         """The same with a summary of the turns not sent, where one fits, and how many it stands for."""
         room = min(self._request.budgets.older_summary, self._allowed - sent.tokens)
-        if self._summarizer is None or not kept.summary or kept.first_turn == 0:
+        if self._summarizer is None or not selected.summary or selected.first_turn == 0:
             return sent, 0
-        turns = self._prompt.turns[: kept.first_turn]
+        turns = self._prompt.turns[: selected.first_turn]
         text_room = room - self._tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
         for _ in range(_SUMMARY_TRIES):
             summary = self._summarizer.summarize(
@@ -258,7 +257,7 @@ class Fitting:
             if summary is None:
                 break
             try:
-                longer = self._encode(kept, summary.text)
+                longer = self._encode(selected, summary.text)
             except TemplateRefused:
                 break  # it takes the conversation, but no summary in front of it
             over = max(longer.tokens - self._allowed, longer.counts.older_summary - room)
@@ -267,27 +266,29 @@ class Fitting:
             text_room -= over
         return sent, 0
 
-    def _encode(self, kept: _Kept, summary: str = "") -> _Candidate:
+    def _encode(self, selected: _Selection, summary: str = "") -> _Candidate:
         chunks = []
-        for position in sorted(kept.chunks):
-            chunk, text = self._merged.kept[position], kept.chunks[position]
+        for position in sorted(selected.chunks):
+            chunk, text = self._merged.kept[position], selected.chunks[position]
             chunks.append(chunk if text is None else dataclasses.replace(chunk, text=text))
-        arrangement = arrange(self._prompt, chunks, kept.first_turn, summary)
+        arrangement = arrange(self._prompt, chunks, selected.first_turn, summary)
         return _Candidate(arrangement, self._tokenizer.encode_parts(arrangement.messages, arrangement.cuts))
 
-    def _plan(self, sent: _Candidate, kept: _Kept, summarized: int) -> Plan:
+    def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
         cut: tuple[str, ...] = ()
         twins: tuple[str, ...] = ()
         merged = self._merged
         if merged.kept:
             missing = {
-                name for at in range(len(merged.kept)) if at not in kept.chunks for name in merged.ids[at]
+                name for at in range(len(merged.kept)) if at not in selected.chunks for name in merged.ids[at]
             }
             in_order = dict.fromkeys(chunk.chunk_id for chunk in self._prompt.evidence)
             dropped = tuple(name for name in in_order if name in missing)
-            cut = tuple(merged.kept[at].chunk_id for at in sorted(kept.chunks) if kept.chunks[at] is not None)
-            sent_as = {name for at in kept.chunks for name in merged.ids[at][1:]}
+            cut = tuple(
+                merged.kept[at].chunk_id for at, text in sorted(selected.chunks.items()) if text is not None
+            )
+            sent_as = {name for at in selected.chunks for name in merged.ids[at][1:]}
             twins = tuple(name for name in in_order if name in sent_as)
         return Plan(
             messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
@@ -296,7 +297,7 @@ class Fitting:
             generation_reserve=self._reserve,
             prefix_tokens=sent.chat.ends[0],
             dropped_chunks=dropped,
-            dropped_turns=kept.first_turn,
+            dropped_turns=selected.first_turn,
             cut_chunks=cut,
             merged_chunks=twins,
             summarized_turns=summarized,

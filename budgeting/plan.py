@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
 from budgeting.fit import Fitting
-from budgeting.port import PromptTokenizer
-from budgeting.reserve import default_reserve
 from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import (
     BudgetRequest,
@@ -21,6 +20,25 @@ from budgeting.values import (
     SectionCounts,
     SummaryKind,
 )
+
+# The default sections take 3,400 tokens of a model length of 4,096; the answer gets the remaining 696.
+DEFAULT_SECTIONS = 3400
+DEFAULT_MODEL_LEN = 4096
+
+
+def default_reserve(max_model_len: int, sections: int = DEFAULT_SECTIONS) -> int:
+    """Tokens for the answer when neither the request nor the route sets a number.
+
+    What the sections' budgets leave of the model's length, and at least the default share of it (17 %), so
+    that a model shorter than the default length answers in proportion.
+
+    Args:
+        max_model_len: prompt and answer together, in tokens; at least 2.
+        sections: tokens of all sections together.
+    """
+    share = max_model_len * (DEFAULT_MODEL_LEN - DEFAULT_SECTIONS) // DEFAULT_MODEL_LEN
+    return min(max(max_model_len - sections, share, 1), max_model_len - 1)
+
 
 # How much is planned in the caller's thread, where it holds up the event loop: about 0.8 ms of tokenizing by
 # `tokenizers` (see counting.MESSAGE_CHARS; a faster encoder gets more), and 1 µs for a cached message.
@@ -39,7 +57,7 @@ class BudgetPlanner:
 
     def __init__(
         self,
-        tokenizer: PromptTokenizer,
+        tokenizer: ChatTokenizer,
         *,
         max_model_len: int,
         summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),

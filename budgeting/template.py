@@ -18,8 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
-from budgeting.frames import only_frames
-from budgeting.independence import renders_each_message_alone
+from budgeting.template_analysis import only_frames, renders_each_message_alone
 from budgeting.values import Message
 
 # What a template may trip over when a message is not what its author had in mind.

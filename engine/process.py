@@ -4,18 +4,20 @@ Started by ``engine.client`` as ``python -m engine.process FD`` with one end of 
 the other end is closed, so it never outlives its parent; Ctrl-C is the parent's to handle; it logs to stderr.
 """
 
+import json
 import logging
 import os
 import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
 
 from engine.adapter_commands import AdapterCommands
 from engine.errors import EngineStartError, RequestRefused
-from engine.log_lines import log_to
 from engine.values import GenerationRequest, SamplingParams, SequenceEnd, SequenceOutput
 from engine.wire import (
     Abort,
@@ -32,6 +34,44 @@ from engine.wire import (
     UnloadAdapter,
     encode,
 )
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, with the gateway's field names; this process imports nothing of the gateway.
+
+    Of exceptions only type and place are logged: their texts may quote callers.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line = {
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": "engine",
+            "timestamp": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            line["exception"] = _described(record.exc_info[1])
+        return json.dumps(line)
+
+
+def log_to(stream: TextIO) -> None:
+    """Send this process's log to ``stream``, from ``info`` on."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s engine %(levelname)s %(message)s") if stream.isatty() else JsonLines()
+    )
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+def _described(error: BaseException) -> str:
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+    return f"{type(error).__name__} at {places}"
+
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -125,7 +165,7 @@ def _load(command: Command) -> "Engine":
 
 
 def _warm_up(engine: "Engine") -> None:
-    """One token for nobody, so that the first request does not pay for what libraries set up on first use."""
+    """Generate one token, so that the first request does not wait for what libraries set up on first use."""
     engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2, temperature=0.0)))
     while engine.has_work:
         engine.step()

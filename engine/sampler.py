@@ -1,21 +1,66 @@
-"""From logits to tokens: bias, penalties and shape, then greedy or temperature, min-p, top-k, top-p; all rows
-at once, and only those that ask for it.
+"""From logits to tokens: bias, penalties and grammar, then greedy or temperature, min-p, top-k, top-p; all
+rows at once, and only those rows that need a step.
 
-A request's chance (``chance``) is a function of its seed and of the position of the token, not of a generator
-that others draw from. So the same seed gives the same tokens alone, in any batch, and after a preemption.
+A request's random numbers are a function of its seed and of the token's position, not of a shared generator.
+So the same seed gives the same tokens alone, in any batch, and after a preemption.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.chance import exponentials
 from engine.penalties import Adjustments, adjust
 from engine.structured import Matcher, forbid
 from engine.values import SamplingParams, TokenIdLogprob
 
-# What a probability of zero is told as: JSON has no infinity. vLLM's figure.
+_MASK64 = (1 << 64) - 1
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_GOLDEN32 = 0x9E3779B1 - (1 << 32)
+_UNIT = 2.0**-23  # float32 represents any 23 bits plus a half
+
+
+def exponentials(streams: Sequence[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
+    """Positive numbers [rows, vocabulary] of the exponential distribution with mean 1.
+
+    Each is a hash of its row's stream, a pair of seed and position, and of its column. The token with the
+    highest ratio of probability to its number is drawn with exactly its probability (an exponential race).
+    Unlike a search in the cumulated probabilities, the winner does not change when another batch size rounds
+    the probabilities differently, except in near ties: with 4,096 tokens, 7 of 6,400 draws changed by the
+    search, none by the race.
+    """
+    keys = np.array([_key(seed, position) for seed, position in streams], np.uint64)
+    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(device)
+    bits: torch.Tensor = torch.arange(vocabulary, dtype=torch.int32, device=device).mul_(_GOLDEN32)
+    bits = bits + halves[:, :1]
+    _scramble(bits)
+    bits ^= halves[:, 1:]
+    _scramble(bits)
+    return (bits & 0x7FFFFF).float().add_(0.5).mul_(_UNIT).log_().neg_()
+
+
+def _key(seed: int, position: int) -> int:
+    """SplitMix64: stream ``seed``, at ``position``."""
+    return _mix((_mix(seed & _MASK64) + (position + 1) * _GOLDEN64) & _MASK64)
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _scramble(bits: torch.Tensor) -> None:
+    """Mixes int32 in place, so that each bit depends on all: the constants of the ``lowbias32`` hash."""
+    bits ^= bits >> 16
+    bits *= 0x7FEB352D
+    bits ^= bits >> 15
+    bits *= 0x846CA68B - (1 << 32)
+    bits ^= bits >> 16
+
+
+# The reported log-probability of zero: JSON has no infinity. vLLM's value.
 LEAST_LOGPROB = -9999.0
 # Below this temperature the distribution is a single token in float32, and dividing by it would overflow.
 GREEDY_BELOW = 1e-5

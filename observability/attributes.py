@@ -1,7 +1,7 @@
-"""What a trace says of a request: OpenTelemetry's GenAI names, and ``sluice.*`` for what they lack.
+"""A trace's attributes: OpenTelemetry's GenAI names, and ``sluice.*`` for the others.
 
-Names as in the GenAI semantic conventions of August 2026. Prompt and answer are never among them: of routes
-that opted in, ``trace_build`` adds them.
+Names as in the GenAI semantic conventions of August 2026. Prompt and answer are not among them:
+``trace_build`` adds them for routes that opted in.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from observability.trace_facts import CallFact, EdgeRecord, StepFact, TraceFacts
 
 Value = str | bool | int | float | tuple[str, ...]
 
-# The conventions' provider names where they differ from our backend kinds. ``openai`` is what they prescribe
-# for any service behind OpenAI's protocol that cannot be told apart.
+# The conventions' provider names where they differ from our backend kinds. They prescribe ``openai`` for any
+# unidentified service with OpenAI's protocol.
 PROVIDERS: Mapping[str, str] = MappingProxyType({"bedrock": "aws.bedrock"})
 
 
@@ -26,13 +26,13 @@ def operation(record: RequestRecord) -> str:
 
 
 def span_name(record: RequestRecord) -> str:
-    """Operation and model, as the conventions name a span; not a model that nobody serves."""
+    """Operation and model, as the conventions name a span; without an unknown model."""
     known = record.model is not None and record.route is not None
     return f"{operation(record)} {record.model}" if known else operation(record)
 
 
 def attributes(record: RequestRecord) -> dict[str, Value]:
-    """The root span's attributes; what is unknown is left out."""
+    """The root span's attributes; unknown ones are left out."""
     backend = record.backend
     found: dict[str, Value | None] = {
         "gen_ai.operation.name": operation(record),
@@ -88,7 +88,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
 
 
 def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
-    """The root span's attributes that the record does not know."""
+    """The root span's attributes that the record lacks."""
     found: dict[str, Value | None] = {
         "gen_ai.request.max_tokens": facts.max_tokens,
         "gen_ai.request.temperature": facts.temperature,
@@ -104,7 +104,7 @@ def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
 
 
 def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
-    """A step's attributes; an attempt calls a model, and has the conventions' names too."""
+    """A step's attributes; an attempt calls a model, so it has the conventions' names too."""
     attempted = step.name == "attempt"
     found: dict[str, Value | None] = {
         "sluice.backend_name": step.backend,
@@ -123,7 +123,7 @@ def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
 
 
 def call_attributes(call: CallFact) -> dict[str, Value]:
-    """A call's attributes: which server, and whether it was a second one."""
+    """A call's attributes: the server, and whether it was a hedge."""
     parts = urlsplit(call.target)
     found: dict[str, Value | None] = {
         "server.address": parts.hostname or call.target,
@@ -135,7 +135,7 @@ def call_attributes(call: CallFact) -> dict[str, Value]:
 
 
 def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
-    """Of an answer without a generation: HTTP's own."""
+    """Attributes of an answer without a generation: HTTP's own."""
     found: dict[str, Value | None] = {
         "http.request.method": record.method,
         "http.route": record.path,

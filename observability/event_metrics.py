@@ -17,17 +17,15 @@ from accounting.events import (
     JournalRefusal,
     JournalRefused,
     JournalSynced,
-    RowsLost,
-    RowsReplayed,
-    RowsWritten,
-    WriteFailed,
-)
-from accounting.quota_events import (
     LimitStoreAnswered,
     LimitStoreMissed,
     QuotaDecided,
     QuotaSettled,
+    RowsLost,
+    RowsReplayed,
+    RowsWritten,
     SettlementsLost,
+    WriteFailed,
 )
 from adapters.events import (
     AdapterAsked,

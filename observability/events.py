@@ -1,4 +1,4 @@
-"""The values that observability is fed with: one record per finished request, one picture of the engine.
+"""The inputs of observability: one record per finished request, one snapshot of the engine.
 
 The leaves' own events (``admission.events``, ``resilience.events``, ``accounting.events``) come as they are;
 ``observability.subscribers`` knows what to do with each.
@@ -17,7 +17,7 @@ NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ResumeFact:
-    """Another call went on with the answer: from which backend to which, how, ``tokens`` into the answer."""
+    """Another call resumed the answer: from which backend to which, how, after how many ``tokens``."""
 
     after_ms: float
     source: str
@@ -27,7 +27,7 @@ class ResumeFact:
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """Everything known of one finished request; carries no prompt, no answer, no key.
+    """One finished request, without prompt, answer or key.
 
     Change one with ``msgspec.structs.replace``. A struct: made with every request, which takes 1.4 µs; a
     dataclass of as many fields takes 6.3.
@@ -36,40 +36,40 @@ class RequestRecord(msgspec.Struct, frozen=True):
         request_id: the caller's label.
         generation_id: the gateway's own id, the ledger's key.
         trace_id: 32 hex digits.
-        tenant: who asked; ``None`` when the key was refused.
+        tenant: the caller's; ``None`` when the key was refused.
         contract: ``native``, ``chat`` or ``completions``.
-        status: the HTTP status that went out; 499 when the caller left before the end.
+        status: the sent HTTP status; 499 when the caller disconnected before the end.
         total_ms: from arrival to the end.
-        route: a route of the configuration; ``None`` until the asked one is known to be there.
-        model: the base model that answered, or was meant to.
+        route: a route of the configuration; ``None`` for an unknown one.
+        model: the base model that answered, or was chosen to.
         adapter_rule: why that adapter: ``explicit``, ``rule[0]``, ``none``.
         revision: the routing revision the request ran under.
         backend: the kind that answered; ``backend_name`` is its name in the configuration.
-        error_code: a stable code; set with status 200 when a stream broke off after it began.
-        fallback_kind: the leg that answered instead, and in ``fallback_reason`` why.
+        error_code: a stable code; set with status 200 when a stream broke after its start.
+        fallback_kind: the fallback target that answered; ``fallback_reason`` is why.
         cached_tokens: the part of ``input_tokens`` found in a prefix cache.
         queue_wait_ms: waiting before the first step; ``None`` when the request never reached a backend.
         ttft_ms: from arrival to the first token; ``None`` without one.
         generation_ms: from handing the work to the backend to its end, its queue not included.
-        overhead_ms: time that was not spent in the backend or waiting for it: the gateway's own.
-        stage_ms: stage to milliseconds, in the order of the journey; stages follow one another.
+        overhead_ms: the gateway's own time: neither in the backend nor waiting for it.
+        stage_ms: stage to milliseconds, in the order of the journey.
         dropped_chunks: how many evidence chunks the budget left out.
         dropped_turns: how many turns were not sent verbatim.
-        cut_chunks: how many evidence chunks were sent up to a sentence's end.
-        merged_chunks: how many were sent as a duplicate of theirs.
-        summarized_turns: how many of the dropped turns stand in a summary.
-        seams: where other calls went on with the answer, in order; ``None`` when none did.
-        prefix_fingerprint: of the stable prefix's whole blocks; ``None`` when it fills none.
-        prefix_tokens: the tokens of those blocks; ``None`` when the meant backend did not answer.
+        cut_chunks: how many evidence chunks were cut at a sentence's end.
+        merged_chunks: how many were merged into a duplicate.
+        summarized_turns: how many of the dropped turns are in a summary.
+        seams: where other calls resumed the answer, in order; ``None``: nowhere.
+        prefix_fingerprint: of the stable prefix's full blocks; ``None`` without one.
+        prefix_tokens: the tokens of those blocks; ``None`` when the chosen backend did not answer.
         prefix_expected_tokens: those of them that the backend has computed before.
         prefix_cached_tokens: those of them that it found in its cache.
         volatile: kinds of volatile content found in the caller's system messages; ``None`` without any.
-        volatile_action: ``moved`` behind the prefix, or only ``reported``.
-        drawn: the backend that the weights gave the session, able to honour the request, ready or not;
+        volatile_action: ``moved`` after the prefix, or only ``reported``.
+        drawn: the backend that the weights chose for the session, capable of the request, ready or not;
             ``None`` when the caller named one.
-        passed: whether the answer passed the checks of answers; ``None``: they had nothing to say.
-        session: tells the caller's sessions apart in this process, and nothing else of them.
-        cost_nanousd: what it cost the operator, 10⁻⁹ US dollars; ``None`` when no price fits.
+        passed: whether the answer passed the checks of answers; ``None``: not checked.
+        session: an opaque number of the session in this process.
+        cost_nanousd: what it cost the operator, 10⁻⁹ US dollars; ``None`` without a price.
     """
 
     request_id: str
@@ -123,12 +123,12 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def answered(self) -> bool:
-        """Whether the caller got a whole answer."""
+        """Whether the caller got a complete answer."""
         return self.status < 400 and self.error_code is None
 
     @property
     def failed(self) -> bool:
-        """Whether the house is at fault: a 5xx, or a stream that broke off."""
+        """Whether the gateway is at fault: a 5xx, or a broken stream."""
         return self.status >= 500 or (self.status < 400 and self.error_code is not None)
 
     @property
@@ -141,7 +141,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoraFigures:
-    """The adapters of the engine's requests: most in one batch, names of the running and of the waiting."""
+    """The adapters of the engine's requests: the most in one batch, names of running and waiting ones."""
 
     max_loras: int
     running: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class LoraFigures:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram that the engine keeps: ``counts`` by bucket, one more than ``bounds``; sum of values."""
+    """A histogram of the engine: ``counts`` by bucket, one more than ``bounds``; sum of values."""
 
     name: str
     text: str
@@ -172,11 +172,11 @@ class EngineFigures:
         total_blocks: blocks of the pool.
         prefix_queries: prompt tokens looked up in the prefix cache since the start.
         prefix_hits: those of them that were found.
-        preemptions: sequences pushed out of the batch since the start.
+        preemptions: sequences preempted since the start.
         loras: the adapters in use; ``None`` until a request has used one.
         prompt_tokens: prompt tokens computed or found since the start; ``None``: not known.
         generation_tokens: tokens generated since the start; ``None``: not known.
-        distributions: histograms that the engine keeps.
+        distributions: the engine's histograms.
     """
 
     model_name: str

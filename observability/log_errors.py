@@ -1,7 +1,7 @@
-"""Exceptions as logs show them: types and places, without their words.
+"""Exceptions as logs show them: types and places, without their messages.
 
-A message may hold what a caller sent: a parser shows what it could not parse, a driver the values of its
-statement, a client the URL. So only the words of the operating system's errors are shown, and those scrubbed.
+A message may contain what a caller sent: a parser shows what it could not parse, a driver the values of its
+statement, a client the URL. So only messages of the operating system's errors are shown, scrubbed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_EXCEPTIONS = 8
 
 
 def shown(error: BaseException) -> str:
-    """The traceback of ``error`` and of what it came from, the first cause first."""
+    """The traceback of ``error`` and of its causes, the first cause first."""
     chain: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in chain and len(chain) < MAX_EXCEPTIONS:
@@ -49,7 +49,7 @@ def _name(error: BaseException) -> str:
 def format_errors(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor: ``exc_info`` becomes ``exception``, and asyncio's own lines lose the details.
 
-    asyncio shows a failed task with its exception's words behind the first line.
+    asyncio shows a failed task with its exception's message after the first line.
     """
     info = event.pop("exc_info", None)
     error = _error_of(info)

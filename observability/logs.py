@@ -18,13 +18,13 @@ from structlog.typing import Processor
 from observability.log_errors import format_errors
 from observability.logwriter import BatchedLines, LogWriter
 from observability.redact import redact, scrub
-from observability.requestlog import EVENT, RequestLine, others_words, request_line
+from observability.requestlog import EVENT, RequestLine, outside_text, request_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-# What the processors themselves add; never redacted, never looked into.
+# Fields that the processors add; never redacted.
 _OWN = frozenset({"timestamp", "level", "logger", "_record", "_from_structlog", "exc_info", "stack_info"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-# Libraries whose everyday lines say nothing to an operator: a line for each plug-in that is set up.
+# Libraries whose info lines are useless to an operator: a line for each plug-in.
 _QUIET = ("alembic.runtime.plugins",)
 
 
@@ -45,7 +45,7 @@ class Logs:
         return self.writer.dropped
 
     def close(self) -> bool:
-        """Write what waits (bounded) and leave logging as it was; whether all was written."""
+        """Write queued lines (bounded) and restore logging; whether all were written."""
         root = logging.getLogger()
         root.removeHandler(self.writer.handler)
         root.setLevel(self._root_level)
@@ -68,7 +68,7 @@ def configure_logging(
         level: one of :data:`LEVELS`.
         json: JSON lines; when not given, unless ``stream`` is a terminal.
         stream: where lines go.
-        always: fields of every line, as which of several processes writes it.
+        always: fields of every line, such as the name of the process.
 
     Raises:
         ValueError: an unknown level.
@@ -118,7 +118,7 @@ def configure_logging(
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """structlog's, and a short way for the lines of requests."""
+    """structlog's, with a fast path for the lines of requests."""
 
     def __init__(
         self, *, render: Processor, as_json: bool, always: Mapping[str, str], **settings: Any
@@ -128,7 +128,7 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         self._always = always
         self._as_json = as_json
         self._second = -1
-        self._until_second = ""
+        self._second_prefix = ""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of text."""
@@ -138,20 +138,20 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event["event"] = EVENT
         event["level"] = record.levelname.lower()
         event["logger"] = record.name
-        event["timestamp"] = self._told(record.created)
+        event["timestamp"] = self._timestamp(record.created)
         event.update(self._always)
         line = _dumps(event) if self._as_json else str(self._render(None, "", event))
-        # Its names are ours, so only credentials within others' words are looked for: in all of them at once.
-        words = others_words(record.request)
+        # The names are ours, so only credentials in outside text are looked for, in all of it at once.
+        words = outside_text(record.request)
         return line if scrub(words) is words else str(self._render(None, "", _redacted(None, "", event)))
 
-    def _told(self, at: float) -> str:
-        """UTC in ISO 8601, microseconds; what a second's lines share is made once."""
+    def _timestamp(self, at: float) -> str:
+        """UTC in ISO 8601, microseconds; the prefix of a second is cached."""
         second = int(at)
         if second != self._second:
             self._second = second
-            self._until_second = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
-        return f"{self._until_second}{int((at - second) * 1e6):06d}Z"
+            self._second_prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
+        return f"{self._second_prefix}{int((at - second) * 1e6):06d}Z"
 
 
 def _with(
@@ -164,7 +164,7 @@ def _with(
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if name not in _OWN:
-            # ``event`` is the line's own words, written by us; only credentials inside it are looked for.
+            # ``event`` is our own text; only credentials inside it are looked for.
             event[name] = redact("", value) if name in ("event", "exception") else redact(name, value)
     return event
 

@@ -1,6 +1,6 @@
 """Log lines leave the event loop here: a bounded queue, and one thread that writes.
 
-A pipe that nobody reads blocks a write for ever; the gateway must not stand still because of it.
+A write to a pipe without a reader blocks for ever; it must not block the gateway.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final, TextIO
 # Lines that may wait. At 1,000 requests a second and one line each, ten seconds of a stuck pipe.
 MAX_QUEUED_LINES: Final = 10_000
 CLOSE_TIMEOUT_S: Final = 2.0
-# A line waits this long for others to be written with: a thread that wakes for each takes the interpreter
-# from the event loop as often. Also what a process that is killed may lose.
+# Lines of this interval are written together: a thread that wakes for each takes the interpreter from the
+# event loop as often. A killed process may lose the lines of this interval.
 GATHER_S: Final = 0.05
 
 
 class QueuedLines(logging.handlers.QueueHandler):
-    """Puts records in a queue of at most ``capacity``; those that find it full are counted and dropped."""
+    """Puts records in a queue of at most ``capacity``; when it is full they are counted and dropped."""
 
     def __init__(self, lines: queue.SimpleQueue[logging.LogRecord | None], capacity: int) -> None:
         super().__init__(lines)
@@ -39,7 +39,7 @@ class QueuedLines(logging.handlers.QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Never waits."""
-        # Other threads may come between the two calls: the bound is exact but for one line of each.
+        # Other threads may run between the two calls: the bound is exact up to one line per thread.
         if self._lines.qsize() < self._capacity:
             self._lines.put(record)
         else:
@@ -54,14 +54,14 @@ class BatchedLines(logging.StreamHandler[TextIO]):
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record's line."""
+        """Add the record's line to the batch."""
         try:
             self._lines.append(self.format(record) + self.terminator)
         except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write what was kept."""
+        """Write the batch."""
         if self._lines:
             text = "".join(self._lines)
             self._lines.clear()
@@ -83,7 +83,7 @@ class LogWriter:
         self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
         self.handler = QueuedLines(self._lines, capacity)
         self._closing = threading.Event()
-        self._told = 0
+        self._reported = 0
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -93,7 +93,7 @@ class LogWriter:
         return self.handler.dropped
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Write what waits, for at most about ``timeout_s``; whether all was written."""
+        """Write queued records, for at most about ``timeout_s``; whether all were written."""
         self._closing.set()
         self._lines.put(None)
         self._thread.join(timeout_s)
@@ -106,19 +106,19 @@ class LogWriter:
             self._closing.wait(GATHER_S)
             while not over and not self._lines.empty():
                 over = self._write(self._lines.get())
-            self._tell_losses()
+            self._report_losses()
             self._target.flush()
 
     def _write(self, record: logging.LogRecord | None) -> bool:
-        """Whether that was the end."""
+        """Write a record; whether it was the end mark."""
         if record is not None:
-            self._target.emit(record)  # nobody else uses it, so its lock and filters are left out
+            self._target.emit(record)  # no other thread uses it, so its lock and filters are skipped
         return record is None
 
-    def _tell_losses(self) -> None:
-        lost = self.handler.dropped - self._told
+    def _report_losses(self) -> None:
+        lost = self.handler.dropped - self._reported
         if lost and self._lines.qsize() <= self._capacity // 2:
-            self._told += lost
+            self._reported += lost
             notice = logging.LogRecord(
                 "sluice.logs", logging.WARNING, __file__, 0, "%d log lines were dropped", (lost,), None
             )

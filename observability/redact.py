@@ -1,4 +1,4 @@
-"""What must never be logged, found by name; and credentials inside other text, found by shape."""
+"""Redaction: secret fields by name, and credentials inside other text by pattern."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SECRET_WORDS = frozenset(
         "query", "secret", "secrets", "text", "texts", "token",
     }
 )  # fmt: skip
-# Names with such a word that tell nothing secret.
+# Names with such a word that are not secret.
 PLAIN_NAMES = frozenset(
     {"content_length", "content_type", "key_id", "key_prefix", "prompt_version", "request_key_id"}
 )
-# How deep a value is looked into; what lies deeper is redacted whole.
+# Depth up to which a value is examined; deeper values are redacted whole.
 MAX_DEPTH = 6
 
 _WORDS = re.compile(r"[^a-z0-9]+")
-# Each shape with words one of which stands in every text that has it: looking for them is far cheaper.
+# Each pattern with words of which every match contains one: searching for these first is far cheaper.
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("earer", "EARER", "asic ", "ASIC "),
      re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {REDACTED}"),

@@ -1,8 +1,8 @@
-"""The log line of a finished request: put together by the thread that writes it, not on the event loop.
+"""The log line of a finished request: built by the thread that writes it, not on the event loop.
 
-There is one such line a request, far more than of all others together. It takes the standard library's way
-to the handlers, as a record that carries the request's own; structlog's processors would cost as much as all
-the rest of telemetry, and even the library's record looks up more than anybody reads.
+There is one such line per request, far more than all others. It goes to the handlers as a standard library
+record that carries the request's record; structlog's processors would cost as much as the rest of telemetry,
+and even the library's own record looks up unused fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from observability.events import RequestRecord
 
 EVENT = "request"
 
-# A line leaves out what is at rest, so that it shows what was special about its request.
+# A line omits unset fields, so that it shows what was special about its request.
 _FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name != "stage_ms")
 _values = attrgetter(*_FIELDS)
 _TIMES = tuple(name for name in _FIELDS if name.endswith("_ms"))
@@ -24,10 +24,10 @@ _SAME = MappingProxyType(vars(logging.LogRecord("", 0, "", 0, EVENT, None, None)
 
 
 class RequestLine(logging.LogRecord):
-    """A log record whose words are a finished request; :func:`request_line` has its fields."""
+    """A log record of a finished request; :func:`request_line` gives its fields."""
 
     def __init__(self, logger: str, level: int, request: RequestRecord) -> None:
-        # What a record has besides is the same for all of them.
+        # All other fields of a record are the same for every line.
         self.__dict__.update(_SAME)
         self.name = logger
         self.levelno = level
@@ -37,20 +37,20 @@ class RequestLine(logging.LogRecord):
 
 
 class RequestLog:
-    """Logs finished requests; the house's own faults as errors."""
+    """Logs finished requests; the gateway's own faults as errors."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
     def __call__(self, request: RequestRecord) -> None:
-        """Hand one on; never waits."""
+        """Log a request; never waits."""
         level = logging.ERROR if request.failed else logging.INFO
         if self._logger.isEnabledFor(level):
             self._logger.handle(RequestLine(self._logger.name, level, request))
 
 
 def request_line(request: RequestRecord) -> dict[str, object]:
-    """The fields that say something; times are rounded to a microsecond."""
+    """The fields that are set; times are rounded to a microsecond."""
     line: dict[str, object] = {
         name: value
         for name, value in zip(_FIELDS, _values(request), strict=True)
@@ -65,8 +65,8 @@ def request_line(request: RequestRecord) -> dict[str, object]:
     return line
 
 
-def others_words(request: RequestRecord) -> str:
-    """What of the line callers and operators chose, together."""
+def outside_text(request: RequestRecord) -> str:
+    """The fields of the line that callers and operators chose, as one text."""
     return (
         f"{request.request_id} {request.intent} {request.locale} {request.model} {request.prompt_version}"
         f" {request.tenant} {request.route} {request.adapter_id}"

@@ -1,11 +1,11 @@
-"""One log line a second of what happens a thousand times a second."""
+"""At most one log line a second for each kind of event."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
 INTERVAL_S = 1.0
-# Kinds that are told apart; beyond it all further ones count as one.
+# Kinds with an entry of their own; all further ones share one.
 MAX_KINDS = 200
 
 
@@ -23,7 +23,7 @@ class Sampler:
         self._kinds: dict[Hashable, tuple[float, int]] = {}
 
     def take(self, kind: Hashable) -> int | None:
-        """``None`` when this one is only counted; else how many were since the last one that was not."""
+        """``None`` when the event is only counted; else the number of events counted since the last line."""
         now = self._clock()
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
             kind = None

@@ -8,10 +8,10 @@
     │  ├─ attempt worker   number 1     each attempt on a backend (CLIENT)
     │  │  ├─ call http://a:8001/v1      each call to a worker, hedges too (CLIENT)
     │  │  └─ call http://b:8001/v1
-    │  ├─ attempt worker   number 2     a retry, or a continuation: with the wait before it and its mode
-    │  ├─ wait             an engine that comes back
-    │  ├─ refused bedrock  admission, or a bound of the leg
-    │  └─ attempt bedrock  a leg of the fallback chain
+    │  ├─ attempt worker   number 2     a retry or a resumption, with the wait before it and its mode
+    │  ├─ wait             for an engine that restarts
+    │  ├─ refused bedrock  by admission, or a limit of the target
+    │  └─ attempt bedrock  a fallback target
     └─ respond
 """
 
@@ -38,11 +38,11 @@ from observability.attributes import (
 )
 from observability.events import RequestRecord
 from observability.redact import scrub as without_credentials
-from observability.requestlog import others_words
+from observability.requestlog import outside_text
 from observability.trace_facts import Content, EdgeRecord, StepFact, TraceFacts
 from observability.tracing import RootSpan
 
-# Stages in the journey's order; the one in which a request ended has no time of its own in the record.
+# Stages in the journey's order; the record has no time of the stage in which a request ended.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
 GENERATE = "generate"
 # Numbers of the stages' spans begin here; those of steps and calls are smaller.
@@ -55,7 +55,7 @@ NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
 class OneResource(Resource):
-    """A resource that knows its hash: the SDK makes it anew, as JSON, for each span encoded (8 us)."""
+    """A resource with a cached hash: the SDK computes it, as JSON, for each encoded span (8 us)."""
 
     def __init__(self, resource: Resource) -> None:
         super().__init__(dict(resource.attributes), resource.schema_url)
@@ -67,7 +67,7 @@ class OneResource(Resource):
 
 @dataclass(frozen=True, slots=True)
 class TraceResource:
-    """Who tells: what all spans of a process share."""
+    """What all spans of a process share."""
 
     resource: Resource
     scope: InstrumentationScope
@@ -121,7 +121,8 @@ class _Trace:
 
 
 def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """``values`` as the encoder takes them; the same object when they are so already, as nearly always."""
+    """``values`` as the encoder takes them; the same object when they are so already, which is the usual
+    case."""
     for value in values.values():
         if isinstance(value, str) and not value.isascii():
             break
@@ -131,7 +132,7 @@ def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which no encoder takes: the whole batch would be lost."""
+    """Without lone surrogates, which no encoder accepts: the whole batch would be lost."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -145,16 +146,16 @@ def spans_of(
         name, values = f"{record.method} {record.path}", edge_attributes(record)
         values["sluice.request_id"] = without_credentials(record.request_id)
         return [_root(trace, top, name, record, values)]
-    told = attributes(record) | fact_attributes(facts)
-    words = others_words(record)
+    values = attributes(record) | fact_attributes(facts)
+    words = outside_text(record)
     if without_credentials(words) is not words:
-        told = {
+        values = {
             name: without_credentials(value) if isinstance(value, str) else value
-            for name, value in told.items()
+            for name, value in values.items()
         }
     if facts.content is not None:
-        told |= _content(facts.content, scrub)
-    return [_root(trace, top, span_name(record), record, told), *_stages(trace, top, record, facts)]
+        values |= _content(facts.content, scrub)
+    return [_root(trace, top, span_name(record), record, values), *_stages(trace, top, record, facts)]
 
 
 def _root(
@@ -203,11 +204,11 @@ def _stages(
 
 
 def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, float]:
-    """The stages, and the one in which the request was broken off."""
+    """The stages, including the one in which the request ended with an error."""
     if record.error_code is None or "respond" in record.stage_ms or not (record.stage_ms or facts.steps):
         return record.stage_ms
     stages = dict(record.stage_ms)
-    # The fallback chain is walked in the stage of generating, whatever it begins after.
+    # The fallback chain runs in the stage ``generate``, whichever stage failed before.
     if facts.steps and GENERATE not in stages:
         last = GENERATE
     else:
@@ -261,18 +262,20 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
 
 
 def _content(content: Content, scrub: Scrub) -> dict[str, Value]:
-    """The conventions' messages, as JSON; through the redaction first, then cut."""
-    heard = [
+    """The conventions' messages, as JSON; redacted first, then cut."""
+    inputs = [
         _message(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role != "system"
     ]
-    ordered = [_text(scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role == "system"]
-    said = [_message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])]
+    instructions = [
+        _text(scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role == "system"
+    ]
+    outputs = [_message("assistant", scrub(content.output)[:MAX_CONTENT_CHARS])]
     values: dict[str, Value] = {
-        "gen_ai.input.messages": _json(heard),
-        "gen_ai.output.messages": _json(said),
+        "gen_ai.input.messages": _json(inputs),
+        "gen_ai.output.messages": _json(outputs),
     }
-    if ordered:
-        values["gen_ai.system_instructions"] = _json(ordered)
+    if instructions:
+        values["gen_ai.system_instructions"] = _json(instructions)
     return values
 
 
@@ -285,24 +288,24 @@ def _message(role: str, text: str) -> dict[str, object]:
 
 
 def _json(parts: list[dict[str, object]]) -> str:
-    """At most :data:`MAX_CONTENT_CHARS` or so: the newest parts, since the last turn is what was asked."""
-    kept: list[dict[str, object]] = []
+    """At most :data:`MAX_CONTENT_CHARS` or so: the newest parts, which include the question."""
+    newest: list[dict[str, object]] = []
     room = MAX_CONTENT_CHARS
     for part in reversed(parts):
-        data = orjson.dumps(_whole(part))
-        if kept and len(data) > room:
+        data = orjson.dumps(_encodable_json(part))
+        if newest and len(data) > room:
             break
         room -= len(data)
-        kept.insert(0, part)
-    return orjson.dumps(_whole(kept)).decode()
+        newest.insert(0, part)
+    return orjson.dumps(_encodable_json(newest)).decode()
 
 
-def _whole(value: object) -> object:
+def _encodable_json(value: object) -> object:
     """Without lone surrogates."""
     if isinstance(value, str):
         return _encodable(value)
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_encodable_json(one) for one in value]
     if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
+        return {name: _encodable_json(one) for name, one in value.items()}
     return value

@@ -1,8 +1,7 @@
 """Spans leave the event loop here: a bounded queue of finished requests, and one thread that exports them.
 
-The thread makes the SDK's spans of the requests as well. It sleeps for a moment after a few of them, while it
-makes them and while the exporter encodes them, so that the event loop never waits for the interpreter longer
-than those few take.
+The thread also makes the SDK's spans of the requests. It sleeps briefly after every few spans, both while
+making them and while the exporter encodes them, so that the event loop never waits long for the interpreter.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from observability.events import RequestRecord
 from observability.trace_build import OneResource, TraceResource, spans_of
-from observability.trace_exporter import Words
+from observability.trace_exporter import ExporterErrors
 from observability.trace_facts import EdgeRecord, TraceFacts
 from observability.trace_sampling import TraceFigures
 from observability.tracing import RootSpan
 
-# Finished requests that wait for the collector, some 3 KB each; the oldest go first. Two seconds of 1,000
-# requests a second.
+# Finished requests that wait for the collector, some 3 KB each; the oldest are dropped first. Two seconds of
+# 1,000 requests a second.
 MAX_WAITING: Final = 2_048
-# Characters of recorded content that wait; beyond, traces go without theirs.
+# Characters of recorded content that wait; beyond it traces are sent without content.
 MAX_WAITING_CHARS: Final = 8 << 20
 # A batch of some 1,300 spans, 300 to 700 KB; collectors take 4 MB in a message. The exporter's last steps go
 # through it whole, a millisecond each.
 MAX_BATCH: Final = 128
-# The queue is looked at this often: a thread that wakes for each request takes the interpreter as often, and
-# a batch of few requests costs its post.
+# Interval between batches: a thread that wakes for each request takes the interpreter as often, and small
+# batches cost a post each.
 DELAY_S: Final = 0.5
 # Spans that are made or encoded in one go, about a millisecond, and the sleep that lets the event loop in.
 STRIDE: Final = 64
 YIELD_S: Final = 0.000_2
-# At most one warning in so many seconds, however often the collector comes and goes.
-TELL_EVERY_S: Final = 60.0
-# How long a stop waits for an exporter whose collector failed last.
+# At most one warning in this many seconds, however often the collector fails.
+REPORT_EVERY_S: Final = 60.0
+# Wait of a stop for an exporter whose last export failed.
 GIVEN_UP_S: Final = 0.05
 
 _Finished = tuple[RootSpan, RequestRecord | EdgeRecord, TraceFacts]
 
 
-class _Paced(list[ReadableSpan]):
-    """Spans; whoever goes through them sleeps now and then."""
+class _PacedSpans(list[ReadableSpan]):
+    """Spans; iterating over them sleeps now and then."""
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for number, span in enumerate(super().__iter__(), 1):
@@ -62,14 +61,14 @@ class TraceSender:
     """Exports traces in batches from a thread of its own.
 
     Args:
-        exporter: OpenTelemetry's; may block and try again as long as it likes.
-        resource: what is told of this process.
+        exporter: OpenTelemetry's; may block and retry.
+        resource: describes this process.
         version: of the gateway.
-        scrub: what recorded content goes through.
-        on_change: told why the collector does not take spans, and ``None`` when it does again; by the thread,
-            and at most once a minute each.
+        scrub: redacts recorded content.
+        on_change: called by the thread with the reason when exports fail, and with ``None`` when they succeed
+            again; at most once a minute each.
         clock: seconds, monotonic.
-        delay_s: between two looks at what waits.
+        delay_s: seconds between batches.
     """
 
     def __init__(
@@ -93,11 +92,11 @@ class TraceSender:
         self._chars_in = self._chars_out = 0
         self._counting = threading.Lock()
         self._sent = self._dropped = self._failed = 0
-        self._in_hand = 0
-        self._words = Words(exporter, self._heard)
+        self._sending = 0
+        self._errors = ExporterErrors(exporter, self._export_failed)
         self._why = ""
-        self._failing = self._told = False
-        self._told_at = -TELL_EVERY_S
+        self._failing = self._reported = False
+        self._reported_at = -REPORT_EVERY_S
         self._closing = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="trace-sender", daemon=True)
@@ -106,7 +105,7 @@ class TraceSender:
     @property
     def figures(self) -> TraceFigures:
         """What became of the traces so far."""
-        waiting = len(self._waiting) + self._in_hand
+        waiting = len(self._waiting) + self._sending
         return TraceFigures(self._sent, self._dropped, self._failed, 0, waiting)
 
     def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
@@ -122,7 +121,7 @@ class TraceSender:
             self._drop()
 
     def _drop(self) -> None:
-        """The oldest goes, unless the thread has just taken it."""
+        """Drop the oldest, unless the thread has just taken it."""
         oldest = self._take()
         if oldest is not None:
             self._dropped += 1
@@ -138,9 +137,9 @@ class TraceSender:
         return taken
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Send what waits, for at most ``timeout_s``; not at all to a collector that failed last.
+        """Send queued traces, for at most ``timeout_s``; none when the last export failed.
 
-        An export that is under way then is abandoned with its thread.
+        An export in progress after that is abandoned with its thread.
         """
         self._closing.set()
         if self._failing:
@@ -148,37 +147,37 @@ class TraceSender:
             timeout_s = GIVEN_UP_S
         self._thread.join(timeout_s)
         self._close()
-        return not self._thread.is_alive() and not self._waiting and not self._in_hand
+        return not self._thread.is_alive() and not self._waiting and not self._sending
 
     def _close(self) -> None:
-        """Ends the exporter's waits between its tries."""
+        """End the exporter's waits between its retries."""
         if not self._closed:
             self._closed = True
             self._exporter.shutdown()
 
     def _run(self) -> None:
-        self._words.listen()
+        self._errors.listen()
         try:
             while not self._closing.wait(self._delay_s):
                 self._send_all()
             self._send_all()
         finally:
-            self._words.close()
+            self._errors.close()
 
     def _send_all(self) -> None:
         while batch := [taken for _ in range(MAX_BATCH) if (taken := self._take()) is not None]:
-            self._in_hand = len(batch)
+            self._sending = len(batch)
             arrived = self._send(self._built(batch))
             if arrived:
                 self._sent += len(batch)
             else:
                 self._failed += len(batch)
-            self._in_hand = 0
+            self._sending = 0
             if not arrived and self._closing.is_set():
                 return
 
     def _built(self, batch: list[_Finished]) -> list[ReadableSpan]:
-        spans, pause_at = _Paced(), STRIDE
+        spans, pause_at = _PacedSpans(), STRIDE
         for root, record, facts in batch:
             spans += spans_of(root, record, facts, self._scrub, self._origin)
             if len(spans) >= pause_at:
@@ -187,29 +186,29 @@ class TraceSender:
         return spans
 
     def _send(self, spans: list[ReadableSpan]) -> bool:
-        """Whether the collector took the batch, at once or later."""
+        """Export a batch; whether the collector accepted it."""
         try:
             taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            # Of a channel that was closed meanwhile, say; the loss is counted and told like any other.
+            # For example a channel closed meanwhile; the loss is counted and reported like any other.
             taken, self._why = False, type(error).__name__
-        self._tell(None if taken else self._why or "no reason given")
+        self._report(None if taken else self._why or "no reason given")
         return taken
 
-    def _heard(self, words: str) -> None:
-        """The exporter tells that a try has failed."""
+    def _export_failed(self, words: str) -> None:
+        """The exporter logged that a try has failed."""
         self._why = words
-        self._tell(words)
+        self._report(words)
 
-    def _tell(self, why: str | None) -> None:
+    def _report(self, why: str | None) -> None:
         self._failing = why is not None
         if why is None:
             self._why = ""
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 self._on_change(None)
-        elif not self._told and self._clock() - self._told_at >= TELL_EVERY_S:
-            self._told, self._told_at = True, self._clock()
+        elif not self._reported and self._clock() - self._reported_at >= REPORT_EVERY_S:
+            self._reported, self._reported_at = True, self._clock()
             self._on_change(why)
 
 

@@ -1,8 +1,7 @@
-"""OpenTelemetry's exporters, as this gateway asks for them: OTLP over HTTP with protobuf, or over gRPC.
+"""OpenTelemetry's exporters as configured: OTLP over HTTP with protobuf, or over gRPC.
 
-An exporter encodes and posts a batch, and tries again by itself until its time for the batch is over. Why a
-batch was not taken it tells its logger alone: :class:`Words` hears that, and keeps it out of the logs, where
-an exporter would write with every batch.
+An exporter encodes and posts a batch, with retries until its timeout. It only logs why a batch failed:
+:class:`ExporterErrors` takes these messages out of the log, which would have one with every batch.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 PROTOCOLS = ("http/protobuf", "grpc")
 GRPC_PORT = 4317
-# Longest reason that is told; errors of HTTP libraries quote each other.
-MAX_WORDS = 240
+# Longest reported reason; errors of HTTP libraries quote each other.
+MAX_REASON = 240
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorAddress:
-    """Where a collector is, and how it is spoken to.
+    """A collector's address and settings.
 
     Args:
         endpoint: ``http://HOST:PORT`` or ``https://…``.
         protocol: one of :data:`PROTOCOLS`.
-        headers: sent with every batch; may hold a key, so they are never shown.
+        headers: sent with every batch; may contain a key, so never shown.
         ca_file: PEM certificates to trust instead of the system's, for ``https``.
-        timeout_s: for one batch, all tries and the waits between them together.
+        timeout_s: for one batch, including all retries and the waits between them.
     """
 
     endpoint: str
@@ -43,8 +42,8 @@ class CollectorAddress:
 def exporter_to(address: CollectorAddress) -> SpanExporter:
     """The exporter to ``address``; nothing is sent yet.
 
-    What is not said there, compression and the client's certificate, is read from the SDK's environment
-    variables (``OTEL_EXPORTER_OTLP_…``).
+    Compression and the client's certificate are read from the SDK's environment variables
+    (``OTEL_EXPORTER_OTLP_…``).
 
     Raises:
         ValueError: the endpoint is no http(s) URL, or the protocol unknown; names what is allowed.
@@ -93,7 +92,7 @@ def _over_grpc(address: CollectorAddress) -> SpanExporter:
 
 
 def _certificates(address: CollectorAddress) -> bytes | None:
-    """What is in ``ca_file``. Raises OSError."""
+    """The content of ``ca_file``. Raises OSError."""
     if address.ca_file is None:
         return None
     with open(address.ca_file, "rb") as file:
@@ -115,17 +114,17 @@ def _http_parts(endpoint: str) -> SplitResult:
     return parts
 
 
-class Words(logging.Filter):
-    """Takes what an exporter says out of the log, and hands it on; of the thread that listens alone.
+class ExporterErrors(logging.Filter):
+    """Takes an exporter's messages out of the log and reports them; only those of the listening thread.
 
     Args:
-        exporter: whose words; the loggers of the modules that its class is made in are listened to.
-        heard: told each warning and error, at most :data:`MAX_WORDS` characters.
+        exporter: the modules of its classes give the loggers.
+        report: called with each warning and error, at most :data:`MAX_REASON` characters.
     """
 
-    def __init__(self, exporter: SpanExporter, heard: Callable[[str], None]) -> None:
+    def __init__(self, exporter: SpanExporter, report: Callable[[str], None]) -> None:
         super().__init__()
-        self._heard = heard
+        self._report = report
         self._thread: int | None = None
         modules = {one.__module__ for one in type(exporter).__mro__}
         self._loggers = [
@@ -137,16 +136,16 @@ class Words(logging.Filter):
         if record.thread != self._thread:
             return True
         if record.levelno >= logging.WARNING:
-            self._heard(record.getMessage()[:MAX_WORDS])
+            self._report(record.getMessage()[:MAX_REASON])
         return False
 
     def listen(self) -> None:
-        """Hear what this thread's exporter says from now on."""
+        """Take this thread's messages from now on."""
         self._thread = threading.get_ident()
         for logger in self._loggers:
             logger.addFilter(self)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop."""
         for logger in self._loggers:
             logger.removeFilter(self)

@@ -1,4 +1,4 @@
-"""What a trace tells beyond the request's record; put together only for traces that are kept."""
+"""A trace's facts beyond the request's record; built only for sampled traces."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class CallFact:
 
     Args:
         target: the server.
-        number: tells the trace's steps and calls apart; the span's id is made of it.
+        number: number within the trace; the span's id is derived from it.
         began_ms: since the request's arrival.
         took_ms: until its end.
         failure: how it failed; ``None`` when it did not.
-        hedge: whether it was made beside another one that was late.
+        hedge: whether it was sent because another call was late.
     """
 
     target: str
@@ -28,17 +28,17 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True)
 class StepFact:
-    """One step towards an answer: an attempt, a leg of the fallback chain, a wait for an engine.
+    """One step towards an answer: an attempt, a fallback target, a wait for an engine.
 
     Args:
         name: ``attempt``, ``refused``, ``wait``, ``response_cache``, ``degraded``.
         number: as in :class:`CallFact`.
         began_ms: since the request's arrival.
         took_ms: until its end.
-        backend: whom it was asked of.
+        backend: that was asked.
         failure: a failure kind, or admission's reason; ``None`` when it succeeded.
         attempt: counts from 1 on each backend.
-        mode: how it went on with a begun answer; ``None`` when it made one from the start.
+        mode: how it resumed a partial answer; ``None`` for a new one.
         waited_ms: between the attempt before it and this one.
         calls: to servers.
     """
@@ -57,7 +57,7 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What was said, of routes that opted in: roles with texts, and the answer."""
+    """The recorded text, of routes that opted in: roles with texts, and the answer."""
 
     messages: tuple[tuple[str, str], ...]
     output: str
@@ -69,10 +69,10 @@ class TraceFacts:
 
     Args:
         steps: in order of their beginning.
-        admission: ``admitted``, ``shortened`` (with fewer tokens), ``refused``; ``None``: it never got there.
+        admission: ``admitted``, ``shortened`` (with fewer tokens), ``refused``; ``None``: not reached.
         admission_reason: why it was refused.
-        max_tokens: as asked, like all that follow; ``None`` when it was not.
-        choices: how many answers were asked for.
+        max_tokens: as requested, like the next ones; ``None``: not set.
+        choices: number of requested answers.
         content: ``None`` unless the route opted in.
     """
 
@@ -93,14 +93,14 @@ NO_FACTS = TraceFacts()
 
 @dataclass(frozen=True, slots=True)
 class EdgeRecord:
-    """An HTTP answer that no generation stood behind: lists, counts, operators' calls, wrong paths.
+    """An HTTP answer without a generation: lists, counts, operators' calls, unknown paths.
 
     Args:
         request_id: the caller's label.
         trace_id: 32 hex digits.
         method: the HTTP method; ``WS`` for a WebSocket.
         path: the path as the gateway knows it, never as it was sent.
-        status: what went out; 499 when the caller left before.
+        status: the sent status; 499 when the caller disconnected before.
         total_ms: from arrival to the end.
         error_code: a stable code.
     """
@@ -115,5 +115,5 @@ class EdgeRecord:
 
     @property
     def failed(self) -> bool:
-        """Whether the house is at fault."""
+        """Whether the gateway is at fault."""
         return self.status >= 500

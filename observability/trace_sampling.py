@@ -1,4 +1,4 @@
-"""Which traces are kept: a share at the head, by the trace's id, and at the tail all that went wrong."""
+"""Sampling of traces: a share at the head, by the trace's id, and failed ones at the tail."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from observability.trace_facts import EdgeRecord
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """What became of traces since the start.
+    """Traces by result, since the start.
 
     Args:
-        sent: taken by the collector.
+        sent: accepted by the collector.
         dropped: the queue was full.
-        failed: the collector did not take them in time.
-        left_out: sampling did not keep them.
+        failed: not accepted by the collector in time.
+        left_out: not sampled.
         waiting: in the queue now.
     """
 
@@ -31,7 +31,7 @@ NO_TRACES = TraceFigures()
 
 
 def head_keeps(trace_id: str, ratio: float) -> bool:
-    """Whether a trace belongs to the kept share, as OpenTelemetry's ``TraceIdRatioBased`` decides it.
+    """Whether a trace is in the sampled share, as OpenTelemetry's ``TraceIdRatioBased`` decides it.
 
     By the id's lower 64 bits: random also in ids that carry a time in front.
     """
@@ -39,7 +39,7 @@ def head_keeps(trace_id: str, ratio: float) -> bool:
 
 
 def tail_keeps(record: RequestRecord | EdgeRecord) -> bool:
-    """Whether what became of a request is worth a trace: an error, a fallback, a seam."""
+    """Whether a request's result is worth a trace: an error, a fallback, a resumed stream."""
     if record.error_code is not None or record.status >= 400:
         return True
     return isinstance(record, RequestRecord) and (

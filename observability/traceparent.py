@@ -1,13 +1,13 @@
-"""The W3C trace context header: who called us, and what we tell those we call."""
+"""The W3C trace context: the caller's header, and the header of outgoing calls."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# version-traceid-parentid-flags, lower-case hex. Versions above 00 may carry more behind another dash.
+# version-traceid-parentid-flags, lower-case hex. Versions above 00 may have more fields after another dash.
 _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
-# Longer headers than this are nobody's trace context; version 00 has 55 characters.
+# Longer headers are ignored; version 00 has 55 characters.
 MAX_HEADER = 512
 MAX_MEMBERS = 32
 SAMPLED = 0x01
@@ -27,7 +27,7 @@ class Parent:
 
 
 def parse_traceparent(header: str | None) -> Parent | None:
-    """The caller's span, or ``None`` for a header that is absent or not valid: then a new trace begins."""
+    """The caller's span, or ``None`` for a header that is absent or not valid: then a new trace starts."""
     if not header or len(header) > MAX_HEADER:
         return None
     match = _HEADER.fullmatch(header.strip())
@@ -42,9 +42,9 @@ def parse_traceparent(header: str | None) -> Parent | None:
 
 
 def usable_tracestate(header: bytes | None) -> str | None:
-    """The caller's ``tracestate``, handed on as it came; ``None`` when it is no list of at most 32 members.
+    """The caller's ``tracestate``, unchanged; ``None`` unless it is a list of at most 32 members.
 
-    Bounds of the W3C Trace Context, level 1: 512 characters must be taken, 32 members may be there.
+    Bounds of the W3C Trace Context, level 1: 512 characters must be accepted, 32 members are allowed.
     """
     if not header or len(header) > MAX_HEADER:
         return None

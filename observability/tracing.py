@@ -1,9 +1,8 @@
-"""One root span per customer-visible response, with all that happened below it; built when it is over.
+"""One root span per customer-visible response, with child spans; built after its end.
 
-A request carries a :class:`RootSpan` from arrival on: its ids and when it began. All the work happens once,
-in :meth:`Tracing.finish`, and for traces that are not kept there is none: spans are made of the finished
-record by the thread that sends them. Nothing is done per token. A request that never reaches ``finish``
-leaves nothing behind.
+A request carries a :class:`RootSpan` from its arrival: ids and start. The rest happens once, in
+:meth:`Tracing.finish`, and only for sampled traces: the sending thread makes the spans out of the finished
+record. There is no work per token. A request that never reaches ``finish`` leaves no trace.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from observability.trace_facts import NO_FACTS, EdgeRecord, TraceFacts
 from observability.trace_sampling import NO_TRACES, TraceFigures, head_keeps, tail_keeps
 from observability.traceparent import SAMPLED, format_traceparent, parse_traceparent
 
-# Longest that a stop waits for the last spans. A collector that failed last is not waited for.
+# Longest wait of a stop for the last spans; none when the last export failed.
 SHUTDOWN_TIMEOUT_S = 1.0
-# Odd, so that the numbers of one trace lead to ids that all differ: 2**64 over the golden ratio.
+# Odd, so that the numbers of one trace give distinct ids: 2**64 over the golden ratio.
 _STRIDE = 0x9E37_79B9_7F4A_7C15
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RootSpan:
-    """A request's place in its trace, known from arrival on.
+    """A request's place in its trace, known from its arrival.
 
     Args:
         trace_id: 32 hex digits, the caller's when it sent a valid ``traceparent``.
         span_id: this response's root span, 64 bits.
         parent_id: the caller's span, if any.
-        flags: the byte of flags that is handed on.
+        flags: the byte of flags for outgoing calls.
         started_ns: nanoseconds since 1970.
-        sampled: whether the trace is kept whatever becomes of the request.
-        trace_state: the caller's ``tracestate``, handed on as it came.
+        sampled: whether the trace is sent whatever the result.
+        trace_state: the caller's ``tracestate``, unchanged.
     """
 
     trace_id: str
@@ -50,7 +49,7 @@ class RootSpan:
 
     @property
     def traceparent(self) -> str:
-        """The header for those that this request calls."""
+        """The header for outgoing calls."""
         return format_traceparent(self.trace_id, f"{self.span_id:016x}", self.flags)
 
     def child_id(self, number: int) -> int:
@@ -70,32 +69,32 @@ class RootSpan:
 
 
 class Sender(Protocol):
-    """Takes what became of traces; must not block."""
+    """Sends finished traces; must not block."""
 
     @property
     def figures(self) -> TraceFigures:
-        """What became of the traces so far."""
+        """Traces by result."""
 
     def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
-        """Send a trace some time soon."""
+        """Queue a trace."""
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Send what waits, for at most ``timeout_s``; blocks. Whether all was handed on."""
+        """Send queued traces, for at most ``timeout_s``; blocks. Whether all were sent."""
 
 
 class Tracing:
     """Makes trace ids, and spans when there is a collector.
 
     Args:
-        sender: takes the traces that are kept; ``None``: there are ids only.
-        sample_ratio: share of traces that are kept whatever becomes of them, by their id, so that every
-            service with the same ratio keeps the same ones. All others are kept when they ended in an error
-            or a fallback, were gone on with elsewhere, or were slow.
-        follow_callers: also keep the traces that the caller says are sampled.
-        rng: where ids come from; seeded by the system when absent.
+        sender: takes the sampled traces; ``None``: there are ids only.
+        sample_ratio: share of traces sampled whatever their result, by their id, so that all services with
+            the same ratio sample the same ones. Others are sampled when they ended in an error or a fallback,
+            were resumed, or were slow.
+        follow_callers: also sample traces that the caller sampled.
+        rng: source of ids; seeded by the system when absent.
         unix_ns: nanoseconds since 1970.
 
-    The caller's ``sampled`` flag is handed on, but does not silence ours, so that no caller can hide from the
+    The caller's ``sampled`` flag is passed on but cannot suppress ours, so that no caller can hide from the
     operator.
     """
 
@@ -122,7 +121,7 @@ class Tracing:
 
     @property
     def figures(self) -> TraceFigures:
-        """What became of the traces so far."""
+        """Traces by result."""
         figures = NO_TRACES if self._sender is None else self._sender.figures
         return TraceFigures(figures.sent, figures.dropped, figures.failed, self._left_out, figures.waiting)
 
@@ -134,10 +133,10 @@ class Tracing:
         trace_state: str | None = None,
         ago_s: float = 0.0,
     ) -> RootSpan:
-        """A new root span, begun ``ago_s`` ago; below the caller's when ``traceparent`` is valid.
+        """A new root span, started ``ago_s`` ago; below the caller's when ``traceparent`` is valid.
 
-        ``trace_id`` is one (32 hex digits) that has been told already; a valid ``traceparent`` wins, and
-        without one there is no ``trace_state``.
+        ``trace_id`` (32 hex digits) is an id that was sent already; a valid ``traceparent`` takes precedence,
+        and without one there is no ``trace_state``.
         """
         parent = parse_traceparent(traceparent) if traceparent else None
         flags, parent_id, state = 0, None, None
@@ -167,9 +166,9 @@ class Tracing:
         *,
         slow: bool = False,
     ) -> None:
-        """End ``root`` with what became of the request. Call once; never blocks.
+        """End ``root`` with the request's record. Call once; never blocks.
 
-        ``facts`` is called when the trace is kept; ``slow`` keeps it.
+        ``facts`` is called for a sampled trace; ``slow`` samples it.
         """
         if self._sender is None:
             return

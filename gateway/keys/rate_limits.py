@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
 from accounting.keys import NO_LIMITS, KeyLimits
-from accounting.quota_events import QuotaDecided, QuotaEvent, QuotaSettled
 from accounting.quotas import LIMITS, Excess, Figures, HoldId, QuotaRequest, Quotas, Settlement
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from accounting.events import LimitStoreAnswered, LimitStoreMissed, QuotaEvent, SettlementsLost
 from accounting.keys import MAX_KEYS, KeyLimits
-from accounting.quota_events import LimitStoreAnswered, LimitStoreMissed, QuotaEvent, SettlementsLost
 from accounting.quotas import (
     LIMITS,
-    LOOK_AGAIN_S,
+    RETRY_HELD_S,
     Excess,
     Figures,
     HoldId,
@@ -177,7 +177,7 @@ class SharedLimits:
         for kind, one in reversed(tuple(zip(LIMITS, known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
-                return Excess(kind.name, one.limit, asked, None if asked > one.limit else LOOK_AGAIN_S)
+                return Excess(kind.name, one.limit, asked, None if asked > one.limit else RETRY_HELD_S)
         return None
 
     def count_passed(self, key_id: str, ask: QuotaRequest) -> None:

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 from accounting.keys import KeyLimits
 from accounting.quotas import (
     LIMITS,
-    LOOK_AGAIN_S,
     MAX_HOLD_S,
+    RETRY_HELD_S,
     Excess,
     Figures,
     HoldId,
@@ -91,7 +91,7 @@ for i = 1, 3 do
     local wait = math.huge
     if asked <= limit then
       local over = settled[i] + asked - limit
-      wait = {LOOK_AGAIN_S}
+      wait = {RETRY_HELD_S}
       for _, step in ipairs(account[1][i]) do
         if over <= 0 then break end
         over = over - step[2]

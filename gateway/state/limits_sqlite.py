@@ -214,7 +214,7 @@ def _load(connection: sqlite3.Connection, key_id: str, limits: KeyLimits) -> Key
 
 
 def _save(connection: sqlite3.Connection, key_id: str, tally: KeyUsage, now: float) -> None:
-    connection.execute("INSERT OR REPLACE INTO limit_tallies VALUES (?, ?, ?)", (key_id, tally.keep(), now))
+    connection.execute("INSERT OR REPLACE INTO limit_tallies VALUES (?, ?, ?)", (key_id, tally.encode(), now))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

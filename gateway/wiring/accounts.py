@@ -85,7 +85,7 @@ def make_engine_counts(
 
     begun = [here] if engines.host is not None else []
     return EngineCounts(
-        HourlyCounts(observer, begun), read=read, write=ledger.keep_counts, unix_time=unix_time
+        HourlyCounts(observer, begun), read=read, write=ledger.write_counts, unix_time=unix_time
     )
 
 

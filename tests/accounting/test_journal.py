@@ -182,7 +182,7 @@ async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -
         tmp_path / "journal",
         max_bytes=1 << 20,
         new_name=lambda: "0",
-        not_kept=lambda _: None,
+        on_lost=lambda _: None,
         emit=told.append,
         clock=time.monotonic,
         unix_time=time.time,

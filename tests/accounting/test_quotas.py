@@ -13,8 +13,8 @@ from accounting.keys import KeyLimits
 from accounting.quotas import (
     DAY_S,
     LIMITS,
-    LOOK_AGAIN_S,
     MAX_HOLD_S,
+    RETRY_HELD_S,
     Excess,
     Figures,
     HoldId,
@@ -121,7 +121,7 @@ def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, 
 )
 def test_what_is_kept_and_loaded_again_decides_as_before(steps: list[tuple[str, int, float]]) -> None:
     """As a store does between two requests."""
-    living, stored, now = KeyUsage(TOKENS), KeyUsage(TOKENS).keep(), 1_000.0
+    living, stored, now = KeyUsage(TOKENS), KeyUsage(TOKENS).encode(), 1_000.0
     holds: list[HoldId] = []
     for number, (what, amount, pause) in enumerate(steps):
         now += pause
@@ -137,7 +137,7 @@ def test_what_is_kept_and_loaded_again_decides_as_before(steps: list[tuple[str, 
             assert loaded.take(ask, now) == verdict
             if what == "hold" and verdict.excess is None:
                 holds.append(hold)
-        stored = loaded.keep()
+        stored = loaded.encode()
 
 
 def test_keys_do_not_share_their_limits(book: Book) -> None:
@@ -183,7 +183,7 @@ def test_the_day_is_counted_beside_the_minute(book: Book) -> None:
 
 def test_what_is_only_held_is_worth_another_look_soon(book: Book) -> None:
     book.held(100)
-    assert book.refused(10).wait_s == LOOK_AGAIN_S
+    assert book.refused(10).wait_s == RETRY_HELD_S
     book.clock.now += 61.0
     book.settle(book.held(100), 95)
     assert book.refused(10).wait_s == 61.0

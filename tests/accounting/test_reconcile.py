@@ -24,7 +24,7 @@ def count(
 def test_counters_become_differences_by_hour() -> None:
     counts = HourlyCounts("a")
     for minute, told in ((0, (100, 10)), (30, (150, 15)), (59, (160, 20)), (61, (200, 30))):
-        counts.saw({POOL: told}, NOON + 60 * minute)
+        counts.record({POOL: told}, NOON + 60 * minute)
     assert counts.lines() == [
         count(472_236, 60, 10, covered_s=59 * 60),
         count(472_237, 40, 10, covered_s=120),
@@ -34,20 +34,20 @@ def test_counters_become_differences_by_hour() -> None:
 def test_a_counter_that_went_back_is_a_new_engines_and_counts_from_nothing() -> None:
     counts = HourlyCounts("a")
     for second, told in enumerate(((100, 10), (130, 13), (5, 1), (9, 2))):
-        counts.saw({POOL: told}, NOON + second)
+        counts.record({POOL: told}, NOON + second)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(39, 5)]
 
 
 def test_an_engine_of_ones_own_is_counted_from_its_begin() -> None:
     counts = HourlyCounts("a", [POOL])
-    counts.saw({POOL: (7, 3)}, NOON)
+    counts.record({POOL: (7, 3)}, NOON)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(7, 3)]
 
 
 def test_hours_that_are_over_are_kept_until_they_are_written() -> None:
     counts = HourlyCounts("a", [POOL])
-    counts.saw({POOL: (7, 3)}, NOON)
-    counts.saw({POOL: (8, 3)}, NOON + HOUR_S)
+    counts.record({POOL: (7, 3)}, NOON)
+    counts.record({POOL: (8, 3)}, NOON + HOUR_S)
     assert len(counts.lines()) == 2
     counts.written(NOON + HOUR_S)
     assert [one.hour for one in counts.lines()] == [472_237]
@@ -63,8 +63,8 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         ledger.append(row("g4", started_at=NOON))  # degraded: no backend
         await until(lambda: ledger.depth == 0)
         # Written over and over with what is known by then.
-        await ledger.keep_counts([count(472_236, 50, 5)])
-        await ledger.keep_counts([count(472_236, 95, 11)])
+        await ledger.write_counts([count(472_236, 50, 5)])
+        await ledger.write_counts([count(472_236, 95, 11)])
         [line] = (await UsageAdmin(ledger.select).reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))[
             "rows"
         ]
@@ -100,7 +100,7 @@ async def test_counts_wait_for_a_database_that_is_away(tmp_path: Path) -> None:
     ledger = ledger_for(url_of(tmp_path / "l.db"), Told())
     counts = HourlyCounts("a", [POOL])
     watch = EngineCounts(
-        counts, read=lambda: {POOL: (7, 3)}, write=ledger.keep_counts, unix_time=lambda: NOON
+        counts, read=lambda: {POOL: (7, 3)}, write=ledger.write_counts, unix_time=lambda: NOON
     )
     await watch.write()
     assert counts.lines()

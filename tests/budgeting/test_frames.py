@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgeting.counting import ChatTokenizer
-from budgeting.frames import MARKER, Frame, frame_in
 from budgeting.template import ChatTemplate
+from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.values import Message, Role
 from tests.budgeting import folders, strategies
 

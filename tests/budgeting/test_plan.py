@@ -6,8 +6,7 @@ import pytest
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
-from budgeting.plan import INLINE_CHARS, BudgetPlanner
-from budgeting.reserve import default_reserve
+from budgeting.plan import INLINE_CHARS, BudgetPlanner, default_reserve
 from budgeting.sections import prompt_messages
 from budgeting.summary import Count, Summary
 from budgeting.values import (

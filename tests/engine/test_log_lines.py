@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.log_lines import log_to
+from engine.process import log_to
 
 
 class Terminal(io.StringIO):

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.chance import exponentials
 from engine.penalties import adjustments_of
-from engine.sampler import LEAST_LOGPROB, Draw, choose, keep_likely, sample
+from engine.sampler import LEAST_LOGPROB, Draw, choose, exponentials, keep_likely, sample
 from engine.values import SamplingParams
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from accounting.keys import KeyLimits
-from accounting.quota_events import (
+from accounting.events import (
     LimitStoreMissed,
     QuotaDecided,
     QuotaEvent,
     QuotaSettled,
     SettlementsLost,
 )
+from accounting.keys import KeyLimits
 from accounting.quotas import KeyUsage, QuotaRequest, Quotas, QuotaVerdict, Settlement
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import QuotaExceeded, RateLimited

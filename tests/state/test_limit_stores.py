@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from accounting.keys import KeyLimits
-from accounting.quotas import LIMITS, LOOK_AGAIN_S, HoldId, KeyUsage, QuotaRequest, QuotaVerdict, Settlement
+from accounting.quotas import LIMITS, RETRY_HELD_S, HoldId, KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
 from gateway.state.limits_redis import RedisLimitStore
@@ -106,7 +106,7 @@ async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> N
     assert remaining(await take(stores.one, tokens(70))) == [5, 30, 930]
     refused = await take(stores.other, tokens(40, "p2"))
     assert refused.excess is not None and refused.excess.name == "tokens_per_minute"
-    assert refused.excess.wait_s == LOOK_AGAIN_S, "it may be given back at any moment"
+    assert refused.excess.wait_s == RETRY_HELD_S, "it may be given back at any moment"
     at = (await take(stores.one, QuotaRequest())).at
     await stores.one.settle([Settlement("k", ALL, HoldId("p1", 1), at, 20)])
     assert remaining(await take(stores.other, tokens(40, "p2"))) == [5, 40, 940]

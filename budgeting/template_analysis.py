@@ -1,0 +1,249 @@
+"""Analysis of a chat template's syntax tree: which messages render on their own, and as what markup.
+
+**Independence.** A template passes :func:`renders_each_message_alone` when it is a constant head, one loop
+over the messages whose body reads only its own message (and whether it is the first), and a tail that depends
+on ``add_generation_prompt`` alone. Then
+
+    text(m1 … mn) = first(m1) + rest(m2) + … + rest(mn) + tail
+
+holds for every conversation, so messages may be rendered, tokenized and cached one by one. A construct that
+the analysis does not know fails it, and the conversation is rendered as a whole: slower, never wrong.
+
+**Frames.** Rendering a message through Jinja takes longer than encoding it. Most of these templates only put
+markup around the text, trimmed or unchanged; then the markup is learned once for each role, and a message is
+three strings joined. A template that examines the text (is it empty, does it contain a tag) is rendered by
+Jinja each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import nodes
+
+_OUTSIDE = frozenset({"tools", "documents"})  # always none here, so constants
+_TAIL = frozenset({"add_generation_prompt"})
+_INSIDE = frozenset({"raise_exception"})
+_IMPURE_FILTERS = frozenset({"random"})
+
+# Statements with a local effect; expressions are judged by the names they use.
+_STATEMENTS = (nodes.Output, nodes.If, nodes.For, nodes.Assign, nodes.Continue, nodes.Break)
+
+
+def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -> bool:
+    """Whether every message renders independently; ``specials`` are the names of the special tokens."""
+    constants = specials | _OUTSIDE
+    aliases = {"messages"}
+    loop: nodes.For | None = None
+    for node in tree.body:
+        if _is_alias(node, aliases):
+            aliases.add(_assigned(node))
+        elif isinstance(node, nodes.For):
+            if loop is not None or not _is_plain_loop(node, aliases, constants):
+                return False
+            loop = node
+        elif _with_descendants(node, (nodes.For, nodes.Assign)) or not _looks_only_at(
+            node, constants if loop is None else constants | _TAIL
+        ):
+            return False
+    return loop is not None
+
+
+def _is_alias(node: nodes.Node, aliases: set[str]) -> bool:
+    """``{% set loop_messages = messages %}``."""
+    return (
+        isinstance(node, nodes.Assign)
+        and isinstance(node.target, nodes.Name)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name in aliases
+    )
+
+
+def _assigned(node: nodes.Node) -> str:
+    assert isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name)
+    return node.target.name
+
+
+def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]) -> bool:
+    """A loop over all messages in order, whose body depends on its own message only.
+
+    What the body assigns lives until the end of the iteration (Jinja's scoping), so it depends only on
+    what it was made from; ``break`` would end the loop for later messages, so it is refused.
+    """
+    if not (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases):
+        return False
+    if not isinstance(loop.target, nodes.Name) or loop.test is not None or loop.else_ or loop.recursive:
+        return False
+    # A name that the loop shadows must not be read as the shadowed one.
+    if loop.target.name in aliases | constants | _TAIL | _INSIDE | {"loop"}:
+        return False
+    known = constants | _INSIDE | {loop.target.name}
+    for node in loop.body:
+        for made in _with_descendants(node, (nodes.Assign, nodes.For)):
+            assert isinstance(made, nodes.Assign | nodes.For)
+            if not isinstance(made.target, nodes.Name):
+                return False
+            known |= {made.target.name}
+    if known & (aliases | _TAIL | {"loop"}):
+        return False
+    return all(_looks_only_at(node, known, in_loop=True) for node in loop.body)
+
+
+def _looks_only_at(node: nodes.Node, names: frozenset[str], *, in_loop: bool = False) -> bool:
+    """Whether ``node`` uses known statements and filters, and reads no other name than ``names``."""
+    firsts: set[int] = set()
+    if in_loop:
+        for candidate in _with_descendants(node, (nodes.Getattr, nodes.Compare)):
+            name = _first_iteration_test(candidate)
+            if name is not None:
+                firsts.add(id(name))
+    for part in _with_descendants(node, (nodes.Stmt, nodes.Name, nodes.Filter, nodes.Test)):
+        if isinstance(part, nodes.Stmt) and not isinstance(part, _STATEMENTS):
+            return False
+        if isinstance(part, nodes.Break):
+            return False
+        if isinstance(part, nodes.Filter) and part.name in _IMPURE_FILTERS:
+            return False
+        if isinstance(part, nodes.Name) and part.name not in names and id(part) not in firsts:
+            return False
+    return True
+
+
+def _first_iteration_test(node: nodes.Node) -> nodes.Name | None:
+    """The ``loop`` in ``loop.first`` and in ``loop.index0 == 0``; none for anything else."""
+    if isinstance(node, nodes.Getattr) and node.attr == "first":
+        return _loop_name(node.node)
+    if (
+        isinstance(node, nodes.Compare)
+        and isinstance(node.expr, nodes.Getattr)
+        and node.expr.attr == "index0"
+        and len(node.ops) == 1
+        and node.ops[0].op == "eq"
+        and isinstance(node.ops[0].expr, nodes.Const)
+        and node.ops[0].expr.value == 0
+    ):
+        return _loop_name(node.expr.node)
+    return None
+
+
+def _loop_name(node: nodes.Node) -> nodes.Name | None:
+    return node if isinstance(node, nodes.Name) and node.name == "loop" else None
+
+
+def _with_descendants(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> list[nodes.Node]:
+    own = [node] if isinstance(node, kinds) else []
+    return own + list(node.find_all(kinds))
+
+
+# A character that no text contains, between two blanks that no template writes.
+_BLANK = "\x1f"
+_CORE = "\ufdd4"
+MARKER = _BLANK + _CORE + _BLANK
+
+_CONTENT = "content"
+_FIELDS = (_CONTENT, "role")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """``before`` + the text (without the blanks around it when ``trims``) + ``after``."""
+
+    before: str
+    after: str
+    trims: bool
+
+    def around(self, text: str) -> str:
+        """The message as rendered."""
+        return f"{self.before}{text.strip() if self.trims else text}{self.after}"
+
+
+def frame_in(rendered: str) -> Frame | None:
+    """The frame of a message whose text was :data:`MARKER`; none unless the text occurs exactly once."""
+    if rendered.count(_CORE) != 1:
+        return None
+    for shown, trims in ((MARKER, False), (_CORE, True)):
+        before, found, after = rendered.partition(shown)
+        if found and not before.endswith(_BLANK) and not after.startswith(_BLANK):
+            return Frame(before, after, trims)
+    return None
+
+
+def only_frames(tree: nodes.Template) -> bool:
+    """Whether the loop over messages writes their texts and does nothing else with them.
+
+    For templates that passed :func:`renders_each_message_alone`.
+    """
+    loops = [node for node in tree.body if isinstance(node, nodes.For)]
+    if len(loops) != 1 or not isinstance(loops[0].target, nodes.Name):
+        return False
+    return _Body(loops[0].target.name).plain(loops[0].body)
+
+
+class _Body:
+    """The loop's body. ``made`` holds the names whose values were made of the message's text."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._made: set[str] = set()
+
+    def plain(self, statements: Sequence[nodes.Node]) -> bool:
+        return all(self._statement(statement) for statement in statements)
+
+    def _statement(self, node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Output):
+            return all(self._writes(part) for part in node.nodes)
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            if self._touches(node.node):
+                self._made.add(node.target.name)
+            return self._writes(node.node)
+        if isinstance(node, nodes.If):
+            branches = (*node.body, *node.elif_, *node.else_)
+            return not self._touches(node.test) and self.plain(branches)
+        return not self._touches(node)
+
+    def _writes(self, node: nodes.Node) -> bool:
+        """Whether the value is text around the message's text, or has nothing to do with it."""
+        if not self._touches(node) or self._is_text(node):
+            return True
+        if isinstance(node, nodes.Filter):
+            plain = not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+            return node.name == "trim" and plain and node.node is not None and self._is_content(node.node)
+        if isinstance(node, nodes.Add):
+            return self._writes(node.left) and self._writes(node.right)
+        if isinstance(node, nodes.Concat):
+            return all(self._writes(part) for part in node.nodes)
+        return False
+
+    def _touches(self, node: nodes.Node) -> bool:
+        """Whether anything in ``node`` reads the text, or the message in an unknown way."""
+        parts = [node, *node.find_all(nodes.Node)]
+        roles = {
+            id(part.node)
+            for part in parts
+            if isinstance(part, nodes.Getattr | nodes.Getitem) and _field(part) == "role"
+        }
+        return any(
+            isinstance(part, nodes.Name)
+            and (part.name in self._made or (part.name == self._message and id(part) not in roles))
+            for part in parts
+        )
+
+    def _is_text(self, node: nodes.Node) -> bool:
+        return self._is_content(node) or (isinstance(node, nodes.Name) and node.name in self._made)
+
+    def _is_content(self, node: nodes.Node) -> bool:
+        return (
+            isinstance(node, nodes.Getattr | nodes.Getitem)
+            and _field(node) == _CONTENT
+            and isinstance(node.node, nodes.Name)
+            and node.node.name == self._message
+        )
+
+
+def _field(node: nodes.Getattr | nodes.Getitem) -> str | None:
+    """The field of a message that is read by name."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr if node.attr in _FIELDS else None
+    value = node.arg.value if isinstance(node.arg, nodes.Const) else None
+    return value if value in _FIELDS else None
