@@ -69,7 +69,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
         if host.in_flight:
             return False
         await backend.generate(specimen.work("Hello", max_tokens=1, cache_salt="idle"), _ignore)
-        return host.told == (0, 0, 0.0)
+        return host.reported == (0, 0, 0.0)
 
     specimen = Specimen(backend, idle, make_adapters(folder), tokenizer)
     try:
