@@ -26,6 +26,7 @@ _STARTS = re.compile(
     r"\b(?:subprocess|multiprocessing|psutil|uvicorn|http\.server|moto\.server|aiohttp\.test_utils"
     r"|start_server|create_server|stand_in\(|serving\(|postgres\(|needs_vllm|EngineClient\()"
 )
+_ENGINE = re.compile(rf"\b(?:import|from) (?:{'|'.join(sorted(ENGINES))})\b")
 _IMPORT = re.compile(r"^(?:from (?P<of>[\w.]+) import (?P<names>[\w, ]*)|import (?P<module>[\w.]+))", re.M)
 # What libraries do once: Python's `platform` asks for the processor, urllib3 whether there is IPv6.
 _HARMLESS = ("uname", ("::1", 0))
@@ -54,11 +55,10 @@ def is_slow_test(item: pytest.Item) -> bool:
 @cache
 def _starts_something(fixture: Callable[..., Any]) -> bool:
     file = inspect.getsourcefile(fixture)
-    return (
-        file is not None
-        and Path(file).is_relative_to(TESTS)
-        and bool(_STARTS.search(inspect.getsource(fixture)))
-    )
+    if file is None or not Path(file).is_relative_to(TESTS):
+        return False
+    text = inspect.getsource(fixture)
+    return bool(_STARTS.search(text) or _ENGINE.search(text))
 
 
 def _is_slow(start: Path, *, starts: bool) -> bool:
