@@ -91,7 +91,7 @@ class KeyProjection(FollowedStream):
             record = await self._store.append(STREAM, data, author=author)
         except StateUnavailable as error:
             raise BackendUnavailable(
-                f"the keys were not changed, or not surely: {error}; check them before you try again",
+                f"the change may or may not have been made: {error}; look at the keys before you try again",
                 retry_after_ms=RETRY_MS,
             ) from error
         return await self.caught_up_to(record.number)

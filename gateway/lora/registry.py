@@ -99,7 +99,7 @@ class AdapterProjection(FollowedStream):
                 return True
         except StateUnavailable as error:
             raise BackendUnavailable(
-                f"the registry was not changed, or not surely: {error}; look at it before you try again",
+                f"the change may or may not have been made: {error}; look at it before you try again",
                 retry_after_ms=1_000,
             ) from error
         raise BackendUnavailable(

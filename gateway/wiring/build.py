@@ -23,6 +23,7 @@ def build(
     unix_time: Callable[[], float] = time.time,
     observe: Callable[[RequestRecord], None] | None = None,
     engine_pool: MakeEnginePool | None = None,
+    dropped_log_lines: Callable[[], int] | None = None,
 ) -> Gateway:
     """Construct a gateway.
 
@@ -33,6 +34,7 @@ def build(
         unix_time: seconds since 1970.
         observe: also receives the record of each finished request (benchmarks).
         engine_pool: makes the backends of kind ``engine``, whose engines run elsewhere (Ray).
+        dropped_log_lines: the log lines that this process has lost, for its metrics.
 
     Raises:
         ConfigError, RoutingFileError, RegistryFileError, PromptFileError, TokenizerError: something the
@@ -41,5 +43,5 @@ def build(
     core = make_core(settings, admin_key, engine_pool, clock=clock, unix_time=unix_time)
     serving = make_serving(core, observe)
     admission = make_admission_admin(core)
-    metrics = make_metrics(core, serving, admission)
+    metrics = make_metrics(core, serving, admission, dropped_log_lines)
     return Gateway(core, serving, make_services(core, serving, admission, metrics))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,7 @@ from observability.collectors import (
     EngineStateCollector,
     HealthCollector,
     LegCollector,
+    LogCollector,
     QuotaStoreCollector,
     ResponseCacheCollector,
     RetryBudgetCollector,
@@ -32,7 +33,12 @@ from observability.metrics import Metrics
 from observability.subscribers import EventDispatcher
 
 
-def make_metrics(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Metrics:
+def make_metrics(
+    core: Core,
+    serving: ServingParts,
+    admission: AdmissionAdmin,
+    dropped_log_lines: Callable[[], int] | None = None,
+) -> Metrics:
     """Build the metrics over all parts, and attach them to the event bus."""
     base, fleet = core.base, core.backends.fleet
     metrics = Metrics(
@@ -44,6 +50,8 @@ def make_metrics(core: Core, serving: ServingParts, admission: AdmissionAdmin) -
     read_figures(metrics, core, serving)
     for collector in collectors(core, serving, admission):
         metrics.registry.register(collector)
+    if dropped_log_lines is not None:
+        metrics.registry.register(LogCollector(dropped_log_lines))
     base.events.attach(EventDispatcher(metrics).emit)
     return metrics
 

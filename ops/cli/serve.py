@@ -36,7 +36,7 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
     try:
         settings = load_settings(config)
         always = {} if number is None else {"worker_number": number}
-        logs = configure_logging(log_level, settings.server.log_json, always=always)
+        written = logs = configure_logging(log_level, settings.server.log_json, always=always)
         server = settings.server
         with contextlib.ExitStack() as opened:
             opened.enter_context(_ended_by_sigterm())
@@ -56,7 +56,11 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
             if devices:
                 crew = opened.enter_context(make_crew(settings, devices, log_level))
                 settings, around = crew.front, crew.running
-            gateway = build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None)
+            gateway = build(
+                settings,
+                admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
+                dropped_log_lines=lambda: written.dropped,
+            )
             _banner(f"http://{host}:{port}", str(config or "defaults"), auth=settings.auth.enabled)
             if admin is not None:
                 host, port = admin.getsockname()[:2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     os.chdir(place.folder)
     settings = load_settings(Path(place.config))
     logs = configure_logging("info", settings.server.log_json)
-    gateway = build_ingress(settings, replicas)
+    gateway = build_ingress(settings, replicas, lambda: logs.dropped)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +56,9 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     return create_app(gateway.services, lifespan, shown=shown)
 
 
-def build_ingress(settings: Settings, replicas: EngineReplicas) -> Gateway:
+def build_ingress(
+    settings: Settings, replicas: EngineReplicas, dropped_log_lines: Callable[[], int]
+) -> Gateway:
     """The gateway whose backends of kind ``engine`` are the engine replicas.
 
     Raises:
@@ -91,7 +93,12 @@ def build_ingress(settings: Settings, replicas: EngineReplicas) -> Gateway:
             clock=time.monotonic,
         )
 
-    return build(settings, admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None, engine_pool=pool)
+    return build(
+        settings,
+        admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
+        engine_pool=pool,
+        dropped_log_lines=dropped_log_lines,
+    )
 
 
 def features_of(settings: Settings) -> frozenset[Feature]:

@@ -177,3 +177,4 @@ def test_metrics_carry_vllms_names_for_the_engine(live: LiveGateway) -> None:
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
         assert f"vllm:{name}{{" in text
     assert live.metric("sluice_requests_total") >= 1
+    assert live.metric("sluice_log_lines_dropped_total") == 0
