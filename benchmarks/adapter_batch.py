@@ -88,7 +88,7 @@ class Stand:
     """A running engine and what is asked of it."""
 
     backend: Backend
-    shelf: LoraSlots
+    slots: LoraSlots
     tokenizer: ChatTokenizer
     adapters: Mapping[str, Adapter]
 
@@ -161,7 +161,7 @@ class Versions:
         """Add, promote, roll back, retire, again and again."""
         while time.perf_counter() < until_s:
             new = self._new()
-            await self._stand.shelf.preload(new)
+            await self._stand.slots.preload(new)
             self._offer(new.adapter_id)
             await asyncio.sleep(self._step_s)
             self._offer(self._first.adapter_id)
@@ -172,7 +172,7 @@ class Versions:
                 if new.adapter_id not in self.registry.leased():
                     break
                 await asyncio.sleep(POLL_S)
-            await self._stand.shelf.unload(new.adapter_id)
+            await self._stand.slots.unload(new.adapter_id)
             tally.changes += 4
 
 
@@ -240,11 +240,11 @@ async def measure(
         "SLUICE_ENGINE__MAX_LORA_RANK": "16",
         "SLUICE_ENGINE__ENFORCE_EAGER": "true",
     }
-    shelves: list[LoraSlots] = []
+    all_slots: list[LoraSlots] = []
 
     def make_slots(engine: AdapterHolder, places: int) -> LoraSlots:
-        shelves.append(LoraSlots(engine, places))
-        return shelves[-1]
+        all_slots.append(LoraSlots(engine, places))
+        return all_slots[-1]
 
     tokenizer = ChatTokenizer.from_folder(model)
     make = engine_maker(load_settings(None, environ), tokenizer.token_bytes, make_slots)
@@ -258,7 +258,7 @@ async def measure(
             name: Adapter(name, n, "demo", str((folder / name).absolute()))
             for n, name in enumerate(ADAPTERS, 1)
         }
-        stand = Stand(host.backend("local"), shelves[-1], tokenizer, MappingProxyType(adapters))
+        stand = Stand(host.backend("local"), all_slots[-1], tokenizer, MappingProxyType(adapters))
         equal, of, own = await compare(stand)
         console.print(f"[bold]{kind.value}[/bold]: {equal} of {of} answers in one batch equal those alone")
         console.print(f"{own} of {of * 3 // 4} answers of adapters differ from the base model's")

@@ -191,7 +191,7 @@ async def measure(
         client = EngineClient(EngineConfig(model="models/demo", num_threads=1, max_loras=places))
         await client.start()
         try:
-            shelf = LoraSlots(HeldAdapters(client), places, demand=heat)
+            slots = LoraSlots(HeldAdapters(client), places, demand=heat)
             adapters = {
                 name: Adapter(name, number + 1, "demo", str(SHIPPED[number % len(SHIPPED)].absolute()))
                 for number, name in enumerate(f"a{n:03d}" for n in range(count))
@@ -200,16 +200,16 @@ async def measure(
                 zipf = Zipf(count, 1.0, 1)
                 for _ in range(1_000):
                     heat.touch(zipf.draw(), time.monotonic())
-                for name in shelf.residency.wanted(adapters, time.monotonic()):
-                    await shelf.preload(adapters[name])
-            found[policy] = await drive(client, shelf, adapters, requests, callers)
+                for name in slots.residency.wanted(adapters, time.monotonic()):
+                    await slots.preload(adapters[name])
+            found[policy] = await drive(client, slots, adapters, requests, callers)
         finally:
             await client.stop()
     return found
 
 
 async def drive(
-    client: EngineClient, shelf: LoraSlots, adapters: Mapping[str, Adapter], requests: int, callers: int
+    client: EngineClient, slots: LoraSlots, adapters: Mapping[str, Adapter], requests: int, callers: int
 ) -> tuple[Tally, list[float]]:
     """``callers`` ask one after the other, in the trace's order."""
     zipf, tally, seconds = Zipf(len(adapters), 1.0, 3), Tally(), list[float]()
@@ -218,8 +218,8 @@ async def drive(
     async def caller() -> None:
         for number in numbers:
             name = zipf.draw()
-            begun, hit = time.perf_counter(), name in shelf.residency.resident
-            async with shelf.hold(adapters[name]):
+            begun, hit = time.perf_counter(), name in slots.residency.resident
+            async with slots.hold(adapters[name]):
                 waited = time.perf_counter() - begun
                 sampling = SamplingParams(max_tokens=8, temperature=0.0)
                 prompt = tuple(range(300, 332))

@@ -42,11 +42,11 @@ class _Entry:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
-        begun = sequence.request.begun_token_ids
-        self.detokenizer = Detokenizer(tokenizer, begun)
+        partial = sequence.request.partial_token_ids
+        self.detokenizer = Detokenizer(tokenizer, partial)
         self.stops = StopStrings(sequence.request.sampling.stop)
-        if begun and self.stops.stops:
-            self.stops.begin(text_of(tokenizer, begun))
+        if partial and self.stops.stops:
+            self.stops.begin(text_of(tokenizer, partial))
 
 
 class Engine:
@@ -144,7 +144,7 @@ class Engine:
         sequence = Sequence(request, arrived_at=self._clock(), seed=seed, adapter=adapter)
         sequence.adjustments = adjustments_of(request.sampling, request.prompt_token_ids)
         if sequence.adjustments is not None:
-            for token in request.begun_token_ids:
+            for token in request.partial_token_ids:
                 sequence.adjustments.add(token)
         self._entries[request.request_id] = _Entry(sequence, self._tokenizer)
         if request.sampling.structured is None:
@@ -183,8 +183,8 @@ class Engine:
         self._scheduler.check_integrity()
 
     def _queue_built(self) -> list[SequenceOutput]:
-        """Queues the sequences whose grammar is built. Those whose shape has none end here, and those whose
-        answer, begun elsewhere, is complete already.
+        """Queues the sequences whose grammar is built. A sequence ends here when its grammar is invalid or
+        its partial answer is already complete.
         """
         if not (self._scheduler.running or self._scheduler.waiting):
             wait(self._building.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
@@ -192,7 +192,7 @@ class Engine:
         for sequence, built in [item for item in self._building.items() if item[1].done()]:
             try:
                 sequence.matcher = Matcher(built.result())
-                complete = sequence.matcher.resume(sequence.request.begun_token_ids)
+                complete = sequence.matcher.resume(sequence.request.partial_token_ids)
             except InvalidGrammar as error:
                 ended.append(self._fail(sequence, error.code, str(error)))
                 continue

@@ -14,16 +14,16 @@ MAX_SPEC_CHARS = 65_536
 
 def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Raises the ``RequestRefused`` that tells why ``request`` can never run on this engine."""
-    prompt, begun = request.prompt_token_ids, request.begun_token_ids
+    prompt, partial = request.prompt_token_ids, request.partial_token_ids
     if not prompt:
         raise NoPromptTokens("the prompt has no tokens")
-    if len(prompt) + len(begun) >= info.max_model_len:
-        rest = f" and {len(begun)} of its answer" if begun else ""
+    if len(prompt) + len(partial) >= info.max_model_len:
+        rest = f" and {len(partial)} of its answer" if partial else ""
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens{rest}; "
             f"at most {info.max_model_len - 1} leave room for an answer"
         )
-    for name, tokens in (("prompt", prompt), ("begun answer", begun)):
+    for name, tokens in (("prompt", prompt), ("partial answer", partial)):
         if tokens and (min(tokens) < 0 or max(tokens) >= info.vocab_size):
             raise UnknownToken(f"the {name} has a token id outside the vocabulary of {info.vocab_size}")
     _check_sampling(request.sampling)

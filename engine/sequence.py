@@ -67,7 +67,7 @@ class Sequence:
     matcher: "Matcher | None" = None
 
     def __post_init__(self) -> None:
-        self.token_ids = [*self.request.prompt_token_ids, *self.request.begun_token_ids]
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.partial_token_ids]
 
     @property
     def num_prompt(self) -> int:
@@ -81,13 +81,13 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Tokens of the answer, begun elsewhere or sampled here."""
+        """Tokens of the answer: of the partial answer and sampled here."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def num_sampled(self) -> int:
         """Tokens sampled here."""
-        return self.num_output - len(self.request.begun_token_ids)
+        return self.num_output - len(self.request.partial_token_ids)
 
     @property
     def num_pending(self) -> int:

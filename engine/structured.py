@@ -60,7 +60,7 @@ class Matcher:
         """
         for token_id in token_ids:
             if self._inner.is_stopped() or not self._inner.consume_token(token_id):
-                raise InvalidGrammar("the begun answer is not of the shape that is asked for")
+                raise InvalidGrammar("the partial answer does not match the requested format")
         return self._inner.is_stopped() if token_ids else False
 
 

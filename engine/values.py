@@ -79,9 +79,10 @@ class GenerationRequest:
     ``cache_salt`` and the same adapter share cached prefixes: give each tenant its own salt where the time of
     a first token must not tell one what another has sent.
 
-    ``begun_token_ids`` are the first tokens of an answer that another call has given already: this one goes
-    on right behind them as if it had sampled them itself. Seed, penalties, shape and stop strings look at the
-    whole answer; ``sampling.max_tokens``, the output's text and its counts are of what is still to come.
+    ``partial_token_ids`` are the first tokens of an answer that another call has produced. This call
+    continues after them as if it had sampled them itself. Seed, penalties, format and stop
+    strings apply to the whole answer; ``sampling.max_tokens``, the output's text and its counts to the rest
+    only.
     """
 
     request_id: str
@@ -90,7 +91,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str | None = None
     adapter_id: str | None = None
-    begun_token_ids: tuple[int, ...] = ()
+    partial_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,8 +300,8 @@ def prefill_of(request: dict[str, Any]) -> str:
     return "".join(block["text"] for block in last["content"]) if last["role"] == "assistant" else ""
 
 
-def behind(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]:
-    """What is left of a script behind the answer's beginning, if that is its own."""
+def rest_of(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]:
+    """The pieces of a script after the partial answer, if that is a prefix of the script."""
     given, left = prefill_of(request), list(pieces)
     if not "".join(pieces).startswith(given):
         return pieces
@@ -318,7 +318,7 @@ class _Answer:
 
     def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
         config = request.get("inferenceConfig", {})
-        pieces = behind(act.pieces, request)
+        pieces = rest_of(act.pieces, request)
         most = config.get("maxTokens", len(pieces))
         self.pieces = pieces[:most]
         self.stop_reason = "max_tokens" if most < len(pieces) else "end_turn"

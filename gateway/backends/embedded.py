@@ -172,7 +172,7 @@ class EmbeddedBackend:
             priority=work.priority,
             cache_salt=None if self._share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
-            begun_token_ids=() if partial is None else partial.token_ids or (),
+            partial_token_ids=() if partial is None else partial.token_ids or (),
         )
 
 

@@ -187,7 +187,7 @@ class LoraSlots:
             await self._carry_out(adapter, decision, ahead=ahead)
 
     async def _carry_out(self, adapter: Adapter, decision: LoadDecision, *, ahead: bool) -> None:
-        begun = self._clock()
+        started_at = self._clock()
         try:
             if decision.evict is not None:
                 await self._give_up(decision.evict, "room")
@@ -204,7 +204,7 @@ class LoraSlots:
             raise self._failed(adapter, error.code, str(error)) from error
         now = self._clock()
         self.residency.loaded(adapter.adapter_id, adapter.path, now)
-        self._emit(AdapterLoaded(adapter.adapter_id, now - begun, ahead))
+        self._emit(AdapterLoaded(adapter.adapter_id, now - started_at, ahead))
 
     async def _give_up(self, adapter_id: str, reason: str) -> None:
         self.residency.unloaded(adapter_id)

@@ -118,8 +118,8 @@ class Completion:
     """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step.
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
-    and the tokens of all texts. Of an answer that was begun elsewhere it counts the request's own prompt, and
-    the tokens of this call alone.
+    and the tokens of all texts. For a resumed answer it counts the request's own prompt, and
+    the tokens of this call only.
     """
 
     finish_reason: FinishReason

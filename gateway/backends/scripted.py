@@ -22,7 +22,7 @@ class Script:
 
     A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are told.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
-    A call that resumes an answer plays the pieces behind it.
+    A call that resumes an answer plays the pieces after the partial answer.
     """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
@@ -33,11 +33,11 @@ class Script:
     token_ids: tuple[int, ...] = ()
     breaks_after: int | None = None
 
-    def behind(self, work: Work) -> tuple[int, int]:
-        """How many pieces are not played again, and how many characters of the next one.
+    def rest_after(self, work: Work) -> tuple[int, int]:
+        """How many pieces are skipped, and how many characters of the next one.
 
         Raises:
-            BackendFailure: ``invalid_input``: the script is of another answer.
+            BackendFailure: ``invalid_input``: the partial answer is not of this script.
         """
         if work.partial is None:
             return 0, 0
@@ -87,29 +87,29 @@ class ScriptedBackend:
         """Play the next script."""
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.calls.append(work)
-        self._refuse_what_cannot_be_continued(work)
+        self._check_can_resume(work)
         self.active += 1
         try:
             n, reported = work.sampling.n, work.sampling.logprobs is not None
-            begun, skipped = script.behind(work)
-            ends = len(script.pieces) if script.breaks_after is None else begun + script.breaks_after
-            for number, piece in enumerate(script.pieces[begun:ends], begun):
+            first, skipped = script.rest_after(work)
+            ends = len(script.pieces) if script.breaks_after is None else first + script.breaks_after
+            for number, piece in enumerate(script.pieces[first:ends], first):
                 await asyncio.sleep(script.delay_s)
                 text = piece[max(0, skipped) :]
                 skipped = max(0, skipped - len(piece))
-                cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == begun else (None, None)
+                cached_tokens, wait_s = (script.cached_tokens, 0.0) if number == first else (None, None)
                 logprobs = (TokenLogprob(piece.encode(), EVEN),) if reported else ()
                 ids = script.token_ids[number : number + 1]
                 for index in range(n):
                     await out(Delta(text, 1, cached_tokens, wait_s, index, logprobs, ids))
             if script.failure is not None:
                 raise script.failure
-            usage = Usage(len(work.token_ids), n * (len(script.pieces) - begun), script.cached_tokens)
+            usage = Usage(len(work.token_ids), n * (len(script.pieces) - first), script.cached_tokens)
             return Completion(script.finish_reason, usage, others=(script.finish_reason,) * (n - 1))
         finally:
             self.active -= 1
 
-    def _refuse_what_cannot_be_continued(self, work: Work) -> None:
+    def _check_can_resume(self, work: Work) -> None:
         if work.partial is None:
             return
         way = Continue.TEXT if work.partial.token_ids is None else Continue.TOKENS

@@ -281,9 +281,9 @@ class SupervisedHost:
 
     async def _start_again(self, restart: Restart) -> Restart | GiveUp | None:
         """Start the next engine; ``None`` when it takes work, else what to do then."""
-        begun = self._clock()
+        started_at = self._clock()
         life = self._life = self._new_life()
-        self._supervisor.begun(begun)
+        self._supervisor.begun(started_at)
         error = await self._load(life)
         now = self._clock()
         if error is not None:
@@ -292,7 +292,7 @@ class SupervisedHost:
             self._tell()
             return decision
         self._supervisor.started(now)
-        self._emit(EngineRestarted(restart.attempt, now - begun, now - self._lost_at))
+        self._emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
         self._tell()
         self._on_step(self._totals.preemptions)  # who waits for a step may go on
         return None

@@ -97,11 +97,11 @@ class GpuWorker:
         log, short = self._log, 0
         try:
             while True:
-                begun = self._clock()
+                started_at = self._clock()
                 process = self._process = await self._start()
                 log.info("worker started", pid=process.pid)
                 code = await self._lived(process)
-                lived_s = self._clock() - begun
+                lived_s = self._clock() - started_at
                 short = 0 if lived_s >= WELL_S else short + 1
                 if short >= MOST_SHORT_LIVES:
                     log.error("worker given up", exit_code=code, short_lives=short)

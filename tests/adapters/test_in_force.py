@@ -322,7 +322,7 @@ class Kept:
     """The loop of a gateway's rooms, running."""
 
     def __init__(self, one: Gate, engine: FakeEngine, places: int) -> None:
-        self.shelf = one.rooms.make_slots(engine, places)
+        self.slots = one.rooms.make_slots(engine, places)
         self._rooms = one.rooms
 
     async def __aenter__(self) -> Kept:
@@ -353,7 +353,7 @@ async def test_pinned_and_hot_adapters_are_loaded_before_it_is_warm_over_a_resta
         async with Kept(one, engine, 2) as kept:
             assert set(engine.adapters) == {"d"}
             for _ in range(3):
-                async with kept.shelf.hold(one.book.adapter("b")):
+                async with kept.slots.hold(one.book.adapter("b")):
                     pass
     again = FakeEngine()
     async with gate(streams, tmp_path / "1") as one, Kept(one, again, 2):
@@ -394,7 +394,7 @@ async def test_a_retired_version_is_unloaded_when_its_last_request_has_ended(tmp
         async with Kept(one, engine, 2) as kept:
             with one.registry.lease(Selection("a")) as lease:
                 assert lease.adapter is not None
-                async with kept.shelf.hold(lease.adapter):
+                async with kept.slots.hold(lease.adapter):
                     await one.desk.retire("a", CommentBody(), who="key")
                     for _ in range(3):
                         one.rooms.wake()

@@ -129,10 +129,10 @@ async def test_a_hang_ends_by_the_read_timeout_and_frees_its_thread(
     backend = make(read_timeout_seconds=1.0)
     await hear(backend, work())
     bedrock.script(behaviour)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     failure = await failure_of(backend)
     assert failure.kind is FailureKind.TIMEOUT and "read_timeout_seconds" in str(failure)
-    assert time.monotonic() - begun < 20.0
+    assert time.monotonic() - started_at < 20.0
     await at_rest(backend)
 
 
@@ -188,9 +188,9 @@ async def test_a_stream_that_never_closes_does_not_keep_a_finished_answer(
     backend = make()
     await hear(backend, work())
     bedrock.script(Behaviour(fault="linger"))
-    begun = time.monotonic()
+    started_at = time.monotonic()
     assert (await hear(backend, work())).completion.usage.output_tokens == 9
-    assert time.monotonic() - begun < 20.0
+    assert time.monotonic() - started_at < 20.0
     await at_rest(backend, bedrock)
 
 
@@ -205,11 +205,11 @@ async def test_cancelling_closes_the_connection_and_frees_the_thread_at_once(
         calls = [group.create_task(hear(backend, work())) for _ in range(8)]
         await until(lambda: len(bedrock.seen) == 8)
         await asyncio.sleep(0.1)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         for call in calls:
             call.cancel()
     await at_rest(backend, bedrock)
-    assert time.monotonic() - begun < 20.0
+    assert time.monotonic() - started_at < 20.0
 
 
 async def test_a_slow_reader_holds_bedrock_back_and_memory_stays_bounded(
@@ -279,7 +279,7 @@ async def test_bad_input_is_told_by_the_first_region_alone(bedrock: StandIn, mak
     assert failure.kind is FailureKind.INVALID_INPUT and bedrock.regions == ["us-east-1"]
 
 
-async def test_no_region_continues_what_another_has_begun(bedrock: StandIn, make: MakeBackend) -> None:
+async def test_no_region_resumes_the_answer_of_another(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(fault="cut"))
     assert (await failure_of(make(regions=["us-west-2"]))).kind is FailureKind.STREAM_BROKEN
     assert bedrock.regions == ["us-east-1"]

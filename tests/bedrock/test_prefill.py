@@ -1,4 +1,4 @@
-"""Going on with a begun answer: an assistant's last turn, where the model completes one."""
+"""Resuming a partial answer: an assistant's last turn, where the model completes one."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_only_models_that_are_known_to_complete_a_message_are_asked_to(model_id:
     assert takes_prefill(model_id, not takes) is not takes
 
 
-def written(begun: str, *messages: Message) -> list[dict[str, Any]]:
-    asked = replace(work(*messages), partial=PartialAnswer(begun))
+def written(partial: str, *messages: Message) -> list[dict[str, Any]]:
+    asked = replace(work(*messages), partial=PartialAnswer(partial))
     request = ConverseWriter(HAIKU, lambda system: False).request(asked)
     assert CHECKER.faults("converse", request) == []
     turns: list[dict[str, Any]] = request["messages"]
@@ -70,8 +70,8 @@ def test_white_space_alone_is_no_turn() -> None:
 
 
 @given(st.text(max_size=20))
-def test_any_beginning_makes_a_request_that_the_service_takes(begun: str) -> None:
-    written(begun)
+def test_any_beginning_makes_a_request_that_the_service_takes(partial: str) -> None:
+    written(partial)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -93,10 +93,10 @@ async def test_the_prompt_is_counted_without_the_beginning(bedrock: StandIn, mak
     bedrock.count_tokens = lambda request: 1000
     asked = work(Message(USER, "word " * 300))
     fresh = (await hear(backend, asked)).completion.usage
-    begun = (await hear(backend, replace(asked, partial=PartialAnswer("word " * 300)))).completion.usage
+    partial = (await hear(backend, replace(asked, partial=PartialAnswer("word " * 300)))).completion.usage
     assert fresh.input_tokens == 1000
-    assert begun.input_tokens == pytest.approx(500, rel=0.05)
-    assert begun.cached_tokens <= begun.input_tokens
+    assert partial.input_tokens == pytest.approx(500, rel=0.05)
+    assert partial.cached_tokens <= partial.input_tokens
 
 
 async def test_a_stop_string_that_began_before_the_break_ends_the_rest(

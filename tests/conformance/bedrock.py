@@ -38,9 +38,9 @@ class DemoModel:
         """The prompt."""
         turns = [Message(Role.SYSTEM, block["text"]) for block in request.get("system", [])]
         turns += [Message(Role(one["role"]), one["content"][0]["text"]) for one in request["messages"]]
-        begun = turns.pop().content if turns[-1].role is Role.ASSISTANT else ""
+        partial = turns.pop().content if turns[-1].role is Role.ASSISTANT else ""
         prompt = self.tokenizer.encode_chat(turns)
-        return prompt + self.tokenizer.encode(begun, add_special_tokens=False) if begun else prompt
+        return prompt + self.tokenizer.encode(partial, add_special_tokens=False) if partial else prompt
 
     def answer(self, request: dict[str, Any]) -> Behaviour:
         """What to say."""

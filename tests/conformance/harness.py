@@ -50,7 +50,7 @@ class Specimen:
         priority: whether it takes a priority other than 0.
         tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
         tells_ids: whether its deltas tell token ids.
-        exact_prompt: whether it can tell the prompt's tokens from those of a begun answer.
+        exact_prompt: whether it can tell the prompt's tokens from those of a partial answer.
     """
 
     backend: Backend

@@ -29,7 +29,7 @@ def needs_a_way(specimen: Specimen) -> None:
         pytest.skip(f"{specimen.backend.name} declares that it cannot go on with an answer")
 
 
-def begun(specimen: Specimen, text: str, split: int) -> PartialAnswer | None:
+def partial_of(specimen: Specimen, text: str, split: int) -> PartialAnswer | None:
     """The first tokens of ``text``; ``None`` where their text would be other tokens on the way back."""
     ids = specimen.tokenizer.encode(text, add_special_tokens=False)
     given = specimen.tokenizer.decode(ids[:split])
@@ -76,7 +76,7 @@ async def test_from_every_place_on_the_rest_is_the_rest_of_the_whole(
     needs_a_way(specimen)
     whole, shown = reference[QUESTIONS[0]], 0
     for split in SPLITS:
-        what = begun(specimen, whole, split)
+        what = partial_of(specimen, whole, split)
         if what is None:
             continue
         work = going_on(specimen, QUESTIONS[0], what, max_tokens=TOKENS - split, stream=stream)
@@ -91,7 +91,9 @@ async def test_the_usage_is_of_the_own_prompt_and_of_this_call_alone(
     specimen: Specimen, reference: dict[str, str]
 ) -> None:
     needs_a_way(specimen)
-    what = next(filter(None, (begun(specimen, reference[QUESTIONS[0]], split) for split in (14, 15, 16))))
+    what = next(
+        filter(None, (partial_of(specimen, reference[QUESTIONS[0]], split) for split in (14, 15, 16)))
+    )
     for _ in range(2):  # the second one finds the first one's blocks
         work = going_on(specimen, QUESTIONS[0], what, max_tokens=3, cache_salt="continuing")
         heard = await hear(specimen.backend, work)
@@ -111,7 +113,7 @@ async def test_a_stop_string_that_began_before_the_break_ends_the_rest(
 ) -> None:
     needs_a_way(specimen)
     whole = reference[QUESTIONS[0]]
-    what = next(filter(None, (begun(specimen, whole, split) for split in (8, 9, 10, 11))))
+    what = next(filter(None, (partial_of(specimen, whole, split) for split in (8, 9, 10, 11))))
     behind = len(what.text)
     stop = whole[behind - 3 : behind + 3]
     heard = await hear(specimen.backend, going_on(specimen, QUESTIONS[0], what, stop=(stop,)))
@@ -130,7 +132,9 @@ async def test_a_sampled_answer_goes_on_in_the_same_way_each_time(
     needs_a_way(specimen)
     if Feature.SEED not in specimen.backend.features:
         pytest.skip("it takes no seed")
-    what = next(filter(None, (begun(specimen, reference[QUESTIONS[0]], split) for split in (8, 9, 10, 11))))
+    what = next(
+        filter(None, (partial_of(specimen, reference[QUESTIONS[0]], split) for split in (8, 9, 10, 11)))
+    )
     asked = going_on(specimen, QUESTIONS[0], what, temperature=1.0, seed=7)
     assert (await hear(specimen.backend, asked)).text == (await hear(specimen.backend, asked)).text
 

@@ -136,7 +136,7 @@ def test_what_a_backend_cannot_go_on_with_is_bad_input(
     assert caught.value.kind is FailureKind.INVALID_INPUT
 
 
-def test_what_it_can_go_on_with_is_what_was_begun() -> None:
+def test_it_resumes_only_the_partial_answer_it_was_given() -> None:
     assert check_partial(replace(WORK, partial=None), frozenset(), "local") is None
     assert check_partial(WORK, TOKENS, "local") == check_partial(WORK, TEXT, "local") == WORK.partial
     shaped = replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT))

@@ -62,7 +62,7 @@ def at_every_split(engine: Engine, first: Answer, sampling: SamplingParams) -> d
             str(split),
             PROMPT,
             replace(sampling, max_tokens=sampling.max_tokens - split),
-            begun_token_ids=tuple(first.token_ids[:split]),
+            partial_token_ids=tuple(first.token_ids[:split]),
         )
         for split in range(len(first.token_ids))
     ]
@@ -115,13 +115,13 @@ def test_a_stop_string_that_began_before_the_break_ends_the_rest(
 def test_an_answer_whose_shape_was_complete_ends_at_once(engine: Engine) -> None:
     first = whole(engine, WAYS["spread"])
     ended = [token for token in first.token_ids if token > 1]
-    request = GenerationRequest("late", PROMPT, WAYS["spread"], begun_token_ids=tuple(ended))
+    request = GenerationRequest("late", PROMPT, WAYS["spread"], partial_token_ids=tuple(ended))
     rest = run_to_end(engine, [request])["late"]
     assert (rest.text, rest.finish_reason) == ("", SequenceEnd.STOP)
 
 
-def test_a_begun_answer_of_another_shape_is_refused(engine: Engine) -> None:
-    request = GenerationRequest("odd", PROMPT, WAYS["spread"], begun_token_ids=(80, 81))
+def test_a_partial_answer_of_another_format_is_refused(engine: Engine) -> None:
+    request = GenerationRequest("odd", PROMPT, WAYS["spread"], partial_token_ids=(80, 81))
     rest = run_to_end(engine, [request])["odd"]
     assert rest.last is not None
     assert (rest.finish_reason, rest.last.error) == (SequenceEnd.ERROR, "invalid_grammar")
@@ -143,18 +143,18 @@ def test_the_demo_model_goes_on_with_its_own_greedy_answer(make_engine: MakeEngi
         assert rest.token_ids == first.token_ids[split:]
 
 
-def test_what_was_begun_has_to_fit_and_to_be_known() -> None:
+def test_a_partial_answer_has_to_fit_and_to_be_known() -> None:
     info = make_info(max_model_len=64)
-    fits = GenerationRequest("a", (5,) * 40, greedy(4), begun_token_ids=(6,) * 23)
+    fits = GenerationRequest("a", (5,) * 40, greedy(4), partial_token_ids=(6,) * 23)
     check_request(fits, info)
     with pytest.raises(PromptTooLong, match="40 tokens and 24 of its answer"):
-        check_request(replace(fits, begun_token_ids=(6,) * 24), info)
-    with pytest.raises(UnknownToken, match="begun answer"):
-        check_request(replace(fits, begun_token_ids=(512,)), info)
+        check_request(replace(fits, partial_token_ids=(6,) * 24), info)
+    with pytest.raises(UnknownToken, match="partial answer"):
+        check_request(replace(fits, partial_token_ids=(512,)), info)
 
 
-def test_the_begun_tokens_go_over_the_wire() -> None:
-    add = Add(GenerationRequest("a", PROMPT, greedy(4), begun_token_ids=(7, 8)))
+def test_the_partial_tokens_go_over_the_wire() -> None:
+    add = Add(GenerationRequest("a", PROMPT, greedy(4), partial_token_ids=(7, 8)))
     assert list(FrameReader(Command).feed(encode(add))) == [add]
 
 

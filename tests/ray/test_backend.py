@@ -17,7 +17,7 @@ from tests.conformance.harness import hear
 from tests.ray.replicas import RULES, WHOLE, Played, Players, make_backend
 
 WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), cache_salt="acme")
-BEGUN = ReplicaPiece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
+FIRST_PIECE = ReplicaPiece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
 LOST = ReplicaLost("ActorDiedError")
 
 
@@ -49,7 +49,7 @@ async def test_a_replica_lost_before_its_first_token_is_replaced_and_avoided() -
 
 
 async def test_a_replica_lost_in_the_middle_breaks_the_stream_for_the_journey_to_resume() -> None:
-    failure = await failure_of(Players(Played([BEGUN], LOST)))
+    failure = await failure_of(Players(Played([FIRST_PIECE], LOST)))
     assert failure.kind is FailureKind.ENGINE_DEAD
     assert failure.policy.resumes
     assert not failure.counts
@@ -57,7 +57,7 @@ async def test_a_replica_lost_in_the_middle_breaks_the_stream_for_the_journey_to
 
 async def test_a_fault_among_several_replicas_says_nothing_about_the_pool() -> None:
     broken = Played(
-        [BEGUN, ReplicaPiece(failed=Failed(FailureKind.INTERNAL, "the engine reported internal"))]
+        [FIRST_PIECE, ReplicaPiece(failed=Failed(FailureKind.INTERNAL, "the engine reported internal"))]
     )
     assert not (await failure_of(Players(broken))).counts
     alone = Players(broken)
@@ -92,12 +92,12 @@ async def test_a_silent_replica_is_left_for_another_one() -> None:
 
 
 async def test_silence_in_the_middle_is_a_timeout() -> None:
-    failure = await failure_of(Players(Played([BEGUN], hangs=True)), silent_s=0.5)
+    failure = await failure_of(Players(Played([FIRST_PIECE], hangs=True)), silent_s=0.5)
     assert failure.kind is FailureKind.TIMEOUT
 
 
 async def test_a_stream_that_just_ends_is_broken() -> None:
-    assert (await failure_of(Players(Played([BEGUN])))).kind is FailureKind.ENGINE_DEAD
+    assert (await failure_of(Players(Played([FIRST_PIECE])))).kind is FailureKind.ENGINE_DEAD
 
 
 async def test_full_replicas_are_throttling() -> None:
@@ -108,7 +108,7 @@ async def test_full_replicas_are_throttling() -> None:
 
 
 async def test_a_cancelled_call_is_left() -> None:
-    players = Players(Played([BEGUN], hangs=True))
+    players = Players(Played([FIRST_PIECE], hangs=True))
     async with asyncio.TaskGroup() as tasks:
         hearing = tasks.create_task(hear(make_backend(players), WORK))
         await players.called.wait()
@@ -179,7 +179,7 @@ async def test_a_controller_that_is_away_for_a_while_takes_no_replica_out() -> N
 
 
 async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
-    players = Players(Played([BEGUN], hangs=True))
+    players = Players(Played([FIRST_PIECE], hangs=True))
     players.figures = (
         ReplicaSignals("a", True, 3, 1, 0.5, 100, 16, 4096),
         ReplicaSignals("b", True, 1, 0, 0.1, 300, 16, 2048),
@@ -206,5 +206,5 @@ async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
 
 async def test_a_completion_behind_others_is_kept_whole() -> None:
     ends = Completion(FinishReason.LENGTH, Usage(3, 4, 2), 0.25, (FinishReason.STOP,))
-    heard = await hear(make_backend(Players(Played([BEGUN, ReplicaPiece(completion=ends)]))), WORK)
+    heard = await hear(make_backend(Players(Played([FIRST_PIECE, ReplicaPiece(completion=ends)]))), WORK)
     assert heard.completion == ends

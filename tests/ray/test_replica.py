@@ -85,11 +85,11 @@ async def test_it_goes_on_with_what_another_replica_began(stage: Stage) -> None:
     whole = await pieces_of(stage.replica, encode(WORK))
     ids = [token for piece in whole for delta in piece.deltas for token in delta.token_ids]
     texts = [delta.text for piece in whole for delta in piece.deltas]
-    begun = PartialAnswer("".join(texts[:2]), tuple(ids[:2]))
+    partial = PartialAnswer("".join(texts[:2]), tuple(ids[:2]))
     rest = await pieces_of(
-        stage.replica, encode(replace(WORK, partial=begun, sampling=Sampling(max_tokens=4)))
+        stage.replica, encode(replace(WORK, partial=partial, sampling=Sampling(max_tokens=4)))
     )
-    assert begun.text + text_of(rest) == text_of(whole)
+    assert partial.text + text_of(rest) == text_of(whole)
 
 
 async def test_work_that_cannot_be_read_is_told_and_nothing_runs(stage: Stage) -> None:

@@ -210,7 +210,7 @@ def test_the_chunks_of_one_read_are_one_delta() -> None:
 
 def test_a_chunk_without_text_is_no_delta_but_a_sign_of_life() -> None:
     deltas, reader = read(piece(""))
-    assert deltas == [] and reader.begun
+    assert deltas == [] and reader.started
 
 
 def test_what_came_before_an_error_in_the_same_read_is_not_lost() -> None:

@@ -119,7 +119,7 @@ AFTER_A_TOKEN = {
 
 
 @pytest.mark.parametrize("fault", AFTER_A_TOKEN)
-async def test_after_the_first_token_a_broken_answer_is_not_begun_again(fault: str) -> None:
+async def test_after_the_first_token_a_broken_answer_is_not_started_again(fault: str) -> None:
     behaviour, kind = AFTER_A_TOKEN[fault]
     bad, good = RawWorker([behaviour]), RawWorker([GOOD])
     async with pool(bad, good, affinity=False, **limits(fault)) as backend:

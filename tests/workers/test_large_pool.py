@@ -51,18 +51,18 @@ def test_a_conversation_goes_back_to_its_worker() -> None:
 def test_conversations_that_begin_alike_each_go_back_to_their_own_worker() -> None:
     pool, _ = made()
     shared = list(range(20))
-    begun, tickets = {}, {}
+    chosen, tickets = {}, {}
     for number in range(100):
-        begun[number], tickets[number] = placed(
+        chosen[number], tickets[number] = placed(
             pool, Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1007)], 20)
         )
-    assert len({member.url for member in begun.values()}) > 20, "a beginning that all share spreads"
+    assert len({member.url for member in chosen.values()}) > 20, "a beginning that all share spreads"
     for number, ticket in tickets.items():
-        pool.ended(begun[number], ticket)
+        pool.ended(chosen[number], ticket)
     back = [
         pool.pick(Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1009)], 20), (), 0.1)
-        is begun[number]
-        for number in begun
+        is chosen[number]
+        for number in chosen
     ]
     assert all(back)
 

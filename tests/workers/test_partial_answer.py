@@ -1,4 +1,4 @@
-"""Going on with a begun answer on a worker: what is asked, and how what comes back is joined and counted."""
+"""Resuming a partial answer on a worker: the request, and how its answer is joined and counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.workers.raw_worker import (
     work,
 )
 
-BEGUN = PartialAnswer("It is ", (73, 116, 32))
+PARTIAL = PartialAnswer("It is ", (73, 116, 32))
 
 
 def sent(writer: CompletionWriter, asked: Work) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def test_each_dialect_declares_what_its_servers_can_go_on_with() -> None:
 
 
 def test_ids_go_behind_the_prompts_and_text_into_a_last_message_without_white_space() -> None:
-    ids = sent(CompletionWriter("base", token_ids=True), work(ids=[1, 2], partial=BEGUN))
+    ids = sent(CompletionWriter("base", token_ids=True), work(ids=[1, 2], partial=PARTIAL))
     assert ids["prompt"] == [1, 2, 73, 116, 32]
-    chat = sent(CompletionWriter("base"), work("Hello", partial=BEGUN))
+    chat = sent(CompletionWriter("base"), work("Hello", partial=PARTIAL))
     assert chat["messages"] == [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "It is"},
@@ -73,7 +73,7 @@ def test_a_beginning_of_white_space_alone_is_no_message() -> None:
 
 def test_a_raw_prompt_is_gone_on_with_from_ids_alone() -> None:
     writer = CompletionWriter("base")
-    raw = work(ids=[1, 2], messages=(), partial=BEGUN)
+    raw = work(ids=[1, 2], messages=(), partial=PARTIAL)
     assert writer.ways(raw) == {Continue.TOKENS}
     assert sent(writer, raw)["prompt"] == [1, 2, 73, 116, 32]
     assert CompletionWriter("base", Dialect.OPENAI).ways(raw) == frozenset()
@@ -81,13 +81,13 @@ def test_a_raw_prompt_is_gone_on_with_from_ids_alone() -> None:
 
 def test_a_seeded_answer_goes_on_with_another_seed_in_64_bits() -> None:
     writer = CompletionWriter("base", token_ids=True)
-    assert sent(writer, work(partial=BEGUN, sampling={"seed": 5}))["seed"] == 8
-    assert sent(writer, work(partial=BEGUN, sampling={"seed": 2**63 - 1}))["seed"] == -(2**63) + 2
+    assert sent(writer, work(partial=PARTIAL, sampling={"seed": 5}))["seed"] == 8
+    assert sent(writer, work(partial=PARTIAL, sampling={"seed": 2**63 - 1}))["seed"] == -(2**63) + 2
     assert (
         sent(CompletionWriter("base"), work(partial=PartialAnswer("It is"), sampling={"seed": 5}))["seed"]
         == 10
     )
-    assert "seed" not in sent(writer, work(partial=BEGUN))
+    assert "seed" not in sent(writer, work(partial=PARTIAL))
 
 
 def test_ids_of_an_answer_are_asked_of_vllm_unless_the_prompt_that_it_repeats_is_too_long() -> None:
@@ -140,7 +140,7 @@ def test_ids_that_nobody_counts_are_counted_even_when_the_stream_tells_no_usage(
 
 async def test_the_usage_is_of_the_requests_own_prompt_and_of_this_call() -> None:
     async with pool(RawWorker([answers("not", " far.", prompt=9, cached=8)]), prompt="token_ids") as backend:
-        heard = await hear(backend, work(ids=[1, 2], partial=BEGUN))
+        heard = await hear(backend, work(ids=[1, 2], partial=PARTIAL))
     assert heard.text == "not far."
     assert heard.completion.usage == Usage(2, 2, 2)
 
@@ -156,7 +156,7 @@ async def test_white_space_at_the_edge_is_given_once() -> None:
 async def test_a_stop_string_that_began_before_the_break_ends_the_rest_and_the_workers_part() -> None:
     worker = RawWorker([answers("a", "b", *["c"] * 500, delay_s=0.01)])
     async with pool(worker, prompt="token_ids") as backend:
-        heard = await hear(backend, work(partial=BEGUN, sampling={"stop": ("is ab",)}))
+        heard = await hear(backend, work(partial=PARTIAL, sampling={"stop": ("is ab",)}))
         assert heard.text == ""
         assert heard.tokens == heard.completion.usage.output_tokens == 2
         assert heard.completion.finish_reason is FinishReason.STOP
@@ -166,7 +166,7 @@ async def test_a_pool_of_plain_openai_refuses_before_anything_is_sent() -> None:
     worker = RawWorker([answers("never")])
     async with pool(worker, dialect="openai") as backend:
         with pytest.raises(BackendFailure, match="cannot resume") as caught:
-            await hear(backend, work(partial=BEGUN))
+            await hear(backend, work(partial=PARTIAL))
     assert caught.value.kind is FailureKind.INVALID_INPUT
     assert worker.requests == []
 

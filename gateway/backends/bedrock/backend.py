@@ -132,7 +132,7 @@ class BedrockBackend:
                 f"the prompt may take {estimate.at_most} tokens on {self.model}, which is given at most "
                 f"{self._max_input_tokens} (max_input_tokens)",
             )
-        begun = self._clock()
+        started_at = self._clock()
         try:
             async with asyncio.timeout(self._total_timeout_s) as limit:
                 await self._lanes.enter()
@@ -148,7 +148,7 @@ class BedrockBackend:
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
                 share = rough_tokens(work.messages) / rough_tokens(sent)
                 reader = ConverseReader(
-                    self._clock() - begun, round(estimate.expected * share), share, work.sampling.stop
+                    self._clock() - started_at, round(estimate.expected * share), share, work.sampling.stop
                 )
                 return await self._relay(call, reader, sent, out)
         except TimeoutError as error:

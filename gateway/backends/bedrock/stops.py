@@ -35,7 +35,7 @@ class BlankStops:
         if found:
             self.reached = True
             return text[: min(found)]
-        most = max((self._begun(stop, text) for stop in self._stops), default=0)
+        most = max((_partial_match(stop, text) for stop in self._stops), default=0)
         if most:
             text, self._held = text[:-most], text[-most:]
         return text
@@ -45,6 +45,7 @@ class BlankStops:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _begun(stop: str, text: str) -> int:
-        return next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)
+
+def _partial_match(stop: str, text: str) -> int:
+    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
+    return next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)

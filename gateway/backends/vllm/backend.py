@@ -40,7 +40,7 @@ class VllmBackend:
         board: its figures.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller is silent.
         loaded: the adapters that the engine holds.
-        shelf: makes room for them; shared by all backends of one engine.
+        slots: makes room for them; shared by all backends of one engine.
         share_prefixes: let tenants find each other's cached prefixes.
     """
 
@@ -56,7 +56,7 @@ class VllmBackend:
         board: SignalBoard,
         defaults: Sampling,
         loaded: VllmAdapters,
-        shelf: LoraSlots,
+        slots: LoraSlots,
         share_prefixes: bool,
     ) -> None:
         self.name = name
@@ -66,10 +66,10 @@ class VllmBackend:
         self._board = board
         self._defaults = defaults
         self._loaded = loaded
-        self._shelf = shelf
+        self._slots = slots
         self._share_prefixes = share_prefixes
         self.continues = CONTINUES
-        self.features = FEATURES if shelf.places else FEATURES - {Feature.LORA}
+        self.features = FEATURES if slots.places else FEATURES - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
@@ -107,7 +107,7 @@ class VllmBackend:
             lora = None
             if work.adapter is not None:
                 try:
-                    await held.enter_async_context(self._shelf.hold(work.adapter))
+                    await held.enter_async_context(self._slots.hold(work.adapter))
                 except errors.EngineDead as error:
                     raise BackendFailure(FailureKind.ENGINE_DEAD, str(error)) from error
                 except errors.EngineError as error:
@@ -126,7 +126,7 @@ class VllmBackend:
                     priority=work.priority,
                     cache_salt=None if self._share_prefixes else work.cache_salt,
                     lora=lora,
-                    begun_tokens=len(partial),
+                    partial_tokens=len(partial),
                 ),
                 out,
             )

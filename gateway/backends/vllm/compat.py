@@ -280,7 +280,7 @@ class VllmEngine:
                         continue
                     # The first text computes the prompt; the others find it in the cache.
                     reported_first = True
-                    cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.begun_tokens)
+                    cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
                     wait_s = _queue_wait_s(output.metrics)
                     await out(Delta(one.text, count, cached, wait_s, one.index, logprobs, ids))
         ended = tuple(reason or FinishReason.CANCELLED for reason in reasons)

@@ -84,9 +84,9 @@ class VllmHost:
         self._board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
-        self._shelf = make_slots(self._adapters, places)
+        self._slots = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
-        self._begun = False
+        self._started = False
         self._engine: VllmEngine | None = None
         self._facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
@@ -153,7 +153,7 @@ class VllmHost:
             board=self._board,
             defaults=self._defaults,
             loaded=self._adapters,
-            shelf=self._shelf,
+            slots=self._slots,
             share_prefixes=self._section.share_prefix_across_tenants,
         )
 
@@ -164,10 +164,10 @@ class VllmHost:
             EngineStartError: it cannot be started, or was started before; after that, or when cancelled, no
                 process is left.
         """
-        if self._begun or self._state is not BackendState.STARTING:
+        if self._started or self._state is not BackendState.STARTING:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
-        self._begun = True
-        begun = self._clock()
+        self._started = True
+        started_at = self._clock()
         logs = self._logs = ChildLogs()
         try:
             check_folder(self._section)
@@ -190,7 +190,7 @@ class VllmHost:
         logs.started()
         self._board.forget()
         shape = engine.shape
-        load_s = {"load_s": round(self._clock() - begun, 2)}
+        load_s = {"load_s": round(self._clock() - started_at, 2)}
         self._facts = EngineFacts(
             shape.max_model_len, shape.block_size, shape.total_blocks, {**shape.details, **load_s}
         )

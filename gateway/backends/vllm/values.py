@@ -35,7 +35,7 @@ class EngineRequest:
     """One request to the engine.
 
     ``sampling`` has no gaps left: defaults are filled in. ``priority`` is the gateway's,
-    higher first. The last ``begun_tokens`` of ``token_ids`` are not prompt but the partial answer.
+    higher first. The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer.
     """
 
     request_id: str
@@ -45,7 +45,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str | None = None
     lora: Lora | None = None
-    begun_tokens: int = 0
+    partial_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

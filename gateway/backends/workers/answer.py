@@ -82,7 +82,7 @@ class CompletionReader:
     or log-probabilities, else as one; what the worker's usage says beside that comes with a last, empty
     delta. Chunks without text make no delta, so that nothing counts as delivered before there is something;
     their ids come with the next text.
-    ``begun`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
+    ``started`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
 
     Args:
         work: what was asked.
@@ -103,8 +103,8 @@ class CompletionReader:
         "_sluice",
         "_usage",
         "_work",
-        "begun",
         "done",
+        "started",
     )
 
     def __init__(
@@ -122,7 +122,7 @@ class CompletionReader:
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
         self._counted = 0
-        self.begun = False
+        self.started = False
         self.done = False
 
     @property
@@ -159,7 +159,7 @@ class CompletionReader:
             text = (choice.delta.content if choice.delta is not None else choice.text) or ""
             ids = choice.token_ids
             count = 1 if ids is None else len(ids)
-            self.begun = True
+            self.started = True
             self._counted += count
             return [Delta(text, count, token_ids=ids or ())]
         return self._joined(chunks)
@@ -171,7 +171,7 @@ class CompletionReader:
         told: dict[int, int] = {}
         for chunk in chunks:
             for choice in chunk.choices or ():
-                self.begun = True
+                self.started = True
                 index = choice.index
                 text = (choice.delta.content if choice.delta is not None else choice.text) or ""
                 if choice.token_ids is not None:
@@ -237,7 +237,7 @@ class CompletionReader:
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
         input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
         if usage is not None:
-            if self._work.partial is None:  # else the worker counts the begun answer to the prompt
+            if self._work.partial is None:  # else the worker counts the partial answer as prompt
                 input_tokens = usage.prompt_tokens
             if usage.completion_tokens is not None:
                 output_tokens = usage.completion_tokens

@@ -313,7 +313,7 @@ class WorkersBackend:
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
         while data := await connection.read():
             deltas = reader.feed(data)
-            if reader.begun:
+            if reader.started:
                 connection.flowing()
             for delta in deltas:
                 await attempt.push(delta)

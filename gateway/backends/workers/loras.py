@@ -4,7 +4,7 @@ A worker gets them under names of our making, each for one content alone: vLLM f
 adapter's name, so a name that came back with other weights would answer with what the old ones computed.
 Another gateway makes the same names and finds what this one has loaded.
 
-What is loaded is kept by the same shelf as the adapters of an engine in process; the holder is the worker.
+The bookkeeping is :class:`LoraSlots`, as for an engine in process; the holder is the worker.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WorkerLoras:
     ) -> None:
         self._fixed = frozenset(fixed)
         self._holder = _Holder(client, folder)
-        self._shelf = LoraSlots(self._holder, places, bring=bring, clock=clock)
+        self._slots = LoraSlots(self._holder, places, bring=bring, clock=clock)
 
     @property
     def names(self) -> frozenset[str]:
@@ -119,21 +119,21 @@ class WorkerLoras:
                 refuses us.
             TransportError: the worker cannot be asked.
         """
-        async with self._shelf.hold(adapter):
+        async with self._slots.hold(adapter):
             yield self._holder.number_of(adapter.adapter_id)
 
     @property
     def places(self) -> int:
         """Most adapters that are loaded there from here."""
-        return self._shelf.places
+        return self._slots.places
 
     async def preload(self, adapter: Adapter) -> None:
         """Load it ahead of its first request. Raises BackendFailure."""
         if adapter.adapter_id in self._fixed:
             return
-        self._shelf.residency.retry(adapter.adapter_id)
+        self._slots.residency.retry(adapter.adapter_id)
         try:
-            await self._shelf.preload(adapter)
+            await self._slots.preload(adapter)
         except TransportError as error:
             raise failure_of_transport(error, delivered=False) from error
 
@@ -144,11 +144,11 @@ class WorkerLoras:
         """
         ours = [adapter for adapter in known if adapter.adapter_id not in self._fixed]
         try:
-            await self._shelf.pin(pinned)
+            await self._slots.pin(pinned)
             for name in self._holder.adapters.keys() & set(retired):
-                await self._shelf.unload(name)
-            while await self._shelf.load_next(ours):
-                await self._shelf.pin(pinned)
+                await self._slots.unload(name)
+            while await self._slots.load_next(ours):
+                await self._slots.pin(pinned)
         except TransportError as error:
             raise failure_of_transport(error, delivered=False) from error
 
@@ -176,11 +176,11 @@ class WorkerLoras:
 
     def _drop(self, adapter_id: str) -> None:
         self._holder.drop(adapter_id)
-        self._shelf.residency.unloaded(adapter_id)
+        self._slots.residency.unloaded(adapter_id)
 
 
 class _Holder:
-    """The worker as the shelf wants it."""
+    """The worker as the slots wants it."""
 
     def __init__(self, client: WorkerClient, folder: str | None) -> None:
         self._client = client
