@@ -31,7 +31,7 @@ class Seen:
 
     def view(self, now: float) -> WorkerView:
         """How the choice sees it."""
-        requests, kv_usage = self.load.seen(now)
+        requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now))
 
 

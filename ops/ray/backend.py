@@ -133,7 +133,7 @@ class RayBackend:
     @property
     def load(self) -> BackendLoad | None:
         """The replicas together; ``None`` while none has reported its figures."""
-        reported = self._load.told(self._clock())
+        reported = self._load.current(self._clock())
         if reported is None or not self._ready:
             return None
         room = self._rules.max_running * len(self._ready)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
-from gateway.backends.workers.shortlist import KEPT
+from gateway.backends.workers.shortlist import WORKERS_PER_KEY
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 from ops.ray.fleet import ReplicaFleet
 
@@ -62,7 +62,7 @@ def test_of_many_a_call_looks_at_a_few_and_four_times_a_second_at_all() -> None:
     replicas.looks = 0
     for number in range(1, 101):
         replicas.call(wish_of(number))
-    assert replicas.looks <= 100 * (KEPT + NEAR + DRAWN)
+    assert replicas.looks <= 100 * (WORKERS_PER_KEY + NEAR + DRAWN)
     replicas.now += LOOK_S
     replicas.looks = 0
     replicas.call(wish_of(0))

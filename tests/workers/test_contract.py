@@ -262,7 +262,7 @@ def test_a_text_that_the_worker_gave_up_is_no_answer_but_one_to_go_on_with() -> 
 def test_without_usage_the_prompt_and_the_chunks_are_counted() -> None:
     _, reader = read(piece("a") + piece("b") + ending("stop"), ids=[1, 2, 3])
     rest, completion = reader.finish()
-    assert rest is None and not reader.told_usage
+    assert rest is None and not reader.has_usage
     assert (completion.usage.input_tokens, completion.usage.output_tokens) == (3, 2)
 
 

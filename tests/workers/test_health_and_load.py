@@ -147,7 +147,7 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
     load.scraped(FIGURES, 0)
     tickets = [load.sent(160) for _ in range(5)]
     assert load.requests(0.5) == 13
-    told = load.told(0.5)
+    told = load.current(0.5)
     assert told is not None and told.running + told.waiting == 13
     assert told.kv_usage == pytest.approx(0.5 + 5 * 160 / 1600)
     for ticket in tickets:
@@ -158,13 +158,13 @@ def test_a_burst_between_two_scrapes_counts_at_once() -> None:
 def test_the_told_load_follows_every_change() -> None:
     load = WorkerLoad(interval_s=1)
     load.scraped(FIGURES, 0)
-    seen = [load.told(0), load.told(0.1)]
+    seen = [load.current(0), load.current(0.1)]
     ticket = load.sent(160)
-    seen += [load.told(0.2), load.told(0.3)]
+    seen += [load.current(0.2), load.current(0.3)]
     load.ended(ticket)
-    seen += [load.told(0.4)]
+    seen += [load.current(0.4)]
     load.scraped(WorkerFigures(running=0, waiting=0, kv_usage=0.1, total_blocks=100, block_size=16), 1)
-    seen += [load.told(1), load.told(4), load.told(20)]
+    seen += [load.current(1), load.current(4), load.current(20)]
     quiet, busy, rest = (
         BackendLoad(6, 2, 0.5, 100, 16, 0),
         BackendLoad(7, 2, 0.6, 100, 16, 0),
@@ -181,7 +181,7 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
         load.sent(16)
     load.scraped(FIGURES, 0)
     assert load.requests(0) == 8
-    told = load.told(0)
+    told = load.current(0)
     assert told == BackendLoad(6, 2, 0.5, 100, 16, 0)
 
 
@@ -192,20 +192,20 @@ def test_others_requests_are_doubted_as_the_scrape_ages_and_then_forgotten() -> 
     seen = [load.requests(now) for now in (0, 2, 4, 6, 8, 9.9)]
     assert seen == sorted(seen) and seen[0] == 9 and seen[-1] < 1 + 2 * 8
     assert load.requests(10) == 1
-    assert load.told(10) is None and load.seen(10) == (1, 0)
+    assert load.current(10) is None and load.requests_and_kv_usage(10) == (1, 0)
 
 
 def test_a_doubted_scrape_alone_does_not_stop_traffic() -> None:
     load = WorkerLoad(interval_s=1)
     load.scraped(WorkerFigures(1, 0, 0.7, 100, 16), 0)
-    assert all(load.seen(now / 10)[1] <= DOUBTED_KV_USAGE for now in range(100))
+    assert all(load.requests_and_kv_usage(now / 10)[1] <= DOUBTED_KV_USAGE for now in range(100))
 
 
 def test_a_known_batch_size_tells_running_from_waiting() -> None:
     load = WorkerLoad(interval_s=1, max_running=4)
     load.scraped(WorkerFigures(4, 0), 0)
     load.sent(1), load.sent(1)
-    told = load.told(0)
+    told = load.current(0)
     assert told is not None and (told.running, told.waiting) == (4, 2)
 
 
@@ -229,7 +229,7 @@ def test_load_is_never_less_than_what_is_in_flight_nor_out_of_range(
         else:
             load.scraped(WorkerFigures(running, 1, kv_usage, 10, 16), 0)
         assert load.in_flight == len(tickets) <= load.requests(age)
-        told = load.told(age)
+        told = load.current(age)
         if told is not None:
             assert told.running + told.waiting >= len(tickets)
             assert told.waiting >= 0 and 0 <= told.kv_usage <= 1

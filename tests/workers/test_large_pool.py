@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.fleet.front import Seen
 from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.scrape import WorkerFigures
-from gateway.backends.workers.shortlist import KEPT, PLACES, Hints
+from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice
 
 MANY = 200
@@ -143,7 +143,7 @@ def test_hints_are_bounded_and_name_the_last_worker_first(sent: list[tuple[int, 
         hints.sent(f"w{worker}", wish.chain, None)
         assert len(hints) <= 50
         found = hints.of(wish.chain, None)
-        assert found[0] == f"w{worker}" and len(found) <= KEPT
+        assert found[0] == f"w{worker}" and len(found) <= WORKERS_PER_KEY
 
 
 def test_the_places_of_hints_rise() -> None:

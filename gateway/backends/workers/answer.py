@@ -78,16 +78,16 @@ _NULL = msgspec.Raw(b"null")
 class CompletionReader:
     """Reads one answer.
 
-    The chunks of one read come out as one delta a text. A chunk with text counts as many tokens as it has ids
-    or log-probabilities, else as one; what the worker's usage says beside that comes with a last, empty
-    delta. Chunks without text make no delta, so that nothing counts as delivered before there is something;
-    their ids come with the next text.
+    The chunks of one read become one delta for each text. A chunk with text counts as many tokens as it has
+    ids or log-probabilities, else as one. Tokens that only the worker's usage reports come with a last, empty
+    delta. Chunks without text make no delta, since a delta counts as delivered output; their ids come with
+    the next text.
     ``started`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
 
     Args:
         work: what was asked.
-        token_bytes: what a token id stands for.
-        running_counts: each chunk's usage tells how many tokens of its text there have been.
+        token_bytes: the bytes of a token id.
+        running_counts: each chunk's usage reports the number of tokens of its text so far.
     """
 
     __slots__ = (
@@ -126,15 +126,15 @@ class CompletionReader:
         self.done = False
 
     @property
-    def told_usage(self) -> bool:
+    def has_usage(self) -> bool:
         """Whether the worker counted the tokens itself."""
         return self._usage is not None and self._usage.completion_tokens is not None
 
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that ``data`` completes; then :meth:`check` tells whether more can be hoped for.
+        """The deltas that ``data`` completes. Call :meth:`check` afterwards: the stream may have failed.
 
         Raises:
-            BadHttp: an event is too long, or of a text that nobody asked for.
+            BadHttp: an event is too long, or of a text that was not requested.
         """
         chunks = []
         try:
@@ -148,14 +148,14 @@ class CompletionReader:
             try:
                 chunk = _chunk(event)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                self._fault = BadHttp("an event of the stream is no chunk of OpenAI's contract")
+                self._fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
                 break
             if chunk.error != _NULL:
                 self._fault = failure_in_stream(bytes(chunk.error))
                 break
             chunks.append(chunk)
         if len(chunks) == 1 and not self._ids and (choice := _plain_choice(chunks[0])) is not None:
-            # A token of a plain stream, as nearly all reads of one bring: no more is made than is needed.
+            # The common case, one token of a plain stream: a fast path.
             text = (choice.delta.content if choice.delta is not None else choice.text) or ""
             ids = choice.token_ids
             count = 1 if ids is None else len(ids)
@@ -168,7 +168,7 @@ class CompletionReader:
         texts: dict[int, list[str]] = {}
         tokens: dict[int, int] = {}
         logprobs: dict[int, list[TokenLogprob]] = {}
-        told: dict[int, int] = {}
+        reported: dict[int, int] = {}
         for chunk in chunks:
             for choice in chunk.choices or ():
                 self.started = True
@@ -177,15 +177,15 @@ class CompletionReader:
                 if choice.token_ids is not None:
                     self._ids.setdefault(index, []).extend(choice.token_ids)
                 if choice.logprobs != _NULL:
-                    entries = self._logprobs.read(bytes(choice.logprobs))
-                    logprobs.setdefault(index, []).extend(entries)
-                    tokens[index] = tokens.get(index, 0) + len(entries)
+                    read = self._logprobs.read(bytes(choice.logprobs))
+                    logprobs.setdefault(index, []).extend(read)
+                    tokens[index] = tokens.get(index, 0) + len(read)
                     texts.setdefault(index, []).append(text)
                 elif text:
                     texts.setdefault(index, []).append(text)
                     tokens[index] = tokens.get(index, 0) + 1
                 if self._running_counts and chunk.usage is not None:
-                    told[index] = chunk.usage.completion_tokens or 0
+                    reported[index] = chunk.usage.completion_tokens or 0
                 if choice.finish_reason is not None:
                     self._reasons[index] = choice.finish_reason
             if chunk.usage is not None:
@@ -201,16 +201,16 @@ class CompletionReader:
             count, ids = tokens[index], self._ids.pop(index, None)
             if ids is not None:
                 count = len(ids)
-            elif index in told:
-                count = max(0, told[index] - self._counts.get(index, 0))
-                self._counts[index] = told[index]
+            elif index in reported:
+                count = max(0, reported[index] - self._counts.get(index, 0))
+                self._counts[index] = reported[index]
             self._counted += count
-            told_logprobs = tuple(logprobs.get(index, ()))
-            deltas.append(Delta("".join(pieces), count, None, None, index, told_logprobs, tuple(ids or ())))
+            entries = logprobs.get(index, ())
+            deltas.append(Delta("".join(pieces), count, None, None, index, tuple(entries), tuple(ids or ())))
         return deltas
 
     def check(self) -> None:
-        """Whether the stream went wrong behind what :meth:`feed` gave.
+        """Raise the stream's failure, if it failed after the deltas that :meth:`feed` returned.
 
         Raises:
             BadHttp: it is not a stream of chunks.
@@ -220,19 +220,19 @@ class CompletionReader:
             raise self._fault
 
     def finish(self) -> tuple[Delta | None, Completion]:
-        """What is still to be counted, and how the answer ended, once the stream has.
+        """A last delta with the tokens not counted yet, and the completion. Call after the stream's end.
 
         Raises:
             ConnectionLost: the stream ended before every text did.
-            BackendFailure: the worker ended a text with an error, or gave it up.
+            BackendFailure: the worker ended a text with an error, or aborted it.
         """
         n = self._work.sampling.n
         if len(self._reasons) < n:
             raise ConnectionLost("the stream ended before the answer did")
         if "error" in self._reasons.values():
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
-        if "abort" in self._reasons.values():  # not by us, who are gone by then
-            raise BackendFailure(FailureKind.PREEMPTED, "the worker has given the request up")
+        if "abort" in self._reasons.values():  # not by this gateway, which no longer reads then
+            raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
         input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
@@ -244,8 +244,8 @@ class CompletionReader:
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
         missing = output_tokens - self._counted
-        told = tuple(ids) if n == 1 and len(ids) == missing else ()
-        rest = Delta("", missing, token_ids=told) if missing > 0 else None
+        known = tuple(ids) if n == 1 and len(ids) == missing else ()
+        rest = Delta("", missing, token_ids=known) if missing > 0 else None
         first, *others = [_REASONS.get(self._reasons[index], FinishReason.STOP) for index in range(n)]
         first, wait_s = self._of_sluice(first)
         completion = Completion(
@@ -254,15 +254,15 @@ class CompletionReader:
         return rest, completion
 
     def _of_sluice(self, first: FinishReason) -> tuple[FinishReason, float]:
-        """What another Sluice says beside the contract: the true end, and that a fallback answered."""
-        told = self._sluice
-        if told is None:
+        """Finish reason and queue wait from another Sluice's extension; degraded when a fallback answered."""
+        reported = self._sluice
+        if reported is None:
             return first, self._queue_wait_s
-        wait_s = (told.timings.queue_wait_ms or 0.0) / 1000 if told.timings is not None else 0.0
-        if told.fallback != _NULL:
+        wait_s = (reported.timings.queue_wait_ms or 0.0) / 1000 if reported.timings is not None else 0.0
+        if reported.fallback != _NULL:
             return FinishReason.DEGRADED, wait_s
         try:
-            return FinishReason(told.finish_reason or ""), wait_s
+            return FinishReason(reported.finish_reason or ""), wait_s
         except ValueError:
             return first, wait_s
 

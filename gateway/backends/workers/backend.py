@@ -32,7 +32,7 @@ from resilience.failures import BackendFailure, FailureKind
 MAX_ERROR_BYTES = 64 * 1024
 EVENT_STREAM = "text/event-stream"
 
-# What says something about the worker rather than about the request.
+# Failures caused by the worker, not by the request.
 _WORKERS_FAULT = frozenset(
     {
         FailureKind.BACKEND_UNAVAILABLE,
@@ -46,23 +46,23 @@ _WORKERS_FAULT = frozenset(
 
 
 class WorkersBackend:
-    """Generates on one of several workers, and on another one when that fails before its first token.
+    """Generates on one of several workers; retries on another when one fails before its first token.
 
-    While none is in service it can be waited for: :class:`gateway.backends.port.Restarting` too.
+    Also a :class:`gateway.backends.port.Restarting`: callers can wait until a worker is in service.
 
     Args:
         name: its name in the configuration.
         model: the base model's public id.
         workers: all of them.
         writer: writes requests in the workers' dialect.
-        pool: the same workers together: picks one.
-        presence: tells whether one of them is in service.
-        features: what the workers can honour.
-        token_bytes: what a token id stands for.
+        pool: the same workers; picks one for each request.
+        presence: which of them are in service.
+        features: supported by the workers.
+        token_bytes: the bytes of a token id.
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
         clock: seconds, monotonic.
-        hedging: when a late request is asked of a second worker too; ``None``: never.
+        hedging: when a late request is sent to a second worker too; ``None``: never.
     """
 
     kind = "openai"
@@ -98,43 +98,43 @@ class WorkersBackend:
         self._hedging = hedging
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
-        self._told_no_usage = False
+        self._warned_no_usage = False
 
     @property
     def state(self) -> BackendState:
-        """Ready while a worker is in service; else it waits for one."""
+        """``READY`` while a worker is in service, else ``STARTING``; ``STOPPED`` after :meth:`run`."""
         if self._stopped:
             return BackendState.STOPPED
         return BackendState.STARTING if self._presence.none else BackendState.READY
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until a worker is expected back: what has lasted so long is taken to last as long again.
+        """Seconds until a worker is expected back: the estimate is the length of the outage so far.
 
-        ``None`` when one is in service, and before the first one has been.
+        ``None`` while one is in service, and before the first one has been.
         """
         away_s = self._presence.away_s
         return None if away_s is None or self._stopped else max(LOOK_S, away_s)
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until a worker is in service, at most so long; whether one is."""
+        """Wait at most ``timeout_s`` until a worker is in service; whether one is."""
         if not self._stopped:
             await self._presence.wait(timeout_s)
         return self.state is BackendState.READY
 
     @property
     def load(self) -> BackendLoad | None:
-        """The workers in service, together; ``None`` while none of them tells its figures."""
+        """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
     def speak(self, dialect: Dialect) -> None:
-        """Write requests in this dialect from now on: a worker has turned out to speak it."""
+        """Write requests in this dialect from now on, since a worker was detected to speak it."""
         loads = self._writer.loads and dialect is Dialect.VLLM
         self._writer = replace(self._writer, dialect=dialect, loads=loads)
         self.continues = self._writer.continues
 
     def loras(self) -> list[WorkerLoras]:
-        """What this gateway has loaded on each worker in service; none of those that it loads nothing on."""
+        """The loader of each worker in service on which this gateway loads adapters."""
         serving = (worker.loras for worker in self._workers.values() if worker.health.in_service)
         return [one for one in serving if one is not None]
 
@@ -144,13 +144,13 @@ class WorkersBackend:
         return tuple([worker.status(now) for worker in self._workers.values()])
 
     def counted(self) -> dict[str, tuple[int, int]]:
-        """Prompt and generated tokens since its start, by worker that tells them."""
-        told = {worker.url: worker.load.counted for worker in self._workers.values()}
-        return {url: tokens for url, tokens in told.items() if tokens is not None}
+        """Prompt and generated tokens since the worker's start, for each worker that reports them."""
+        counts = {worker.url: worker.load.counted for worker in self._workers.values()}
+        return {url: tokens for url, tokens in counts.items() if tokens is not None}
 
     @property
     def hedged(self) -> HedgeCounts | None:
-        """What hedging came to; ``None`` when it is off."""
+        """The results of hedging; ``None`` when it is off."""
         return None if self._hedging is None else self._hedging.counts
 
     async def run(self) -> None:
@@ -164,9 +164,9 @@ class WorkersBackend:
             self._presence.close()
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, closes the connection, which ends it on the worker.
+        """Generate. Leaving early closes the connection, which ends the generation on the worker.
 
-        Until a first token has come, a worker that fails is replaced by another, never the same one twice.
+        A worker that fails before the first token is replaced by another; each is tried at most once.
         """
         if not honoured(self._writer.dialect, work.response_format.type):
             raise BackendFailure(
@@ -197,8 +197,8 @@ class WorkersBackend:
             except BackendFailure as error:
                 failure = error
             if failure.kind in _WORKERS_FAULT and (self._presence.none or self._others_serve(tried)):
-                # The worker's health has counted the failure; the pool's circuit is for the pool. When the
-                # last worker is gone, the pool's state says so: an open circuit would outlive its return.
+                # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
+                # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
             if attempt.delivered or not failure.policy.other_backend:
                 raise failure
@@ -211,7 +211,7 @@ class WorkersBackend:
     async def _hedged(
         self, policy: HedgePolicy, worker: Worker, request: _Request, tried: set[str], attempt: _Attempt
     ) -> Completion:
-        """Ask ``worker``, and another one of those not ``tried`` when it is late."""
+        """Send to ``worker``, and when it is late also to another one not in ``tried``."""
 
         def on(one: Worker, *, hedge: bool) -> Run:
             return lambda push: self._on(one, request, _Attempt(push), hedge=hedge)
@@ -225,7 +225,7 @@ class WorkersBackend:
                 return None
             budget.take_extra()
             tried.add(other.url)
-            self._log.info("asked a second worker", late=worker.url, worker=other.url)
+            self._log.info("sent to a second worker", late=worker.url, worker=other.url)
             return on(other, hedge=True)
 
         policy.asked()
@@ -238,7 +238,7 @@ class WorkersBackend:
     async def _on(
         self, worker: Worker, request: _Request, attempt: _Attempt, *, hedge: bool = False
     ) -> Completion:
-        """Ask one worker, and record the call in its health, its load and the trace."""
+        """Send to one worker, and record the call in its health, its load and the trace."""
         calls = request.work.calls
         if calls is None:
             return await self._recorded(worker, request, attempt)
@@ -277,7 +277,7 @@ class WorkersBackend:
                 if not missing or not work.call_budget.take_extra():
                     raise
             loras.lost(adapter.adapter_id, load)
-        # Another gateway unloaded the adapter, or the worker has restarted: load it, and ask once more.
+        # Another gateway unloaded the adapter, or the worker has restarted: load it and send once more.
         async with loras.hold(adapter):
             return await self._exchange(worker, request, attempt)
 
@@ -298,15 +298,15 @@ class WorkersBackend:
                     self._pool.lost(worker.url, name)
                 raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
-                raise BadHttp(f"it answered {_shown(connection.content_type)} instead of {EVENT_STREAM}")
+                raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
             running_counts = self._writer.in_larger_pieces(work)
             reader = CompletionReader(work, self._token_bytes, running_counts=running_counts)
             await self._stream(connection, reader, attempt)
             rest, completion = reader.finish()
             if rest is not None:
                 await attempt.push(rest)
-        if not reader.told_usage and not self._told_no_usage:
-            self._told_no_usage = True
+        if not reader.has_usage and not self._warned_no_usage:
+            self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)
         return completion
 
@@ -353,7 +353,7 @@ class _Request:
 
 
 class _Attempt:
-    """Passes pieces on, and remembers whether there was one; ``headers`` go with the request."""
+    """Forwards pieces and records whether there was one; ``headers`` are sent with the request."""
 
     __slots__ = ("_out", "delivered", "headers")
 
@@ -367,7 +367,7 @@ class _Attempt:
         await self._out(delta)
 
 
-def _shown(content_type: str) -> str:
+def _printable(content_type: str) -> str:
     """A content type that is safe to print."""
     bare = content_type.split(";")[0].strip()
     return bare if bare.isprintable() and 0 < len(bare) <= 64 else "something"

@@ -1,4 +1,4 @@
-"""The connections to one worker: kept alive, bounded, each given out to one request at a time."""
+"""The pool of keep-alive connections to one worker: bounded, one request at a time on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 
-# Longest answer that is read whole: an error, a list of models; a worker's metrics are tens of kilobytes.
+# Longest answer that is read whole (an error, a list of models, metrics of tens of kilobytes).
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
 
 
@@ -84,12 +84,12 @@ class WorkerClient:
         return len(self._open)
 
     def post(self, path: str, body: bytes, headers: bytes = b"") -> AbstractAsyncContextManager[Connection]:
-        """Send a request; the block begins with its connection once the head of the answer is there.
+        """Send a request; the block gets its connection once the head of the answer has been received.
 
-        ``headers`` are further header lines, each with its end.
+        ``headers`` are further header lines, each with its CRLF.
 
-        A connection that turns out to have been closed while idle is replaced by a new one, once. Leaving
-        the block before the answer's end closes the connection: that is how a worker is told to stop.
+        A connection that was closed while idle is replaced by a new one, once. Leaving the block before the
+        answer's end closes the connection, which makes the worker stop.
 
         Entry raises TransportError, of any kind.
         """
@@ -100,7 +100,7 @@ class WorkerClient:
         return await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
 
     async def get(self, path: str, *, timeout_s: float) -> Whole:
-        """Ask for something small; ``path`` is from the server's root. Raises TransportError."""
+        """GET a small answer; ``path`` is from the server's root. Raises TransportError."""
         request = self._request(b"GET", path, b"")
         connection = await self._exchange(request, timeout_s, timeout_s, timeout_s)
         try:
@@ -109,8 +109,8 @@ class WorkerClient:
             connection.release()
 
     async def _exchange(self, request: bytes, first_s: float, idle_s: float, total_s: float) -> Connection:
-        kept = self._take()
-        connection = kept if kept is not None else await self._connect()
+        pooled = self._take()
+        connection = pooled if pooled is not None else await self._connect()
         while True:
             try:
                 connection.send(request, first_s=first_s, idle_s=idle_s, total_s=total_s)
@@ -118,7 +118,7 @@ class WorkerClient:
                 return connection
             except ConnectionLost as error:
                 connection.close()
-                if connection is not kept or not error.untouched:
+                if connection is not pooled or not error.untouched:
                     raise
             except BaseException:
                 connection.close()
@@ -143,7 +143,7 @@ class WorkerClient:
         return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
     def _take(self) -> Connection | None:
-        """The idle connection used last; those that were idle for too long are closed."""
+        """The most recently used idle connection; closes those idle for longer than the keep-alive time."""
         stale_before = asyncio.get_running_loop().time() - self._timeouts.keepalive_s
         while self._idle and self._idle[0].idle_since < stale_before:
             self._idle.popleft().close()
@@ -214,9 +214,9 @@ async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> by
 
 
 def _refused(error: OSError) -> bool:
-    """Whether it says something of the other side: too few descriptors, or a name unknown just now, do not.
+    """Whether the error is of the other side, unlike too few descriptors or a failed name lookup.
 
-    For a name with several addresses asyncio raises an OSError of no number.
+    For a name with several addresses asyncio raises an OSError without errno.
     """
     return isinstance(error, ConnectionRefusedError) or (type(error) is OSError and error.errno is None)
 

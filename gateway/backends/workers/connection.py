@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection to a worker: a request at a time, the body in whatever pieces it comes.
+"""One HTTP/1.1 connection to a worker: one request at a time, the body read in pieces as received.
 
-The transport's callbacks only append to a buffer and wake the one reader; a reader that wakes takes all
-that has come since, so that a burst of events costs one turn of the loop. One timer serves all timeouts of a
-request: it looks when something last came, and is not touched for each piece.
+The transport's callbacks only append to a buffer and wake the one reader. The reader then takes the whole
+buffer, so that a burst of events costs one turn of the loop. One timer serves all timeouts of a request: it
+compares the time of the last bytes when it fires and is not rearmed for each piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httptools
 
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, TransportError
 
-# Unread bytes from which the worker is held back: some 2,000 events of a stream.
+# Unread bytes above which reading is paused: some 2,000 events of a stream.
 HIGH_WATER_BYTES = 512 * 1024
 # Longest head of an answer, and most headers.
 MAX_HEAD_BYTES = 64 * 1024
@@ -27,10 +27,10 @@ class Connection(asyncio.Protocol):
     """Serves one exchange after another; :meth:`send`, :meth:`head`, :meth:`read`, then :meth:`release`.
 
     Args:
-        loop: the running loop; its clock times everything.
-        made: told once it is connected.
-        free: told when it can take another request.
-        gone: told once when it has closed.
+        loop: the running loop; also the clock.
+        made: called once it is connected.
+        free: called when it can take another request.
+        gone: called once when it has closed.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
             now + total_s,
             now,
         )
-        self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._look)
+        self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._check_limits)
         self._transport.write(request)
 
     async def head(self) -> int:
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         return self.status
 
     async def read(self) -> bytes:
-        """All of the body that has come since; empty at its end. Raises TransportError."""
+        """The body received since the last call; empty at its end. Raises TransportError."""
         while not self._body:
             if self._done:
                 return b""
@@ -161,15 +161,15 @@ class Connection(asyncio.Protocol):
         return data
 
     def flowing(self) -> None:
-        """The first token has come: from here on only silence and the total time count."""
+        """The first token has been received: from here on only the idle and total timeouts apply."""
         if self._first_by is not None:
             self._first_by = None
             self._arm(min(self._last_at + self._idle_s, self._total_by))
 
     def release(self) -> None:
-        """The exchange is over. A connection whose answer is not is closed at once: the worker sees it.
+        """End the exchange. An unfinished answer closes the connection at once, which the worker notices.
 
-        When only the end of the body is missing after :meth:`linger` it may still come.
+        After :meth:`linger` the connection stays open for the end of the body.
         """
         if not self.busy:
             return
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def linger(self) -> None:
-        """Everything of interest has come; wait in the background for the end of the body."""
+        """The answer is complete; wait in the background for the end of the body."""
         self._lingering = True
         self._first_by, self._total_by = None, self._loop.time() + LINGER_S
         self._arm(self._total_by)
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
         if not self.busy or self._done:
-            # A byte that nobody asked for: the two sides disagree on where an answer ends.
+            # Bytes outside an exchange: the two sides disagree on where an answer ends.
             self._fail(BadHttp("bytes outside of an answer"))
             return
         self._last_at = self._loop.time()
@@ -232,9 +232,9 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(BadHttp("it wants to change the protocol"))
+            self._fail(BadHttp("the worker asks for a protocol upgrade"))
         except httptools.HttpParserError:
-            self._fail(BadHttp("what came is not HTTP"))
+            self._fail(BadHttp("the answer is not HTTP"))
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
         transport = self._transport
@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
         """Called by the parser."""
         self.status = self._parser.get_status_code()
         self._head_done = self.status >= 200
-        # Asked here: once the answer is complete the parser is at the next one.
+        # Read here: once the answer is complete the parser is at the next one.
         self._keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -318,8 +318,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._wake()
 
-    def _look(self) -> None:
-        """Whether a limit has passed; if not, look again when the next one could."""
+    def _check_limits(self) -> None:
+        """Fail when a limit has passed; else set the timer to the next limit."""
         now = self._loop.time()
         first_s, idle_s, total_s = self._limits
         if self._lingering:
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._arm(min(self._first_by, self._total_by))
         elif self._paused or self._body or self._done:
-            # It is our side that is slow.
+            # The reader on this side is slow.
             self._arm(min(now + idle_s, self._total_by))
         elif now >= self._last_at + idle_s:
             self._fail(TimedOut("idle stream", idle_s))
@@ -345,7 +345,7 @@ class Connection(asyncio.Protocol):
 
     def _arm(self, at: float) -> None:
         self._disarm()
-        self._timer = self._loop.call_at(at, self._look)
+        self._timer = self._loop.call_at(at, self._check_limits)
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""What servers of each dialect take, and a request's body in it."""
+"""The features of each dialect of OpenAI's API, and request bodies in it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FormatType
 
-# Tokens a chunk after the first one, for a caller who does not stream: a chunk costs both sides the same
-# whatever it holds, and an answer that a deadline cuts short loses at most so many tokens.
+# Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
+# depend on its length, and an answer that a deadline cuts short loses at most so many tokens.
 STREAM_INTERVAL = 16
-# Longest prompt whose answer's token ids are asked for: vLLM repeats the prompt's ids in its first chunk
-# then, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
+# Longest prompt, in tokens, for which the answer's token ids are requested: vLLM then repeats the prompt's
+# ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
 MAX_ECHOED_PROMPT = 65_536
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
 
 
 class Dialect(StrEnum):
-    """Whose extensions of OpenAI's contract the workers know."""
+    """Which extensions of OpenAI's contract the workers support."""
 
     VLLM = "vllm"
     SLUICE = "sluice"
@@ -55,7 +55,7 @@ FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
     {Dialect.VLLM: frozenset(Feature), Dialect.SLUICE: frozenset(Feature), Dialect.OPENAI: _PLAIN}
 )
 
-# Formats that OpenAI has; a server of another kind takes the others in vLLM's field.
+# Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -68,10 +68,10 @@ class CompletionWriter:
         model: the base model's name at the workers.
         dialect: whose extensions may be used.
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
-        send_priority: vLLM refuses a priority unless its scheduler is told to follow them.
+        send_priority: vLLM refuses a priority unless its scheduling policy is ``priority``.
         adapters: an adapter's name at the workers, where it is not its id.
-        loads: whether the other adapters are loaded there, under names of their own.
-        folder: where the workers see the gateway's folder of adapters; ``None``: at the same path.
+        loads: whether the gateway loads the other adapters there, under names that it makes.
+        folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
     """
 
     model: str
@@ -83,7 +83,7 @@ class CompletionWriter:
     folder: str | None = None
 
     def adapter_name(self, work: Work) -> str | None:
-        """What the workers call the adapter."""
+        """The adapter's name at the workers."""
         if work.adapter is None:
             return None
         if (adapter := self.to_load(work)) is not None:
@@ -96,7 +96,7 @@ class CompletionWriter:
         return None if adapter is None or not self.loads or adapter.adapter_id in self.adapters else adapter
 
     def path(self, work: Work) -> str:
-        """Where the work goes. A raw prompt has no messages."""
+        """The endpoint for this work. A raw prompt has no messages."""
         return TEXT_PATH if self.token_ids or not work.messages else CHAT_PATH
 
     @property
@@ -109,7 +109,7 @@ class CompletionWriter:
         return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
 
     def ways(self, work: Work) -> frozenset[Continue]:
-        """How they can go on with this one's: a raw prompt has no message to be filled."""
+        """How the workers can resume this answer: a raw prompt has no message to complete."""
         if work.messages or not self.continues:
             return self.continues
         return frozenset({Continue.TOKENS})
@@ -120,18 +120,18 @@ class CompletionWriter:
         return TextSplice(partial.text, work.sampling.stop, trimmed)
 
     def in_larger_pieces(self, work: Work) -> bool:
-        """Whether chunks of several tokens are asked for, each with a running count."""
+        """Whether to request chunks of several tokens, each with a running count."""
         return self.dialect is Dialect.VLLM and not work.stream
 
     def body(self, work: Work) -> bytes:
-        """The request. Always a stream, so that a cancellation and the first token are seen at once."""
+        """The request body. Always a stream, to time the first token and to cancel by closing."""
         sampling = work.sampling
         chat = self.path(work) == CHAT_PATH
         plain = self.dialect is Dialect.OPENAI
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
             body["messages"] = [{"role": m.role.value, "content": m.content} for m in work.messages]
-            # Templates take white space from a message's ends, and an empty message is no beginning.
+            # Templates strip white space at a message's ends; an empty message cannot be continued.
             if work.partial is not None and (partial := work.partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": partial})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -150,7 +150,7 @@ class CompletionWriter:
             "min_p": sampling.min_p,
         }
         if self.dialect is Dialect.VLLM and sampling.n > 1 and sampling.temperature == 0:
-            # vLLM refuses several greedy texts; the likeliest token alone to choose from is the same.
+            # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             given |= {"temperature": 1.0, "top_k": 1, "top_p": None, "min_p": None}
         body |= {name: value for name, value in given.items() if value is not None}
         if sampling.stop:
@@ -166,16 +166,16 @@ class CompletionWriter:
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         if sampling.logprobs is not None:
-            self._ask_logprobs(body, sampling.logprobs, chat)
+            self._add_logprobs(body, sampling.logprobs, chat)
         if work.response_format.type is not FormatType.TEXT:
-            self._ask_shape(body, work)
+            self._add_format(body, work)
         if self.dialect is Dialect.VLLM:
             if len(work.token_ids) <= MAX_ECHOED_PROMPT:
                 body["return_token_ids"] = True
             if work.cache_salt is not None:
                 body["cache_salt"] = salt_of(work.cache_salt)
             if self.in_larger_pieces(work):
-                # A chunk is no token then: each says how many tokens there have been.
+                # A chunk is then several tokens: each reports the number of tokens so far.
                 body["stream_interval"] = STREAM_INTERVAL
                 body["stream_options"]["continuous_usage_stats"] = True
         if self.send_priority and work.priority:
@@ -183,7 +183,7 @@ class CompletionWriter:
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
         return orjson.dumps(body)
 
-    def _ask_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
+    def _add_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
         if not chat:
             body["logprobs"] = count
         else:
@@ -194,7 +194,7 @@ class CompletionWriter:
             # Its texts and bytes cannot tell the parts of a character apart; ids can.
             body["return_tokens_as_token_ids"] = True
 
-    def _ask_shape(self, body: dict[str, Any], work: Work) -> None:
+    def _add_format(self, body: dict[str, Any], work: Work) -> None:
         shape = work.response_format
         if shape.type is FormatType.JSON_OBJECT:
             body["response_format"] = {"type": "json_object"}
@@ -208,10 +208,10 @@ class CompletionWriter:
 
 
 def honoured(dialect: Dialect, shape: FormatType) -> bool:
-    """Whether servers of the dialect can be asked for such a shape."""
+    """Whether servers of the dialect support this format."""
     return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
 
 
 def salt_of(tenant: str) -> str:
-    """The tenant's salt: vLLM takes neither every character nor every length, and need not know the name."""
+    """The tenant's salt, as a hash: vLLM restricts characters and length, and the name stays private."""
     return hashlib.blake2b(tenant.encode(), digest_size=16, person=b"sluice-salt").hexdigest()

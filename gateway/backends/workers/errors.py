@@ -1,20 +1,20 @@
-"""What can go wrong between the gateway and a worker, below the meaning of an answer.
+"""Failures of the connection between the gateway and a worker.
 
 ::
 
     TransportError
-    ├── ConnectFailed      no connection: refused, unreachable, no name, TLS, too slow
-    ├── ConnectionsInUse   as many connections to this worker as may be
-    ├── ConnectionLost     it ended before the answer did
-    ├── TimedOut           connected, and then too slow; ``what`` names which limit
-    └── BadHttp            what came is no answer: not HTTP, the wrong type, longer than allowed
+    ├── ConnectFailed      no connection: refused, unreachable, unknown name, TLS, timeout
+    ├── ConnectionsInUse   the limit of connections to this worker is reached
+    ├── ConnectionLost     the connection closed before the answer's end
+    ├── TimedOut           the worker was too slow; ``what`` names the limit
+    └── BadHttp            invalid answer: not HTTP, the wrong type, longer than allowed
 """
 
 from __future__ import annotations
 
 
 class TransportError(Exception):
-    """The worker gave no answer. The message names no prompt and no key."""
+    """The worker gave no answer. The message contains neither prompt nor key."""
 
 
 class ConnectFailed(TransportError):
@@ -22,7 +22,7 @@ class ConnectFailed(TransportError):
 
     Args:
         message: what happened.
-        refused: nobody listens there, or the way there is closed; it was not merely slow.
+        refused: the connection was refused or the host is unreachable; not a timeout.
     """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
@@ -39,8 +39,8 @@ class ConnectionLost(TransportError):
 
     Args:
         message: what happened.
-        untouched: nothing of an answer had come, on a connection that had served before: most likely the
-            worker closed it while it was idle, and never saw the request.
+        untouched: no byte of an answer was received on a reused connection. Most likely the worker closed it
+            while it was idle and did not receive the request.
     """
 
     def __init__(self, message: str, *, untouched: bool = False) -> None:
@@ -57,4 +57,4 @@ class TimedOut(TransportError):
 
 
 class BadHttp(TransportError):
-    """What came is not an answer in OpenAI's contract."""
+    """The answer is not valid in OpenAI's contract."""

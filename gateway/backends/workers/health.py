@@ -1,10 +1,10 @@
-"""Whether a worker may be given requests: from its probes and from what requests met there; sans-I/O.
+"""Whether a worker may get requests, from its probes and from its requests' outcomes; sans-I/O.
 
 ::
 
     new ──probe ok──▶ in service ──failures──▶ ejected ──probe failed once the time is up──▶ ejected, longer
                           ▲                       │
-                          └──── probe ok once the time is up, or when nobody else serves; slow start
+                          └──── probe ok once the time is up, or when no other is in service; slow start
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Outcomes within this time count towards the error share, seconds; and at least so many of them decide.
+# Outcomes within this time count towards the error share, seconds; the share needs at least so many of them.
 WINDOW_S = 30.0
 WINDOW_OUTCOMES = 10
 MAX_OUTCOMES = 1000
@@ -26,7 +26,7 @@ FIRST_WEIGHT = 0.1
 
 
 class WorkerState(StrEnum):
-    """Where a worker stands."""
+    """State of a worker."""
 
     NEW = "new"
     IN_SERVICE = "in_service"
@@ -35,14 +35,14 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a worker is taken out, and how it comes back.
+    """When a worker is ejected, and how it returns.
 
     Args:
         eject_after: failures in a row.
         error_share: share of failures among the last outcomes.
-        eject_s: how long the first time, seconds; doubles each time.
-        eject_max_s: the longest, seconds.
-        slow_start_s: how long a worker that came back takes to have its whole share, seconds.
+        eject_s: length of the first ejection, seconds; doubles each time.
+        eject_max_s: longest ejection, seconds.
+        slow_start_s: time after its return until a worker has its whole share, seconds.
     """
 
     eject_after: int = 3
@@ -110,11 +110,11 @@ class WorkerHealth:
             self._since = now
 
     def failed(self, now: float, *, last: bool = False) -> bool:
-        """A request met a failure of the worker; whether that ejects it.
+        """A request failed at the worker; whether that ejects it.
 
         Args:
-            last: it is the last one in service. Such a one stays while its probes answer: a request that
-                may fail is better than one that surely does.
+            last: it is the last one in service. It then stays in service while its probes succeed: a request
+                that may fail is better than one that certainly does.
         """
         self._failures += 1
         self._outcomes.append((now, False))
@@ -126,7 +126,7 @@ class WorkerHealth:
         return False
 
     def refused(self, now: float) -> bool:
-        """Nobody listens there any more, which needs no second sign; whether that ejects it."""
+        """A connection was refused, which ejects it at once; whether it was in service."""
         if not self.in_service:
             return False
         self._eject(now)
@@ -136,7 +136,7 @@ class WorkerHealth:
         """A probe was answered; whether that puts it in service.
 
         Args:
-            alone: nobody else is in service: then it does not wait for its time.
+            alone: no other worker is in service: it then returns before the ejection's end.
         """
         self._probe_failures = 0
         if self.state is WorkerState.EJECTED and now < self._until and not alone:
@@ -152,7 +152,7 @@ class WorkerHealth:
         return True
 
     def probe_failed(self, now: float) -> bool:
-        """A probe was not answered; whether that ejects it. One that is out already stays out longer."""
+        """A probe failed; whether that ejects it. An ejected worker stays ejected for longer."""
         self._probe_failures += 1
         if self.state is WorkerState.EJECTED and now >= self._until:
             self._eject(now)
@@ -174,7 +174,7 @@ class WorkerHealth:
         doubled = self._rules.eject_s * 2.0 ** min(self.strikes, 30)
         self._until = now + min(doubled, self._rules.eject_max_s)
         self.strikes += 1
-        self.ejections += self.in_service  # one that is out already stays out longer
+        self.ejections += self.in_service  # a failed probe only prolongs an ejection
         self.state = WorkerState.EJECTED
         self._returned_at = None
         self._outcomes.clear()

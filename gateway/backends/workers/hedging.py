@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 # Bounds of the histogram, seconds, and the ratio of one bucket's edge to the next: the error of a quantile.
 SHORTEST_S, LONGEST_S, RATIO = 0.001, 600.0, 1.1
 _BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
-# Extra requests that may be saved up in quiet times.
+# Most extra requests that can be saved up while traffic is low.
 MOST_SAVED = 10.0
 
 
@@ -65,7 +65,7 @@ class HedgePolicy:
 
     def __init__(self, rules: HedgeRules) -> None:
         self._rules = rules
-        # A quantile needs enough samples for one of them to lie above it.
+        # A quantile needs enough samples for one to be above it.
         self._needed = math.ceil(1.0 / (1.0 - rules.quantile))
         self._recent = [0] * _BUCKETS
         self._old = [0] * _BUCKETS
@@ -172,7 +172,7 @@ class _Runner:
 
 
 class _Match:
-    """Decides which run has the sink. It is settled once a run has it, or the first run has ended."""
+    """Decides which run gets the sink. Settled once a run has it, or the first run has ended."""
 
     def __init__(self, out: DeltaSink, policy: HedgePolicy, clock: Callable[[], float]) -> None:
         self.settled = asyncio.Event()

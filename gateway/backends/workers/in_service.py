@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-# Time between two probes of a worker while none is in service, seconds; longer in a large pool, so that all
-# of them together are probed at most MAX_PROBES times a second.
+# Time between two probes of a worker while none is in service, seconds. Longer in a large pool: at most
+# MAX_PROBES probes a second in all.
 LOOK_S = 0.25
 MAX_PROBES = 200.0
 
@@ -38,21 +38,21 @@ class WorkersInService:
 
     @property
     def away_s(self) -> float | None:
-        """Seconds since the last one left; ``None`` when one is in service, and when none has ever been."""
+        """Seconds since the last one left; ``None`` while one is in service and before the first one was."""
         return None if self._left_at is None else max(0.0, self._clock() - self._left_at)
 
     def join(self, url: str, look: Callable[[], None]) -> None:
-        """Add a worker of the pool; ``look`` probes it now."""
+        """Add a worker of the pool; ``look`` triggers a probe of it."""
         self._looks[url] = look
 
     def came(self, url: str) -> None:
-        """The worker is in service now."""
+        """The worker came into service."""
         self._serving.add(url)
         self._left_at = None
         self._any.set()
 
     def left(self, url: str) -> None:
-        """The worker is not in service any more; when it was the last one, all are probed."""
+        """The worker left service; when it was the last one, all are probed."""
         self._serving.discard(url)
         if self._serving or self._left_at is not None:
             return
@@ -66,7 +66,7 @@ class WorkersInService:
         self._any.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until a worker is in service, at most so long."""
+        """Wait at most ``timeout_s`` until a worker is in service."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._any.wait()

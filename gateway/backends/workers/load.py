@@ -1,9 +1,9 @@
-"""One worker's load: its own last word, joined with what was sent there since; sans-I/O.
+"""One worker's load: its last scraped metrics, plus the requests sent to it since; sans-I/O.
 
-A scrape is the past. Requests sent after it are known here, and are added at once, so that a burst between
-two scrapes does not all go to the worker that looked idle. Requests of others are known from the scrape
-alone: what it counted above our own. As it grows old they are believed to have grown; when it is too old to
-mean anything, only our own count. So a worker whose metrics stay away is neither flooded nor starved.
+Requests sent after a scrape are added at once, so that a burst between two scrapes does not all go to the
+worker that was idle. Requests of other gateways are known from the scrape only: its count minus our own. As
+the scrape ages, their number is scaled up; once it is too old, only our own requests count. So a worker
+whose metrics are missing is neither flooded nor starved.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from admission.values import BackendLoad
 from gateway.backends.workers.scrape import WorkerFigures
 
-# Intervals after which a scrape begins to be doubted, and after which it is no longer believed.
+# Age in scrape intervals from which others' load is scaled up, and from which the scrape is ignored.
 DOUBT_INTERVALS, STALE_INTERVALS = 2.0, 10.0
-# How much others' load is believed to have grown when a scrape is about to be no longer believed.
+# Factor of others' load just before the scrape is ignored.
 DOUBT_FACTOR = 2.0
-# A doubted figure alone must not stop traffic: below admission's threshold of memory pressure.
+# Upper bound of a scaled-up KV usage, below admission's threshold of memory pressure: an old figure alone
+# must not stop traffic.
 DOUBTED_KV_USAGE = 0.9
 
 
@@ -28,6 +29,7 @@ class WorkerLoad:
     """
 
     __slots__ = (
+        "_cached",
         "_figures",
         "_interval_s",
         "_last",
@@ -36,7 +38,6 @@ class WorkerLoad:
         "_scraped_at",
         "_scrapes",
         "_sent",
-        "_told",
         "_unseen_tokens",
     )
 
@@ -51,8 +52,8 @@ class WorkerLoad:
         self._last = 0
         self._scrapes = 0
         self._unseen_tokens = 0
-        # The load by a fresh scrape, until something changes: it is asked several times a request.
-        self._told: BackendLoad | None = None
+        # The load by a fresh scrape, cached until something changes: it is read several times a request.
+        self._cached: BackendLoad | None = None
 
     @property
     def in_flight(self) -> int:
@@ -61,27 +62,27 @@ class WorkerLoad:
 
     @property
     def adapters(self) -> frozenset[str]:
-        """LoRA adapters that it was seen with."""
+        """LoRA adapters in its last scrape."""
         return self._figures.adapters if self._figures is not None else frozenset()
 
     def sent(self, prompt_tokens: int) -> int:
-        """A request goes there; the ticket takes it back."""
-        self._told = None
+        """A request is sent there; returns a ticket for :meth:`ended`."""
+        self._cached = None
         self._last += 1
         self._sent[self._last] = (prompt_tokens, self._scrapes)
         self._unseen_tokens += prompt_tokens
         return self._last
 
     def ended(self, ticket: int) -> None:
-        """It has ended, in whatever way. Raises KeyError for a ticket that is not out."""
+        """The request has ended, with whatever outcome. Raises KeyError for an unknown ticket."""
         tokens, scrapes = self._sent.pop(ticket)
-        self._told = None
+        self._cached = None
         if scrapes == self._scrapes:
             self._unseen_tokens -= tokens
 
     def scraped(self, figures: WorkerFigures, now: float) -> None:
-        """The worker told its figures."""
-        self._told = None
+        """The worker reported its figures."""
+        self._cached = None
         self._figures = figures
         self._scraped_at = now
         self._others = max(0, figures.running + figures.waiting - len(self._sent))
@@ -90,29 +91,29 @@ class WorkerLoad:
 
     @property
     def counted(self) -> tuple[int, int] | None:
-        """Prompt and generated tokens since the worker's start, as it last told; ``None``: it does not."""
-        told = self._figures
-        if told is None or told.prompt_tokens is None or told.generation_tokens is None:
+        """Prompt and generated tokens since the worker's start; ``None`` when it does not report them."""
+        figures = self._figures
+        if figures is None or figures.prompt_tokens is None or figures.generation_tokens is None:
             return None
-        return told.prompt_tokens, told.generation_tokens
+        return figures.prompt_tokens, figures.generation_tokens
 
     def requests(self, now: float) -> float:
-        """Requests on the worker as far as can be told: ours, and what others have there."""
+        """Estimate of the requests on the worker: ours and those of others."""
         return len(self._sent) + self._others * self._doubt(now)
 
-    def told(self, now: float) -> BackendLoad | None:
-        """The worker's load now; ``None`` when it has told nothing that could still be believed."""
+    def current(self, now: float) -> BackendLoad | None:
+        """The worker's load now; ``None`` without a scrape that is recent enough."""
         figures = self._figures
         doubt = self._doubt(now)
         if figures is None or not doubt:
             return None
-        if doubt == 1.0 and self._told is not None:
-            return self._told
+        if doubt == 1.0 and self._cached is not None:
+            return self._cached
         total = len(self._sent) + round(self._others * doubt)
         running = min(total, figures.running + max(0, total - figures.running - figures.waiting))
         if self._max_running:
             running = min(running, self._max_running)
-        told = BackendLoad(
+        load = BackendLoad(
             running=running,
             waiting=total - running,
             kv_usage=self._kv_usage(figures, doubt),
@@ -120,11 +121,11 @@ class WorkerLoad:
             block_size=figures.block_size,
             max_running=self._max_running,
         )
-        self._told = told if doubt == 1.0 else None
-        return told
+        self._cached = load if doubt == 1.0 else None
+        return load
 
-    def seen(self, now: float) -> tuple[float, float]:
-        """:meth:`requests`, and the share of its KV blocks in use, 0 when unknown; at the cost of one."""
+    def requests_and_kv_usage(self, now: float) -> tuple[float, float]:
+        """:meth:`requests`, and the share of its KV blocks in use, 0 when unknown, in one call."""
         figures, doubt = self._figures, self._doubt(now)
         requests = len(self._sent) + self._others * doubt
         return requests, self._kv_usage(figures, doubt) if figures is not None and doubt else 0.0
@@ -139,7 +140,7 @@ class WorkerLoad:
         return min(kv_usage, 1.0)
 
     def _doubt(self, now: float) -> float:
-        """What others' requests are multiplied with: 1 while the scrape is fresh, 0 once it says nothing."""
+        """Factor of others' requests: 1 while the scrape is fresh, 0 without one that is recent enough."""
         if self._figures is None:
             return 0.0
         age = (now - self._scraped_at) / self._interval_s
@@ -152,13 +153,13 @@ class WorkerLoad:
 
 
 def pool_load(loads: list[BackendLoad | None], in_flight: list[int], max_running: int) -> BackendLoad | None:
-    """The workers in service together; ``None`` when none of them told anything that can be believed.
+    """The sum over the workers in service; ``None`` when the load of none of them is known.
 
-    For one that told nothing beside others that did, its requests in flight run.
+    A worker whose load is unknown counts with its requests in flight, as running.
 
     Args:
-        loads: each worker's own.
-        in_flight: each worker's requests from here.
+        loads: each worker's.
+        in_flight: each worker's requests sent from here.
         max_running: most sequences of one worker's batch; 0 when unknown.
     """
     known = [load for load in loads if load is not None]

@@ -1,4 +1,4 @@
-"""Log-probabilities as workers send them: OpenAI's two shapes, and vLLM's token ids in place of texts."""
+"""Log-probabilities as workers send them: OpenAI's two formats, and vLLM's token ids instead of texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from gateway.backends.workers.errors import BadHttp
 from gateway.contracts.values import TokenLogprob
 
-# How vLLM writes a token when it is asked for ids.
+# Prefix of a token in vLLM's output when ids are requested.
 TOKEN_ID = "token_id:"
 
 
@@ -42,8 +42,8 @@ class LogprobReader:
     """Reads the entries of one answer.
 
     Args:
-        count: alternatives asked for.
-        token_bytes: what a token id stands for.
+        count: alternatives requested for each token.
+        token_bytes: the bytes of a token id.
     """
 
     __slots__ = ("_count", "_token_bytes")
@@ -53,19 +53,19 @@ class LogprobReader:
         self._token_bytes = token_bytes
 
     def read(self, raw: bytes) -> list[TokenLogprob]:
-        """An entry a token. Raises BadHttp."""
+        """One entry for each token. Raises BadHttp."""
         try:
-            told = _decode(raw)
+            entries = _decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BadHttp("log-probabilities are in no shape of OpenAI's contract") from None
-        if told.content is not None:
-            return [self._chat(entry) for entry in told.content]
-        if told.tokens is None or told.token_logprobs is None:
+            raise BadHttp("log-probabilities are in no format of OpenAI's contract") from None
+        if entries.content is not None:
+            return [self._chat(entry) for entry in entries.content]
+        if entries.tokens is None or entries.token_logprobs is None:
             return []
-        tops = told.top_logprobs or [None] * len(told.tokens)
+        tops = entries.top_logprobs or [None] * len(entries.tokens)
         return [
             TokenLogprob(self._data(token), logprob or 0.0, self._likely(top or {}))
-            for token, logprob, top in zip(told.tokens, told.token_logprobs, tops, strict=False)
+            for token, logprob, top in zip(entries.tokens, entries.token_logprobs, tops, strict=False)
         ]
 
     def _chat(self, entry: _Entry) -> TokenLogprob:
@@ -74,7 +74,7 @@ class LogprobReader:
         return TokenLogprob(self._data(entry.token, entry.bytes), entry.logprob, top)
 
     def _likely(self, top: dict[str, float]) -> tuple[TokenLogprob, ...]:
-        """The token that came is among them even when it is none of the likely ones: it sorts last then."""
+        """The likeliest alternatives. The sampled token may be listed in addition; it then sorts last."""
         best = sorted(top.items(), key=lambda item: -item[1])[: self._count]
         return tuple([TokenLogprob(self._data(token), logprob) for token, logprob in best])
 
@@ -84,4 +84,4 @@ class LogprobReader:
         try:
             return token.encode() if data is None else bytes(data)
         except ValueError:
-            raise BadHttp("the bytes of a token are no bytes") from None
+            raise BadHttp("the bytes of a token are not bytes") from None

@@ -1,8 +1,8 @@
-"""The adapters that this gateway loads on one worker while it serves, by vLLM's own endpoints.
+"""The adapters that this gateway loads on one running worker, by vLLM's own endpoints.
 
-A worker gets them under names of our making, each for one content alone: vLLM finds cached prefixes by an
-adapter's name, so a name that came back with other weights would answer with what the old ones computed.
-Another gateway makes the same names and finds what this one has loaded.
+The gateway gives an adapter a name on the worker that is different for each content: vLLM finds cached
+prefixes by an adapter's name, so a reused name with other weights would give answers computed with the old
+ones. Another gateway makes the same names and finds what this one has loaded.
 
 The bookkeeping is :class:`LoraSlots`, as for an engine in process; the holder is the worker.
 """
@@ -29,9 +29,9 @@ from gateway.backends.workers.refusal import failure_of, failure_of_transport
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
 # Longest answer of these endpoints that is read, bytes.
 MAX_ANSWER_BYTES = 64 * 1024
-# A list is short, and a worker that loads an adapter answers late.
+# Long, since a worker that loads an adapter answers late.
 LIST_TIMEOUT_S = 10.0
-# Of a worker's own words about a load, in the log.
+# Characters of a worker's error message in the log.
 MAX_WORDS = 300
 
 
@@ -48,7 +48,7 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 def listed_models(body: bytes) -> frozenset[str] | None:
-    """The names in an answer of ``/models``; ``None`` when it is none."""
+    """The names in an answer of ``/models``; ``None`` when it is not such an answer."""
     try:
         return frozenset(model.id for model in _decode_models(body).data if model.id)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -56,7 +56,7 @@ def listed_models(body: bytes) -> frozenset[str] | None:
 
 
 def is_sluice(body: bytes) -> bool:
-    """Whether an answer of ``/models`` is another Sluice's: it calls itself the owner of what it serves."""
+    """Whether an answer of ``/models`` is another Sluice's: its models have ``owned_by: sluice``."""
     try:
         return any(model.owned_by == "sluice" for model in _decode_models(body).data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -64,7 +64,7 @@ def is_sluice(body: bytes) -> bool:
 
 
 def path_at_worker(adapter: Adapter, folder: str | None) -> str:
-    """Where the worker finds the adapter's files; ``folder`` is where it sees our folder of adapters."""
+    """The path of the adapter's files on the worker, where ``folder`` is the gateway's adapter folder."""
     return adapter.path if folder is None else f"{folder.rstrip('/')}/{PurePath(adapter.path).name}"
 
 
@@ -79,11 +79,11 @@ class WorkerLoras:
 
     Args:
         client: the connections to the worker.
-        places: most adapters that are loaded there from here.
-        folder: where the worker sees the gateway's folder of adapters; ``None``: at the same path.
+        places: most adapters loaded by this gateway at once.
+        folder: path of the gateway's adapter folder on the worker; ``None``: the same path.
         bring: makes sure that an adapter's files are there; raises AdapterError.
         clock: monotonic seconds.
-        fixed: adapters that have a name at the worker already, and are never loaded from here.
+        fixed: adapters that are configured at the worker already and never loaded by this gateway.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class WorkerLoras:
 
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[int]:
-        """The adapter is loaded, and stays so while the block runs; gives the number of that load.
+        """Load the adapter and hold it while the block runs; gives the number of that load.
 
         Raises:
             BackendFailure: of ``adapter_id``: it cannot be loaded, or all places are in use; or the worker
-                refuses us.
-            TransportError: the worker cannot be asked.
+                refuses the gateway's key.
+            TransportError: the worker does not answer.
         """
         async with self._slots.hold(adapter):
             yield self._holder.number_of(adapter.adapter_id)
 
     @property
     def places(self) -> int:
-        """Most adapters that are loaded there from here."""
+        """Most adapters loaded by this gateway at once."""
         return self._slots.places
 
     async def preload(self, adapter: Adapter) -> None:
@@ -138,9 +138,9 @@ class WorkerLoras:
             raise failure_of_transport(error, delivered=False) from error
 
     async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
-        """Give up the retired that nobody uses; load the pinned and, while there is room, what was asked for.
+        """Unload idle retired adapters; load the pinned ones and, while there is room, those in demand.
 
-        A load that fails waits for its next time. Raises BackendFailure: the worker cannot be asked.
+        A failed load is retried on a later call. Raises BackendFailure: the worker does not answer.
         """
         ours = [adapter for adapter in known if adapter.adapter_id not in self._fixed]
         try:
@@ -153,20 +153,20 @@ class WorkerLoras:
             raise failure_of_transport(error, delivered=False) from error
 
     def lost(self, adapter_id: str, number: int) -> None:
-        """The worker knows nothing of what that load put there: the next request loads it again."""
+        """The worker no longer has the adapter of that load: the next request loads it again."""
         if self._holder.number_of(adapter_id) == number:
             self._drop(adapter_id)
 
     def forget(self) -> None:
-        """The worker came back after it was away: nothing may be left there."""
+        """The worker has returned after an outage: it may have lost every adapter."""
         self._holder.listed = frozenset()
         for adapter_id in tuple(self._holder.adapters):
             self._drop(adapter_id)
 
-    def saw(self, listed: frozenset[str], changes: int) -> None:
-        """What the worker lists, asked for when there had been so many ``changes``.
+    def update(self, listed: frozenset[str], changes: int) -> None:
+        """Take the worker's list, requested when :attr:`changes` was ``changes``.
 
-        A list that a load or unload has overtaken is of no use.
+        A list that is older than the last load or unload is ignored.
         """
         if changes != self._holder.changes or self._holder.changing:
             return
@@ -180,7 +180,7 @@ class WorkerLoras:
 
 
 class _Holder:
-    """The worker as the slots wants it."""
+    """The worker as an :class:`~gateway.backends.lora_slots.AdapterHolder`."""
 
     def __init__(self, client: WorkerClient, folder: str | None) -> None:
         self._client = client
@@ -193,35 +193,35 @@ class _Holder:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """What is loaded: id and folder."""
+        """Folder of each loaded adapter, by id."""
         return MappingProxyType({one: folder for one, (folder, _, _) in self._loaded.items()})
 
     @property
     def names(self) -> frozenset[str]:
-        """The same by the worker's names."""
+        """The worker's names of the loaded adapters."""
         return frozenset(name for _, name, _ in self._loaded.values())
 
     def number_of(self, adapter_id: str) -> int:
-        """Which load it came with; 0 when it is not loaded."""
+        """The number of its load; 0 when it is not loaded."""
         loaded = self._loaded.get(adapter_id)
         return loaded[2] if loaded is not None else 0
 
     def missing(self, listed: frozenset[str]) -> list[str]:
-        """What was loaded and is not listed."""
+        """Loaded adapters that are not in ``listed``."""
         return [one for one, (_, name, _) in self._loaded.items() if name not in listed]
 
     def drop(self, adapter_id: str) -> None:
-        """It is not there any longer."""
+        """Forget an adapter that is no longer on the worker."""
         loaded = self._loaded.pop(adapter_id, None)
         if loaded is not None:
             self.listed -= {loaded[1]}
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load, or take over what was loaded there before."""
+        """Load, or adopt what is already loaded there."""
         name, path = loaded_name(adapter, self._folder), path_at_worker(adapter, self._folder)
         if name not in self.listed:
             status, body = await self._post(LOAD_PATH, {"lora_name": name, "lora_path": path})
-            # 400 is also said of what is loaded already: by another gateway, or by a call that was cancelled.
+            # 400 is also the answer for an adapter that another gateway or a cancelled call has loaded.
             if status != 200 and not (status == 400 and name in await self._list()):
                 raise self._refused(adapter, path, status, body)
             self._log.info("adapter loaded on worker", adapter=adapter.adapter_id, name=name)
@@ -232,7 +232,7 @@ class _Holder:
             await self._unload(adapter.adapter_id, old[1])
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Take its name from the worker; requests under way there end on its weights."""
+        """Remove its name from the worker; requests in flight there finish on its weights."""
         _, name, _ = self._loaded[adapter_id]
         self.drop(adapter_id)
         await self._unload(adapter_id, name)
@@ -248,7 +248,7 @@ class _Holder:
         try:
             async with self._client.post(path, orjson.dumps(body)) as connection:
                 answer = connection.status, await whole_body(connection, MAX_ANSWER_BYTES)
-                if answer[0] in (401, 403, 429, 502, 503, 504):  # of the worker, not of the adapter
+                if answer[0] in (401, 403, 429, 502, 503, 504):  # failures of the worker, not of the adapter
                     raise failure_of(*answer, connection.retry_after, model=body["lora_name"])
                 return answer
         finally:
@@ -274,4 +274,4 @@ class _Holder:
                 f"the worker finds nothing at {PurePath(path).name} in its folder of adapters; "
                 "check adapters_folder"
             )
-        return errors.AdapterUnreadable(f"the worker answered {status} when it was to load it")
+        return errors.AdapterUnreadable(f"the worker answered {status} to the load request")

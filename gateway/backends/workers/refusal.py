@@ -1,4 +1,4 @@
-"""A worker's refusals and failures in the gateway's closed set."""
+"""Maps a worker's error answers and transport errors to the gateway's failure kinds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.backends.workers.errors import (
 )
 from resilience.failures import BackendFailure, FailureKind
 
-# Bounds of what a worker may ask for, seconds: a wrong clock there must not keep traffic away for a day.
+# Longest Retry-After that is honoured, seconds: a wrong clock there must not divert traffic for a day.
 MAX_RETRY_AFTER_S = 300.0
-# When a worker that is overloaded does not say when it will not be.
+# When an overloaded worker sends no Retry-After, seconds.
 DEFAULT_RETRY_AFTER_S = 1.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
-# Fields that the pool writes for what the house calls by another name.
-_WRITTEN_FOR: Mapping[str, str] = MappingProxyType(
+# The gateway's name of a field that the pool sends under another name.
+_GATEWAY_FIELDS: Mapping[str, str] = MappingProxyType(
     {"structured_outputs": "response_format", "max_completion_tokens": "max_tokens"}
 )
 _TOO_LONG = (
@@ -73,33 +73,33 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 def failure_of(
     status: int, body: bytes, retry_after: str | None, *, model: str, adapter: bool = False
 ) -> BackendFailure:
-    """What an answer with an error status means.
+    """The failure for an answer with an error status.
 
-    The worker's own words are not passed on: it may quote the prompt. Its code and the field it names are.
+    The worker's message is not passed on, since it may quote the prompt; its code and field name are.
 
     Args:
         status: the HTTP status.
         body: the answer's body.
-        retry_after: the header, if it came.
-        model: the name that was asked for.
-        adapter: whether that is an adapter's.
+        retry_after: the header, if sent.
+        model: the requested name.
+        adapter: whether it is an adapter's name.
     """
     return _failure(status, _read(body), _seconds(retry_after), model, "adapter_id" if adapter else None)
 
 
 def failure_in_stream(error: bytes) -> BackendFailure:
-    """What an error object inside a stream means."""
+    """The failure for an error object inside a stream."""
     try:
-        told = _decode_error(error)
+        reported = _decode_error(error)
     except msgspec.DecodeError:
-        told = _Error()
-    code = told.code if isinstance(told.code, int) else 0
-    status = code if 400 <= code < 600 else _STATUS_OF_TYPE.get((told.type or "").lower(), 500)
-    return _failure(status, told, None, None)
+        reported = _Error()
+    code = reported.code if isinstance(reported.code, int) else 0
+    status = code if 400 <= code < 600 else _STATUS_OF_TYPE.get((reported.type or "").lower(), 500)
+    return _failure(status, reported, None, None)
 
 
 def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFailure:
-    """What no answer, or half of one, means."""
+    """The failure for a missing or incomplete answer."""
     if isinstance(error, TimedOut):
         return BackendFailure(FailureKind.TIMEOUT, f"the worker did not answer in time: {error}")
     if delivered:
@@ -108,7 +108,7 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
         return BackendFailure(
             FailureKind.THROTTLED, f"a worker is busy: {error}", retry_after_s=DEFAULT_RETRY_AFTER_S
         )
-    what = "answered nothing usable" if isinstance(error, BadHttp) else "is away"
+    what = "gave no usable answer" if isinstance(error, BadHttp) else "is unreachable"
     if isinstance(error, ConnectFailed | BadHttp):
         return BackendFailure(
             FailureKind.BACKEND_UNAVAILABLE,
@@ -119,14 +119,14 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
 
 
 def _failure(
-    status: int, told: _Error, retry_after_s: float | None, model: str | None, missing: str | None = None
+    status: int, reported: _Error, retry_after_s: float | None, model: str | None, missing: str | None = None
 ) -> BackendFailure:
-    code = f" ({told.code})" if isinstance(told.code, str) and _FIELD.match(told.code) else ""
-    param = told.param if told.param is not None and _FIELD.match(told.param) else None
+    code = f" ({reported.code})" if isinstance(reported.code, str) and _FIELD.match(reported.code) else ""
+    param = reported.param if reported.param is not None and _FIELD.match(reported.param) else None
     if param is not None:
-        param = _WRITTEN_FOR.get(param.partition(".")[0], param)
+        param = _GATEWAY_FIELDS.get(param.partition(".")[0], param)
     if status in (400, 422):
-        words = f"{told.message} {told.code}".lower()
+        words = f"{reported.message} {reported.code}".lower()
         if any(sign in words for sign in _TOO_LONG):
             return BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED, "prompt and answer are longer than the worker takes"
@@ -141,10 +141,10 @@ def _failure(
             f"the worker refused the gateway's key with {status}; check the variable that api_key_env names",
         )
     if status == 404:
-        asked = f" {model!r}" if model else " the model"
+        requested = f" {model!r}" if model else " the model"
         return BackendFailure(
             FailureKind.MODEL_NOT_FOUND,
-            f"the worker does not serve{asked}; check model and adapters",
+            f"the worker does not serve{requested}; check model and adapters",
             param=missing,
         )
     if status == 413:
@@ -156,7 +156,7 @@ def _failure(
             retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S,
         )
     if status == 503:
-        # With a time to come back it is overload, without one it is out of service.
+        # With Retry-After it is overload, without it the worker is out of service.
         kind = FailureKind.BACKEND_UNAVAILABLE if retry_after_s is None else FailureKind.THROTTLED
         return BackendFailure(
             kind, f"the worker answered 503{code}", retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S
@@ -174,21 +174,21 @@ def _failure(
 
 def _read(body: bytes) -> _Error:
     try:
-        told = _decode_body(body)
+        reported = _decode_body(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Error()
-    if isinstance(told.error, _Error):
-        return told.error
-    return _Error(told.message, told.type, told.param, told.code)
+    if isinstance(reported.error, _Error):
+        return reported.error
+    return _Error(reported.message, reported.type, reported.param, reported.code)
 
 
 def _seconds(value: str | None) -> float | None:
-    """``Retry-After``: seconds, or a date that is taken from now as the worker's clock is not ours."""
+    """``Retry-After`` in seconds. A date gives the default, since the worker's clock may differ from ours."""
     if value is None:
         return None
     try:
         seconds = float(value)
     except ValueError:
-        # A date needs two clocks to agree; that it came at all says "soon".
+        # The date itself is not used, only that there is one.
         return DEFAULT_RETRY_AFTER_S if email.utils.parsedate(value) else None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None

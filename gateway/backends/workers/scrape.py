@@ -15,7 +15,7 @@ PROMPT_TOKENS = "vllm:prompt_tokens_total"
 GENERATION_TOKENS = "vllm:generation_tokens_total"
 _WANTED = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, LORA, PROMPT_TOKENS, GENERATION_TOKENS)
 
-# Larger values, infinity and NaN are no counts.
+# Larger values, infinity and NaN are ignored.
 _MAX_VALUE = 1e15
 
 

@@ -1,6 +1,6 @@
-"""Who was last sent the beginning of a prompt, or an adapter: hints where to look in a large pool; sans-I/O.
+"""Which workers last got a prompt's prefix or an adapter: hints for the choice in a large pool; sans-I/O.
 
-A hint may be wrong. Whoever follows it asks the worker's own index: a stale one costs a look and no more.
+A hint may be stale. The choice checks it against the worker's own index, so a stale one costs one lookup.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 
-# Names kept of each block: the bound on load makes a favourite's next worker known while the last is full.
-KEPT = 4
-# Hints in all. One is about 250 bytes, a prompt leaves about a dozen: some 80,000 conversations, 250 MB.
+# Workers stored for each block: when the bound on load excludes the last one, the one before is known.
+WORKERS_PER_KEY = 4
+# Hints in all. One takes about 250 bytes and a prompt adds about a dozen: some 80,000 conversations, 250 MB.
 MOST_HINTS = 1_000_000
-# Places of a chain that are noted besides its last one, each about a quarter further than the one before. A
-# conversation's next turn has the last place of the turn before; others that begin alike have some of these.
+# Positions of a chain that are stored in addition to its last one, each about a quarter further than the one
+# before. A conversation's next turn contains the last position of the turn before; another prompt with the
+# same beginning contains some of these.
 _PLACES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 38, 48, 60, 75, 94, 118, 148, 185, 231, 289, 361, 451)
 PLACES = (*_PLACES, 564, 705, 881)
 
 
 class Hints:
-    """The last few workers that were sent a block or an adapter, the one used longest ago forgotten first.
+    """The last few workers that got a block or an adapter; the least recently used entry is dropped first.
 
     Args:
-        most: hints kept.
+        most: most hints stored.
     """
 
     __slots__ = ("_last", "_most")
@@ -48,16 +49,19 @@ class Hints:
             self._last.popitem(last=False)
 
     def of(self, chain: Sequence[int], adapter: str | None) -> list[str]:
-        """Those that may hold most of it, at most KEPT; then those that may hold the adapter, as many."""
+        """Workers that may hold most of the prompt, then those that may hold the adapter.
+
+        At most WORKERS_PER_KEY of each.
+        """
         last, found = self._last, dict[str, None]()
         for link in reversed(chain):
             names = last.get(link)
             if names is not None:
                 found.update(dict.fromkeys(names))
-                if len(found) >= KEPT:
+                if len(found) >= WORKERS_PER_KEY:
                     break
-        told = list(found)[:KEPT]
-        return told if adapter is None else [*told, *last.get(adapter, ())]
+        workers = list(found)[:WORKERS_PER_KEY]
+        return workers if adapter is None else [*workers, *last.get(adapter, ())]
 
     def _note(self, key: int | str, name: str) -> None:
         last = self._last
@@ -66,5 +70,5 @@ class Hints:
             last[key] = (name,)
             return
         if names[0] != name:
-            last[key] = (name, *[one for one in names if one != name][: KEPT - 1])
+            last[key] = (name, *[one for one in names if one != name][: WORKERS_PER_KEY - 1])
         last.move_to_end(key)

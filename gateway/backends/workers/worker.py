@@ -1,4 +1,4 @@
-"""One worker: its connections, its health, its load, and the loops that ask after it."""
+"""One worker: its connections, its health, its load, and the loops that probe and scrape it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from gateway.backends.workers.scrape import read_figures
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
 
-# Connections of the probe and the scrape; they must not have to wait for requests to end.
+# Connections for probe and scrape, separate from those for requests.
 WATCH_CONNECTIONS = 2
-# A request whose connection broke waits so long for a probe's word on whether the worker is still there: a
-# refused connection tells within a millisecond, seconds.
+# Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
+# connection takes a millisecond.
 VERDICT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRules:
-    """How a worker is asked after.
+    """How a worker is probed and scraped.
 
     Args:
-        probe_path: from the server's root; where it is 404, the models are asked for instead.
+        probe_path: from the server's root; where it is 404, ``/models`` is used instead.
         probe_interval_s: time between two probes, seconds.
         probe_timeout_s: longest time for one, and for a scrape, seconds.
         metrics_path: from the server's root; ``None``: no scrapes.
         metrics_interval_s: time between two scrapes, seconds.
-        lists_models: whether its list of models tells which adapters it holds.
-        sluice_probe_path: the same as ``probe_path`` once it has turned out to be a Sluice.
+        lists_models: whether its list of models contains the adapters that it holds.
+        sluice_probe_path: replaces ``probe_path`` once the worker is detected to be a Sluice.
     """
 
     probe_path: str = "/health"
@@ -50,19 +50,19 @@ class WatchRules:
 
 
 class Worker:
-    """Everything that is known of one worker.
+    """One worker.
 
     Args:
-        make_client: makes a client with these timeouts and at most so many connections.
+        make_client: makes a client with these timeouts and at most that many connections.
         timeouts: limits of a request's exchange.
         max_connections: most connections for requests.
-        rules: when it is taken out of service.
-        watch: how it is asked after.
+        rules: when it is ejected.
+        watch: how it is probed and scraped.
         max_running: most sequences of its batch; 0 when unknown.
         clock: seconds, monotonic.
-        presence: told when it comes into service and when it leaves.
-        on_return: told when it is in service anew: what it had cached may be gone.
-        make_loras: makes what loads adapters there; ``None``: nothing does.
+        presence: informed when it comes into service and when it leaves.
+        on_return: called when it returns to service: its cache may be empty.
+        make_loras: makes the loader of its adapters; ``None``: the gateway loads none.
     """
 
     def __init__(
@@ -98,33 +98,33 @@ class Worker:
         self._on_sluice: Callable[[], None] | None = None
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
-        self._told = asyncio.Event()  # a probe's outcome; another one for each probe
+        self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
         presence.join(url, self._wake.set)
         self._probe_path = watch.probe_path
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
     def detect_sluice(self, on_sluice: Callable[[], None]) -> None:
-        """Find out whether the worker is another Sluice, and call ``on_sluice`` once it is known to be."""
+        """Detect whether the worker is another Sluice, and call ``on_sluice`` once it is known to be one."""
         self._on_sluice = on_sluice
 
     def view(self, now: float) -> WorkerView:
-        """How the choice sees it."""
-        requests, kv_usage = self.load.seen(now)
+        """Its input to the choice."""
+        requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.adapters)
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Adapters that it holds as far as can be told, by its own names."""
-        seen = self._listed | self.load.adapters
-        return seen if self.loras is None else seen | self.loras.names
+        """Adapters that it holds as far as is known, by its own names."""
+        known = self._listed | self.load.adapters
+        return known if self.loras is None else known | self.loras.names
 
     def lost(self, name: str) -> None:
-        """It does not know this adapter."""
+        """It does not have this adapter."""
         self._listed -= {name}
 
     def status(self, now: float) -> WorkerStatus:
-        """How an operator sees it."""
-        told = self.load.told(now)
+        """Its state for operators."""
+        load = self.load.current(now)
         return WorkerStatus(
             url=self.url,
             state=self.health.state.value,
@@ -133,20 +133,20 @@ class Worker:
             connections=self.client.open,
             ejections=self.health.ejections,
             retry_in_s=self.health.returns_in(now),
-            running=told.running if told else None,
-            waiting=told.waiting if told else None,
-            kv_usage=told.kv_usage if told else None,
+            running=load.running if load else None,
+            waiting=load.waiting if load else None,
+            kv_usage=load.kv_usage if load else None,
         )
 
     def failed(self, *, last: bool) -> None:
-        """A request met a failure that is this worker's."""
+        """A request failed because of this worker."""
         if self.health.failed(self._clock(), last=last):
             self._left("requests failed")
 
     async def broke(self, error: TransportError) -> None:
-        """A request's connection broke or could not be made: a dead worker is told from a living one at once.
+        """A request's connection broke or could not be made: probe at once whether the worker is dead.
 
-        Waits at most ``VERDICT_S``.
+        Waits at most ``VERDICT_S`` for the outcome.
         """
         if isinstance(error, ConnectFailed):
             if error.refused:
@@ -155,10 +155,10 @@ class Worker:
         if not isinstance(error, ConnectionLost):
             return
         self._wake.set()
-        # Of two requests that broke together the second needs no probe of its own.
+        # Requests that break together share one probe.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(VERDICT_S):
-                await self._told.wait()
+                await self._probed.wait()
 
     def succeeded(self) -> None:
         """A request got its answer."""
@@ -189,14 +189,14 @@ class Worker:
                 self._returned()
             elif not good and self.health.probe_failed(now):
                 self._left("probes failed")
-            told, self._told = self._told, asyncio.Event()
-            told.set()
+            probed, self._probed = self._probed, asyncio.Event()
+            probed.set()
             if good and self._lists_models:
                 await self._list()
             await self._sleep(now)
 
     async def _sleep(self, now: float) -> None:
-        """Until the next probe: its time, the end of an ejection, or somebody who wants to know."""
+        """Sleep until the next probe: its time, the end of an ejection, or a wake-up."""
         wait_s, back_s = self._watch.probe_interval_s, self.health.returns_in(now)
         if self._presence.none:
             wait_s = min(wait_s, self._presence.look_s)
@@ -217,13 +217,13 @@ class Worker:
             if isinstance(error, ConnectFailed) and error.refused:
                 self._refused()
             return False
-        # A server that asks the prober for a key lives; requests will tell whether theirs is taken.
+        # A server that refuses the probe's key is alive; requests show whether theirs is valid.
         return answer.status < 400 or answer.status in (401, 403)
 
     async def _is_sluice(self) -> bool:
-        """Whether it has just turned out to be a Sluice. Asked before it gets its first request."""
-        tell = self._on_sluice
-        if tell is None:
+        """Whether it was just detected to be a Sluice. Checked before it gets its first request."""
+        on_sluice = self._on_sluice
+        if on_sluice is None:
             return False
         try:
             path = self.client.prefix + MODELS_PATH
@@ -233,15 +233,15 @@ class Worker:
         if answer.status != 200 or not is_sluice(answer.body):
             return False
         self._log.info("the worker is a Sluice")
-        # It lists what it could load too.
+        # A Sluice also lists adapters that it has not loaded.
         self._on_sluice, self._lists_models = None, False
         self._probe_path = self._watch.sluice_probe_path
-        tell()
+        on_sluice()
         return True
 
     def _refused(self) -> None:
         if self.health.refused(self._clock()):
-            self._left("nobody listens")
+            self._left("connection refused")
 
     def _left(self, reason: str) -> None:
         self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
@@ -267,7 +267,7 @@ class Worker:
             return
         self._listed = listed
         if self.loras is not None:
-            self.loras.saw(listed, changes)
+            self.loras.update(listed, changes)
 
     async def _scrape_forever(self, path: str) -> None:
         while True:

@@ -1,14 +1,14 @@
-"""Which worker gets a request: where its prompt's beginning is cached, unless too much is there; sans-I/O.
+"""Which worker gets a request: the one that has its prefix cached, unless it is overloaded; sans-I/O.
 
-In this order, among the workers in service that are not over the bound:
+In this order, among the workers in service below the bound:
 
-1. the one that was sent the longest beginning of this prompt; of several the one with the least load;
-2. else the first on the ring from the place of the prompt's stable prefix, those that hold the adapter first;
+1. the one that got the longest prefix of this prompt; of several the one with the least load;
+2. else the first on the ring from the hash of the prompt's stable prefix, those that hold the adapter first;
 3. without affinity, or for a prompt too short to have a fingerprint: the one with the least load.
 
-The bound (consistent hashing with bounded loads): no worker takes a request when it has ``factor`` times
-its share of all requests, this one included. Some worker is always under it, so a favourite prefix spreads
-over as many workers as its traffic needs and stays together below that.
+The bound (consistent hashing with bounded loads): no worker gets a request when it has ``factor`` times its
+share of all requests, this one included. Some worker is always below it. So the traffic of a popular prefix
+spreads over as many workers as it needs, and over no more.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Places of one worker on the ring: with 16 workers their shares then differ by some tenth.
+# Virtual nodes of one worker on the ring: with 16 workers their shares then differ by about a tenth.
 PLACES = 128
 # What loading an adapter costs, in requests of load: it delays the first token by about one answer's time.
 ADAPTER_COST = 2.0
-# Adapters that a worker is believed to hold, as many as the engines here do by default.
+# Adapters assumed to be held by a worker: the default of the engines here.
 ADAPTERS_HELD = 8
-# KV usage above which the cache of a worker is about to be of no use: each percent counts as a request.
+# KV usage above which a worker soon evicts cached prefixes: each percent above it counts as a request.
 KV_FULL = 0.9
 
 
 class WorkerView(NamedTuple):
-    """A worker at the moment of a choice. A tuple, as one is made for each worker and request.
+    """A worker at the moment of a choice. A tuple for speed: one is made for each worker and request.
 
     Args:
         name: its base URL.
-        requests: on it, ours and others', as far as can be told.
+        requests: on it, ours and others', as estimated.
         kv_usage: share of its KV blocks in use, 0 to 1.
         weight: its share of the load against a worker in full service, above 0 to 1.
         adapters: LoRA adapters that it holds, by the workers' names.
@@ -50,7 +50,7 @@ class WorkerView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request would like.
+    """What a request prefers.
 
     Args:
         chain: fingerprint of its prompt, a number a block; empty when it has none.
@@ -63,7 +63,7 @@ class Wish:
     adapter: str | None = None
 
 
-# Of a request that has no choice.
+# For a pool of one worker.
 NO_WISH = Wish()
 
 
@@ -78,27 +78,27 @@ class Ring:
         self.resize(names)
 
     def resize(self, names: Sequence[str]) -> None:
-        """The names are these from now on. Cheap where most of them stay: hashing is what costs."""
+        """Replace the names. Cheap when most of them stay, since only new ones are hashed."""
         stay = {name for _, name in self._points}.intersection(names)
-        kept = [point for point in self._points if point[1] in stay]
+        old = [point for point in self._points if point[1] in stay]
         new = [
             (_place(f"{name}\x1f{number}"), name)
             for name in names
             if name not in stay
             for number in range(self._each)
         ]
-        # Two runs in order, which is what the sort is quick at.
-        self._points = sorted(kept + sorted(new))
+        # Two sorted runs, which Timsort merges in linear time.
+        self._points = sorted(old + sorted(new))
         self._places = [place for place, _ in self._points]
         self._names = [name for _, name in self._points]
 
     def walk(self, key: int) -> list[str]:
-        """Every name once, from the key's place on."""
+        """Every name once, from the key's position on."""
         start = bisect_right(self._places, _spread(key))
         return list(dict.fromkeys(self._names[start:] + self._names[:start]))
 
     def near(self, key: int, count: int) -> list[str]:
-        """The first ``count`` different names from the key's place on."""
+        """The first ``count`` different names from the key's position on."""
         names, size = self._names, len(self._names)
         start, found = bisect_right(self._places, _spread(key)), dict[str, None]()
         for step in range(size):
@@ -108,7 +108,7 @@ class Ring:
         return list(found)
 
     def first(self, key: int, allowed: frozenset[str] | set[str]) -> str | None:
-        """The first allowed name from the key's place on."""
+        """The first allowed name from the key's position on."""
         names, size = self._names, len(self._names)
         start = bisect_right(self._places, _spread(key))
         for step in range(size):
@@ -119,7 +119,7 @@ class Ring:
 
 
 class SentIndex:
-    """What one worker was sent, newest last: its prefix cache is believed to hold that."""
+    """The blocks sent to one worker, newest last: its prefix cache is assumed to hold them."""
 
     __slots__ = ("_blocks", "_most")
 
@@ -131,7 +131,7 @@ class SentIndex:
         return len(self._blocks)
 
     def match(self, chain: Sequence[int]) -> int:
-        """How many leading blocks it was sent. A chain is all or nothing up to a point: halving finds it."""
+        """Number of leading blocks it was sent, by binary search: a block implies those before it."""
         blocks = self._blocks
         if not chain or chain[0] not in blocks:
             return 0
@@ -145,7 +145,7 @@ class SentIndex:
         return low
 
     def add(self, chain: Sequence[int]) -> None:
-        """It is sent this; last block first, so that a chain is forgotten from its end."""
+        """Add a prompt's blocks, last block first, so that a chain is evicted from its end."""
         blocks = self._blocks
         for link in reversed(chain):
             blocks[link] = None
@@ -154,7 +154,7 @@ class SentIndex:
             blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """It has lost its cache."""
+        """The worker has lost its cache."""
         self._blocks.clear()
 
 
@@ -164,8 +164,8 @@ class WorkerChoice:
     Args:
         names: all workers, in service or not.
         factor: of the bound on load, at least 1.
-        index_blocks: blocks remembered of each worker.
-        affinity: off, load alone decides.
+        index_blocks: blocks stored for each worker.
+        affinity: prefer workers that have the prefix cached; when off, only load decides.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class WorkerChoice:
         self._index_blocks = index_blocks
         self._factor = factor
         self._affinity = affinity
-        # Equals take turns: the one whose last turn is longest ago comes first.
+        # Ties go to the worker that was chosen least recently.
         self._turns = {name: number - len(names) for number, name in enumerate(names)}
         self._turn = 0
-        # Adapters that each worker was sent, last used last: it likely holds them still.
+        # Adapters sent to each worker, last used last: it probably still holds them.
         self._adapters: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in names}
 
     def resize(self, names: Sequence[str]) -> None:
-        """The workers are these from now on; what is known of those that stay is kept."""
+        """Replace the workers; the state of those that stay is kept."""
         if self._index.keys() == set(names):
             return
         self._ring.resize(names)
@@ -192,7 +192,7 @@ class WorkerChoice:
         self._adapters = {name: self._adapters.get(name, OrderedDict()) for name in names}
 
     def near(self, wish: Wish, count: int) -> list[str]:
-        """The first ``count`` workers on the ring from a prompt's place; none where load alone decides."""
+        """The first ``count`` workers on the ring from a prompt's position; none when only load decides."""
         return self._ring.near(_key(wish), count) if self._affinity and wish.chain else []
 
     def choose(self, wish: Wish, workers: Sequence[WorkerView], share: float | None = None) -> str | None:
@@ -202,7 +202,7 @@ class WorkerChoice:
 
         Args:
             share: requests of a worker of weight 1, this one included, where ``workers`` are not all of the
-                pool; when all of them are over the bound the load alone decides.
+                pool; when all of them are over the bound only load decides.
         """
         if not workers:
             return None
@@ -226,7 +226,7 @@ class WorkerChoice:
         if share is None:
             weight = sum(worker.weight for worker in workers)
             share = (sum(worker.requests for worker in workers) + 1.0) / weight
-        # Strictly under the bound: were all at it or over it, they had more requests than there are.
+        # At least one worker is strictly below it: if all were at it, their sum would exceed the total.
         return [worker for worker in workers if worker.requests < self._factor * share * worker.weight]
 
     def _least_loaded(self, workers: Sequence[WorkerView], adapter: str | None) -> str:
@@ -242,7 +242,7 @@ class WorkerChoice:
         return adapter is not None and (adapter in worker.adapters or adapter in self._adapters[worker.name])
 
     def sent(self, name: str, wish: Wish) -> None:
-        """The worker got a prompt."""
+        """A prompt is sent to the worker."""
         self._turn += 1
         self._turns[name] = self._turn
         self._index[name].add(wish.chain)
@@ -254,11 +254,11 @@ class WorkerChoice:
                 held.popitem(last=False)
 
     def lost(self, name: str, adapter: str) -> None:
-        """The worker does not know that adapter."""
+        """The worker does not have that adapter."""
         self._adapters[name].pop(adapter, None)
 
     def forget(self, name: str) -> None:
-        """The worker came back after it was away: its cache and its adapters may be gone."""
+        """The worker has returned after an outage: its cache and its adapters may be lost."""
         self._index[name].clear()
         self._adapters[name].clear()
 
@@ -272,5 +272,5 @@ def _place(text: str) -> int:
 
 
 def _spread(key: int) -> int:
-    """A key over the whole ring; Python's hashes of small values are close together."""
+    """Spread a key over the whole ring, since Python's hashes of small values are close together."""
     return int.from_bytes(hashlib.blake2b((key % 2**64).to_bytes(8, "big"), digest_size=8).digest(), "big")
