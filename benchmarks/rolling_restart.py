@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.forwarding.workload import answer_text
 from benchmarks.rolling_site import DEFAULT, DRAIN_S, KEY, SLOTS, Broken, Plan, Site, site
 from ops.chaos.caller import ChaosCaller
-from ops.chaos.heard import Heard
+from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.workload import ChaosRequest
 
 START_TIMEOUT_S = 120.0
@@ -125,7 +125,7 @@ class Load:
     """Requests at a steady rate, each with its own right answer."""
 
     def __init__(self, plan: Plan, caller: ChaosCaller, clock: Callable[[], float]) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[ObservedAnswer] = []
         self._plan = plan
         self._caller = caller
         self._clock = clock
@@ -209,7 +209,7 @@ def _nobody() -> None:
 
 def _result(
     here: Site,
-    heard: Sequence[Heard],
+    heard: Sequence[ObservedAnswer],
     restarts: Sequence[Restart],
     rolling: tuple[float, float],
     figures: Mapping[str, Mapping[str, str]],
@@ -241,7 +241,7 @@ def _rows(here: Site) -> Counter[str]:
         return Counter(name for (name,) in found)
 
 
-def _latencies(heard: Sequence[Heard]) -> Latencies:
+def _latencies(heard: Sequence[ObservedAnswer]) -> Latencies:
     ttft = [
         (one.first_s - one.sent_s) * 1e3 for one in heard if one.question.stream and one.first_s is not None
     ]

@@ -38,7 +38,7 @@ from gateway.contracts.values import Sampling
 from gateway.wiring.bedrock import make_bedrock
 from observability.logs import configure_logging
 from ops.chaos.processes import Process, free_port, module
-from ops.chaos.rig import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
+from ops.chaos.testbed import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
 from resilience.failures import BackendFailure, FailureKind
 
 FAULTS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ops.chaos.request_fate import RequestFate
-from ops.chaos.rig import started
+from ops.chaos.request_outcome import RequestOutcome
 from ops.chaos.run import ChaosRun
-from ops.chaos.scenario import FateVerdict, Scenario, ScenarioStart
+from ops.chaos.scenario import Scenario, ScenarioStart, Verdict
+from ops.chaos.testbed import started
 from resilience.failures import FailureKind
 
 # Not a backend's: callers leave by themselves.
@@ -29,15 +29,15 @@ LEFT_OUT = frozenset({"cancelled_by_client"})
 AFTER_TOKENS = 8
 BEGIN, END = "<!-- failure table: begin -->", "<!-- failure table: end -->"
 HEAD = ("failure", "when", "the caller saw", "tried again, gone on with", "billed")
-SAW: Mapping[FateVerdict, str] = {
-    FateVerdict.WHOLE: "the undisturbed answer",
-    FateVerdict.RESUMED: "one whole answer",
-    FateVerdict.FALLBACK: "a whole answer of another leg",
-    FateVerdict.DEGRADED: "the degraded answer",
-    FateVerdict.PARTIAL: "a beginning and a clean end",
-    FateVerdict.ERROR: "a clean error",
-    FateVerdict.LOST: "NO END",
-    FateVerdict.WRONG: "A WRONG ANSWER",
+SAW: Mapping[Verdict, str] = {
+    Verdict.WHOLE: "the undisturbed answer",
+    Verdict.RESUMED: "one whole answer",
+    Verdict.FALLBACK: "a whole answer of another leg",
+    Verdict.DEGRADED: "the degraded answer",
+    Verdict.PARTIAL: "a beginning and a clean end",
+    Verdict.ERROR: "a clean error",
+    Verdict.LOST: "NO END",
+    Verdict.WRONG: "A WRONG ANSWER",
 }
 
 
@@ -46,7 +46,7 @@ async def measure(kinds: Sequence[str]) -> list[tuple[str, ...]]:
     rows = []
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
-            async with started(ScenarioStart(bedrock=True), Path(folder)) as rig:
+            async with started(ScenarioStart(bedrock=True), Path(folder)) as testbed:
                 for after in (0, AFTER_TOKENS):
                     for often in ("once", "always"):
                         rule = {"backend": "local", "kind": kind, "after_tokens": after, "delay_ms": 50}
@@ -63,26 +63,28 @@ async def measure(kinds: Sequence[str]) -> list[tuple[str, ...]]:
                                 "settle_s": 60,
                             }
                         )
-                        report = await ChaosRun(scenario, rig).go()
-                        rows.append(_row(kind, after, often, report.fates[0], report.told))
+                        report = await ChaosRun(scenario, testbed).go()
+                        rows.append(_row(kind, after, often, report.outcomes[0], report.reported))
                         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     return rows
 
 
-def _row(kind: str, after: int, often: str, fate: RequestFate, told: Mapping[str, float]) -> tuple[str, ...]:
+def _row(
+    kind: str, after: int, often: str, outcome: RequestOutcome, reported: Mapping[str, float]
+) -> tuple[str, ...]:
     when = f"{often}, {f'after {after} tokens' if after else 'before the first token'}"
-    saw = SAW[fate.verdict]
-    if fate.code:
-        saw += f" (`{fate.code}`)"
-    if fate.fallback:
-        saw += f", `{fate.fallback}`"
-    if fate.finish not in (None, "stop", "degraded"):
-        saw += f", `{fate.finish}`"
-    retries = sum(count for name, count in told.items() if name.startswith("sluice_retries{"))
+    saw = SAW[outcome.verdict]
+    if outcome.code:
+        saw += f" (`{outcome.code}`)"
+    if outcome.fallback:
+        saw += f", `{outcome.fallback}`"
+    if outcome.finish not in (None, "stop", "degraded"):
+        saw += f", `{outcome.finish}`"
+    retries = sum(count for name, count in reported.items() if name.startswith("sluice_retries{"))
     tried = [f"{retries:g} × on the engine"] if retries else []
-    tried += list(fate.seams or ())
-    told_tokens = fate.tokens if fate.tokens is not None else "–"
-    billed = f"{fate.billed if fate.billed is not None else '–'} of {told_tokens} told"
+    tried += list(outcome.seams or ())
+    told_tokens = outcome.tokens if outcome.tokens is not None else "–"
+    billed = f"{outcome.billed if outcome.billed is not None else '–'} of {told_tokens} reported"
     return (f"`{kind}`", when, saw, "; ".join(tried) or "–", billed)
 
 

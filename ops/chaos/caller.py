@@ -11,14 +11,14 @@ import aiohttp
 import orjson
 
 from gateway.contracts.sse import EventReader, EventTooLarge
-from ops.chaos.heard import Heard
+from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.workload import ChaosRequest
 
 PATH = "/v1/generate"
 CONNECT_TIMEOUT_S = 10.0
-# What `/ready` calls an engine that is lost and being started again.
-AWAY = frozenset({"restarting", "starting"})
-# Codes of what no gateway told.
+# Engine states in `/ready` while it restarts.
+RESTARTING = frozenset({"restarting", "starting"})
+# Codes of errors that the gateway did not report.
 TIMEOUT, CONNECT, CUT_OFF, BAD_ANSWER = (
     "client_timeout",
     "client_connect",
@@ -72,33 +72,33 @@ class ChaosCaller:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> Heard:
-        """Ask, and hear to the end; every failure but cancellation is in what was heard."""
+    async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> ObservedAnswer:
+        """Send a request and receive its whole answer; every failure but cancellation is recorded in it."""
         assert self._session is not None, "a ChaosCaller is used inside `async with`"
-        heard = Heard(question, self._clock())
+        observed = ObservedAnswer(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
         try:
             async with self._session.post(self._url + PATH, data=body) as response:
-                heard.status = response.status
+                observed.status = response.status
                 if response.content_type == "text/event-stream":
-                    await self._stream(response, heard)
+                    await self._stream(response, observed)
                 else:
-                    self._whole(orjson.loads(await response.read()), heard)
+                    self._whole(orjson.loads(await response.read()), observed)
         except TimeoutError:
-            heard.code = TIMEOUT
+            observed.code = TIMEOUT
         except (EventTooLarge, orjson.JSONDecodeError):
-            heard.code = BAD_ANSWER
+            observed.code = BAD_ANSWER
         except aiohttp.ClientConnectorError:
-            heard.code = CONNECT
+            observed.code = CONNECT
         except (aiohttp.ClientError, ConnectionError):
-            heard.code = CUT_OFF
-        if not heard.ended and heard.code is None:
-            heard.code = CUT_OFF
-        heard.ended_s = self._clock()
-        return heard
+            observed.code = CUT_OFF
+        if not observed.ended and observed.code is None:
+            observed.code = CUT_OFF
+        observed.ended_s = self._clock()
+        return observed
 
     async def call(self, path: str, body: object = None) -> Any:
-        """An operator's path, as JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
+        """Call an admin path; JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
         assert self._session is not None, "a ChaosCaller is used inside `async with`"
         method = "GET" if body is None else "POST"
         data = None if body is None else orjson.dumps(body)
@@ -111,7 +111,7 @@ class ChaosCaller:
             return orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
 
     async def unready(self) -> frozenset[str]:
-        """The checks of ``/ready`` that fail; empty when it is ready, ``no answer`` when it says nothing.
+        """The checks of ``/ready`` that fail; empty when it is ready, ``no answer`` without an answer.
 
         ``engine`` is one of them while the engine restarts, though other backends may keep the gateway ready.
         """
@@ -125,40 +125,40 @@ class ChaosCaller:
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError):
             return frozenset({"no answer"})
         failing = frozenset(name for name, good in reported.get("checks", {}).items() if not good)
-        if (reported.get("engine") or {}).get("state") in AWAY:
+        if (reported.get("engine") or {}).get("state") in RESTARTING:
             failing |= {"engine"}
         return failing if reported.get("ready") else failing or frozenset({"not ready"})
 
-    def _whole(self, answer: Any, heard: Heard) -> None:
+    def _whole(self, answer: Any, observed: ObservedAnswer) -> None:
         if not isinstance(answer, dict):
-            heard.code = BAD_ANSWER
+            observed.code = BAD_ANSWER
             return
-        heard.ended = True
+        observed.ended = True
         if "error" in answer:
-            heard.code = _code(answer)
+            observed.code = _code(answer)
             return
-        heard.first_s = self._clock()
-        heard.pieces.append(str(answer.get("output_text", "")))
-        heard.answer = answer
+        observed.first_s = self._clock()
+        observed.pieces.append(str(answer.get("output_text", "")))
+        observed.answer = answer
 
-    async def _stream(self, response: aiohttp.ClientResponse, heard: Heard) -> None:
-        reader, last_s = EventReader(), heard.sent_s
+    async def _stream(self, response: aiohttp.ClientResponse, observed: ObservedAnswer) -> None:
+        reader, last_s = EventReader(), observed.sent_s
         async for chunk in response.content.iter_any():
             now_s = self._clock()
-            heard.longest_pause_s = max(heard.longest_pause_s, now_s - last_s)
+            observed.longest_pause_s = max(observed.longest_pause_s, now_s - last_s)
             last_s = now_s
             for raw in reader.feed(chunk):
                 event = orjson.loads(raw)
                 match event.get("type"):
                     case "token":
-                        heard.first_s = now_s if heard.first_s is None else heard.first_s
-                        heard.pieces.append(event["delta"])
+                        observed.first_s = now_s if observed.first_s is None else observed.first_s
+                        observed.pieces.append(event["delta"])
                         self._on_piece()
                     case "done":
-                        heard.answer, heard.ended = event, True
+                        observed.answer, observed.ended = event, True
                     case "error":
-                        heard.code, heard.ended = _code(event), True
-                        heard.partial = bool(event.get("partial"))
+                        observed.code, observed.ended = _code(event), True
+                        observed.partial = bool(event.get("partial"))
 
 
 def _code(answer: Mapping[str, Any]) -> str:

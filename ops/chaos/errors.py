@@ -1,4 +1,4 @@
-"""What keeps a run of chaos from beginning, or from going on."""
+"""Errors that prevent or end a chaos run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class ChaosError(Exception):
     ::
 
         ChaosError
-        ├── ScenarioError   the file is wrong
-        └── RigError        what it needs cannot be started, reached or found
+        ├── ScenarioError   the file is invalid
+        └── TestbedError    a process cannot be started, reached or found
     """
 
 
@@ -18,5 +18,5 @@ class ScenarioError(ChaosError):
     """The scenario's file cannot be read, or a key or value of it is wrong."""
 
 
-class RigError(ChaosError):
+class TestbedError(ChaosError):
     """A process does not start, a gateway does not answer, a role has no process."""

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.chaos.request_fate import Billed
+from ops.chaos.request_outcome import Billed
 
 # Counters whose growth the report shows, series by series.
-TOLD = (
+REPORTED = (
     "sluice_backend_failures", "sluice_retries", "sluice_retries_refused", "sluice_recovered",
     "sluice_resumed_streams", "sluice_fallbacks", "sluice_oom_contained", "sluice_engine_restarts",
     "sluice_fallback_leg_skipped", "sluice_chaos_faults", "sluice_hedged_requests", "sluice_worker_ejections",
 )  # fmt: skip
-# What must be back to nothing when all requests have ended.
+# Gauges that must be 0 when all requests have ended.
 IDLE = (
     "sluice_requests_in_flight", "sluice_admission_in_flight", "vllm:num_requests_running",
     "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
@@ -28,7 +28,7 @@ IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What one scrape told: counters by series, and the sums of :data:`IDLE`."""
+    """One scrape: counters by series, and the sums of :data:`IDLE`."""
 
     counters: Mapping[str, float]
     idle: Mapping[str, float]
@@ -47,7 +47,7 @@ def read_metrics(text: str) -> Scrape:
         for sample in family.samples:
             if sample.name in idle:
                 idle[sample.name] += sample.value
-            elif family.name in TOLD and sample.name.endswith("_total"):
+            elif family.name in REPORTED and sample.name.endswith("_total"):
                 labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
                 counters[f"{family.name}{{{labels}}}"] = sample.value
     return Scrape(counters, idle)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from ops.chaos.errors import RigError
+from ops.chaos.errors import TestbedError
 
 STOP_WITHIN_S = 20.0
 LOG_CHARACTERS = 3000
-# What an engine's process shows: ours, vLLM's core once and before it has set its title.
+# Command lines of an engine's process: the embedded engine; vLLM's core after and before it sets its title.
 ENGINE_TRACES = ("engine.process", "VLLM::EngineCore", "spawn_main")
 
 
@@ -25,10 +25,10 @@ class Process:
     """A child of this one, in a session of its own, so that a Ctrl-C here does not reach it.
 
     Args:
-        role: what the scenario calls it.
+        role: its name in the scenario.
         command: to run.
-        folder: where its log goes.
-        environment: of it, whole.
+        folder: of its log.
+        environment: its whole environment.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id. Raises RigError when it does not run."""
+        """Its process id. Raises TestbedError when it does not run."""
         if self._child is None or self._child.returncode is not None:
-            raise RigError(f"{self.role} does not run; its log is {self.log}")
+            raise TestbedError(f"{self.role} does not run; its log is {self.log}")
         return self._child.pid
 
     async def start(self, within_s: float) -> str:
         """Start it; its first line of output.
 
         Raises:
-            RigError: it says nothing in time.
+            TestbedError: it prints nothing in time.
         """
         with self.log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
@@ -64,22 +64,22 @@ class Process:
             async with asyncio.timeout(within_s):
                 line = await self._child.stdout.readline()
         if not line:
-            raise RigError(f"{self.role} did not start:\n{self.tail()}")
+            raise TestbedError(f"{self.role} did not start:\n{self.tail()}")
         return line.decode(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it. Raises RigError when it does not run."""
+        """Signal it. Raises TestbedError when it does not run."""
         os.kill(self.pid, number)
 
     async def gone(self) -> None:
-        """Wait until it has ended, and give its session's other processes up."""
+        """Wait until it has ended, and kill its session's other processes."""
         if self._child is not None:
             await self._child.wait()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Gently at first, by force after :data:`STOP_WITHIN_S`."""
+        """SIGTERM, then SIGKILL after :data:`STOP_WITHIN_S`."""
         child = self._child
         if child is None:
             return
@@ -100,7 +100,7 @@ class Process:
 
 
 def engine_pids(gateway_pid: int) -> list[int]:
-    """The engine's processes below a gateway, ours or vLLM's. Raises RigError when there is none."""
+    """The engine's processes below a gateway, ours or vLLM's. Raises TestbedError when there is none."""
     for trace in ENGINE_TRACES:
         found = []
         for process in psutil.Process(gateway_pid).children(recursive=True):
@@ -109,7 +109,7 @@ def engine_pids(gateway_pid: int) -> list[int]:
                     found.append(process.pid)
         if found:
             return found
-    raise RigError(f"the gateway (process {gateway_pid}) has no engine process now")
+    raise TestbedError(f"the gateway (process {gateway_pid}) has no engine process now")
 
 
 def free_port() -> int:

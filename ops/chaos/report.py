@@ -1,4 +1,4 @@
-"""A run's result: every request's fate, what was done, what the gateway told, and what is wrong."""
+"""A run's result: every request's outcome, the injected faults, the gateway's figures, the problems."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ops.chaos.figures import Holdings
-from ops.chaos.request_fate import Happened, RequestFate
-from ops.chaos.scenario import FateVerdict, Scenario
+from ops.chaos.request_outcome import InjectedFault, RequestOutcome
+from ops.chaos.scenario import Scenario, Verdict
 
 # Threads and descriptors that pools may keep beyond what there was before: asyncio's own threads, idle
 # connections, SQLite's. What leaks grows with the requests and is soon above it.
@@ -18,13 +18,13 @@ KEPT_BY_POOLS = 16
 KEPT_BY_BEDROCK = 32
 
 
-# Checks of `/ready` that tell of what generates.
+# Checks of `/ready` about backends.
 ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer"})
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTimes:
-    """Seconds after a deed: until ``/ready`` told, until what generates was back, until it was ready.
+    """Seconds after an action until ``/ready`` failed, until the backends were back, until it was ready.
 
     ``checks`` are those that failed in between.
     """
@@ -40,18 +40,18 @@ class ChaosReport:
     """A whole run. Times are seconds since the load began.
 
     Args:
-        readiness: when what ``/ready`` tells changed, and the checks that failed from then on.
-        told: what the gateway's counters grew by.
+        readiness: times of changes of ``/ready``, with the checks that failed from then on.
+        reported: growth of the gateway's counters.
         before, after: what the gateway's process held; ``None`` when it is not on this machine.
         at_rest: whether nothing was under way at the end; ``None`` when it could not be asked.
-        never_done: scripted deeds that would have broken a process; the load was over before their time.
+        never_done: scripted actions that would have broken a process; the load was over before their time.
         problems: why the run has failed; empty when it has not.
     """
 
     scenario: Scenario
     wall_s: float = 0.0
-    fates: list[RequestFate] = field(default_factory=list)
-    happened: list[Happened] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
+    injected: list[InjectedFault] = field(default_factory=list)
     readiness: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     reported: Mapping[str, float] = field(default_factory=dict)
     before: Holdings | None = None
@@ -61,10 +61,10 @@ class ChaosReport:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def verdicts(self) -> dict[FateVerdict, int]:
+    def verdicts(self) -> dict[Verdict, int]:
         """How many requests had which verdict, in the order of the verdicts."""
-        counts = Counter(fate.verdict for fate in self.fates)
-        return {verdict: counts[verdict] for verdict in FateVerdict if counts[verdict]}
+        counts = Counter(outcome.verdict for outcome in self.outcomes)
+        return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
     @property
     def ok(self) -> bool:
@@ -72,29 +72,30 @@ class ChaosReport:
         return not self.problems
 
     def judge(self, ready: bool) -> None:
-        """Look for what is wrong, once everything is known."""
+        """Collect the problems, once everything is known."""
         allowed = set(self.scenario.allow)
         for verdict, count in self.verdicts.items():
             if verdict not in allowed:
-                why = Counter(fate.why for fate in self.fates if fate.verdict is verdict).most_common(1)[0][0]
+                reasons = Counter(one.why for one in self.outcomes if one.verdict is verdict)
+                why = reasons.most_common(1)[0][0]
                 self.problems.append(f"{count} × {verdict}{f' ({why})' if why else ''}")
         if not ready:
             self.problems.append(f"not ready again within {self.scenario.settle_s:g} s")
         if self.at_rest is False:
-            self.problems.append("something is still under way in the gateway")
-        self.problems.extend(self._kept())
+            self.problems.append("a request is still in flight in the gateway")
+        self.problems.extend(self._leaks())
         self.problems.extend(f"{label}: the load was over before its time" for label in self.never_done)
         if self.scenario.random is None:
-            met = {label for fate in self.fates for label in fate.met}
-            idle = {one.label for one in self.happened if one.breaks is not None} - met
+            met = {label for outcome in self.outcomes for label in outcome.met}
+            idle = {one.label for one in self.injected if one.breaks is not None} - met
             self.problems.extend(
                 f"{label}: no request was under way, so nothing is shown" for label in sorted(idle)
             )
 
-    def recoveries(self) -> Mapping[Happened, RecoveryTimes]:
-        """How ``/ready`` took each deed that broke a process."""
+    def recoveries(self) -> Mapping[InjectedFault, RecoveryTimes]:
+        """Recovery times after each action that broke a process."""
         found = {}
-        for one in self.happened:
+        for one in self.injected:
             if one.breaks is None:
                 continue
             later = [(at_s - one.at_s, failing) for at_s, failing in self.readiness if at_s >= one.at_s]
@@ -117,7 +118,7 @@ class ChaosReport:
             "problems": self.problems,
             "wall_s": round(self.wall_s, 3),
             "verdicts": {verdict.value: count for verdict, count in self.verdicts.items()},
-            "faults": [asdict(one) for one in self.happened],
+            "faults": [asdict(one) for one in self.injected],
             "readiness": [
                 {"at_s": round(at_s, 3), "failing": sorted(failing)} for at_s, failing in self.readiness
             ],
@@ -125,10 +126,10 @@ class ChaosReport:
             "before": None if self.before is None else asdict(self.before),
             "after": None if self.after is None else asdict(self.after),
             "at_rest": self.at_rest,
-            "requests": [asdict(fate) for fate in self.fates],
+            "requests": [asdict(outcome) for outcome in self.outcomes],
         }
 
-    def _kept(self) -> list[str]:
+    def _leaks(self) -> list[str]:
         before, after, start = self.before, self.after, self.scenario.start
         if before is None or after is None:
             return []

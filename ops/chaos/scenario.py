@@ -1,4 +1,4 @@
-"""A scenario: what is started, what is asked, what breaks and when, and how requests may end."""
+"""A scenario: the processes, the load, the faults and their times, and the verdicts allowed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Role = Annotated[str, Field(pattern=ROLE)]
 Settings = dict[str, Any]
 
 
-class FateVerdict(StrEnum):
-    """What became of a request, from its caller's side. ``lost`` and ``wrong`` must never be."""
+class Verdict(StrEnum):
+    """The outcome of a request for its caller. ``lost`` and ``wrong`` must never occur."""
 
     WHOLE = "whole"  # the undisturbed answer, by the backend that began it
-    RESUMED = "resumed"  # an answer that a fault met after its beginning, and that is whole all the same
+    RESUMED = "resumed"  # a whole answer that a fault interrupted after its first token
     FALLBACK = "fallback"  # a whole answer from a leg of the fallback chain
     DEGRADED = "degraded"  # the route's degraded text
-    PARTIAL = "partial"  # a beginning, and a clean end that says so
-    ERROR = "error"  # a clean error before anything came
+    PARTIAL = "partial"  # an incomplete answer that is reported as such
+    ERROR = "error"  # a reported error before the first token
     LOST = "lost"  # no end: cut off, refused, or silent for too long
     WRONG = "wrong"  # a whole answer whose text is not what it should be, or that was billed twice
 
 
-NEVER = frozenset({FateVerdict.LOST, FateVerdict.WRONG})
+NEVER = frozenset({Verdict.LOST, Verdict.WRONG})
 
 
 class ScenarioStart(Section):
@@ -47,7 +47,7 @@ class ScenarioStart(Section):
 
 
 class ScenarioLoad(Section):
-    """What is asked: so many streams and not-streamed requests at once, each ``rounds`` times in a row."""
+    """The load: concurrent streams and whole requests, each repeated ``rounds`` times."""
 
     streams: Annotated[int, Field(ge=0, le=1024)] = 8
     whole: Annotated[int, Field(ge=0, le=1024)] = 2
@@ -59,15 +59,15 @@ class ScenarioLoad(Section):
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 90.0
 
     @model_validator(mode="after")
-    def _somebody_asks(self) -> Self:
-        """Without a request there is nothing to tell."""
+    def _has_requests(self) -> Self:
+        """There must be at least one request."""
         if not self.streams + self.whole:
             raise ValueError("streams and whole are both 0; at least one request is needed")
         return self
 
 
 class BedrockFault(Section):
-    """What calls of the Bedrock stand-in do from then on; all defaults: they answer."""
+    """The behaviour of the Bedrock stand-in from then on; with all defaults it answers."""
 
     status: Annotated[int, Field(ge=200, le=599)] = 200
     error: str = ""
@@ -77,7 +77,7 @@ class BedrockFault(Section):
     delay_s: Annotated[float, Field(ge=0, le=60)] = 0.0
 
 
-class Deed(Section):
+class FaultAction(Section):
     """One thing that is done to a process or to the gateway's own faults; exactly one key is set."""
 
     kill: Role | None = None
@@ -88,15 +88,15 @@ class Deed(Section):
     bedrock: BedrockFault | None = None
 
     @model_validator(mode="after")
-    def _one_deed(self) -> Self:
+    def _one_action(self) -> Self:
         """One at a time, so that the report can name it."""
-        if sum(getattr(self, name) is not None for name in Deed.model_fields) != 1:
-            raise ValueError(f"one of {', '.join(Deed.model_fields)} is needed, and only one")
+        if sum(getattr(self, name) is not None for name in FaultAction.model_fields) != 1:
+            raise ValueError(f"one of {', '.join(FaultAction.model_fields)} is needed, and only one")
         return self
 
     @property
     def label(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         for name in ("kill", "stop", "cont", "restart"):
             if (role := getattr(self, name)) is not None:
                 return f"{name} {role}"
@@ -109,19 +109,19 @@ class Deed(Section):
 
     @property
     def breaks(self) -> str | None:
-        """The role whose process is broken by it, else ``None``."""
+        """The role whose process it breaks, else ``None``."""
         return self.kill or self.stop
 
 
 class Fault(Section):
-    """A deed and its time: seconds after the load began, or when the average stream has so many pieces.
+    """An action and its time: seconds after the load began, or when the average stream has so many pieces.
 
-    What is due at 0 has been done before the first request is sent.
+    Actions at 0 are carried out before the first request is sent.
     """
 
     at_s: Annotated[float, Field(ge=0)] | None = None
     after_tokens: Annotated[int, Field(ge=1)] | None = None
-    do: Deed
+    do: FaultAction
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
@@ -132,7 +132,7 @@ class Fault(Section):
 
 
 class RandomFaults(Section):
-    """Faults by chance for as long as the load lasts; each may be followed by what mends it."""
+    """Random faults during the load; each may be followed by an action that repairs it."""
 
     seed: int = 0
     every_s: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (5.0, 20.0)
@@ -140,19 +140,19 @@ class RandomFaults(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        """The shorter time stands first."""
+        """The shorter time is first."""
         if self.every_s[0] > self.every_s[1]:
             raise ValueError("every_s: the first is larger than the second")
         return self
 
 
 class RandomFault(Section):
-    """One that may be drawn, and what mends it ``for_s`` later."""
+    """An action that may be drawn, and one that repairs it ``for_s`` later."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
-    do: Deed
+    do: FaultAction
     for_s: Annotated[float, Field(gt=0)] = 1.0
-    then: Deed | None = None
+    then: FaultAction | None = None
 
 
 class Scenario(Section):
@@ -167,7 +167,7 @@ class Scenario(Section):
     load: ScenarioLoad = ScenarioLoad()
     faults: Annotated[tuple[Fault, ...], Field(max_length=1000)] = ()
     random: RandomFaults | None = None
-    allow: Annotated[tuple[FateVerdict, ...], Field(min_length=1)] = tuple(sorted(set(FateVerdict) - NEVER))
+    allow: Annotated[tuple[Verdict, ...], Field(min_length=1)] = tuple(sorted(set(Verdict) - NEVER))
     settle_s: Annotated[float, Field(ge=0, le=600)] = 30.0
 
 

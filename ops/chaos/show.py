@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ops.chaos.report import ChaosReport
-from ops.chaos.request_fate import RequestFate
+from ops.chaos.request_outcome import RequestOutcome
 from ops.chaos.run import ChaosRun
-from ops.chaos.scenario import NEVER, FateVerdict
+from ops.chaos.scenario import NEVER, Verdict
 
 REDRAWS_PER_S = 4.0
 COLUMNS = (
@@ -24,10 +24,10 @@ COLUMNS = (
 # Requests shown; of the others the counts tell.
 MOST_ROWS = 60
 _STYLES = {
-    FateVerdict.WHOLE: "green",
-    FateVerdict.RESUMED: "green",
-    FateVerdict.LOST: "bold red",
-    FateVerdict.WRONG: "bold red",
+    Verdict.WHOLE: "green",
+    Verdict.RESUMED: "green",
+    Verdict.LOST: "bold red",
+    Verdict.WRONG: "bold red",
 }
 
 
@@ -39,8 +39,8 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
         """Read when drawn, so that the load draws nothing."""
 
         def __rich__(self) -> RenderableType:
-            last = f"   last fault: {run.happened[-1].label}" if run.happened else ""
-            text = f"{run.now_s():6.1f} s   {len(run.heard)} of {run.sent} sent have ended{last}"
+            last = f"   last fault: {run.injected[-1].label}" if run.injected else ""
+            text = f"{run.now_s():6.1f} s   {len(run.observed)} of {run.sent} sent have ended{last}"
             return Spinner("dots", text=text)
 
     if not console.is_terminal:
@@ -53,9 +53,9 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
     """The result for a person; of many requests those that were not simply whole, unless ``every``."""
     parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
-    shown = [fate for fate in report.fates if every or fate.verdict is not FateVerdict.WHOLE]
-    if len(report.fates) <= MOST_ROWS:
-        shown = list(report.fates)
+    shown = [outcome for outcome in report.outcomes if every or outcome.verdict is not Verdict.WHOLE]
+    if len(report.outcomes) <= MOST_ROWS:
+        shown = list(report.outcomes)
     left = len(shown) - MOST_ROWS if not every else 0
     parts.append(_requests(shown if every else shown[:MOST_ROWS]))
     if left > 0:
@@ -71,15 +71,15 @@ def _faults(report: ChaosReport) -> Table:
     table = Table(title="Faults", title_justify="left", header_style="bold")
     for name in (
         "at s",
-        "deed",
+        "action",
         "seen after s",
         "some backend after s",
         "ready after s",
         "checks that failed",
     ):
-        table.add_column(name, justify="left" if name in ("deed", "checks that failed") else "right")
+        table.add_column(name, justify="left" if name in ("action", "checks that failed") else "right")
     recoveries = report.recoveries()
-    for one in report.happened[:MOST_ROWS]:
+    for one in report.injected[:MOST_ROWS]:
         times = recoveries.get(one)
         cells = (
             ("", "", "", "")
@@ -93,27 +93,27 @@ def _faults(report: ChaosReport) -> Table:
     return table
 
 
-def _requests(fates: list[RequestFate]) -> Table:
+def _requests(outcomes: list[RequestOutcome]) -> Table:
     table = Table(title="Requests", title_justify="left", header_style="bold")
     for name in COLUMNS:
         table.add_column(name, overflow="fold")
-    for fate in fates:
+    for outcome in outcomes:
         table.add_row(
-            fate.request_id.split("-", 2)[-1],
-            "stream" if fate.stream else "whole",
-            f"{fate.sent_s:.2f}",
-            _seconds(fate.first_s),
-            f"{fate.longest_pause_s:.2f}" if fate.stream else "-",
-            _seconds(fate.ended_s),
-            ", ".join(fate.met) or "-",
-            fate.backend or fate.code or "-",
-            fate.fallback or "-",
-            ", ".join(fate.seams or ()) or "-",
-            "-" if fate.tokens is None else str(fate.tokens),
-            "-" if fate.billed is None else str(fate.billed),
-            f"+{fate.duplicated} −{fate.missing}" if fate.duplicated or fate.missing else "0",
-            Text(fate.verdict, style=_STYLES.get(fate.verdict, "yellow")),
-            fate.why,
+            outcome.request_id.split("-", 2)[-1],
+            "stream" if outcome.stream else "whole",
+            f"{outcome.sent_s:.2f}",
+            _seconds(outcome.first_s),
+            f"{outcome.longest_pause_s:.2f}" if outcome.stream else "-",
+            _seconds(outcome.ended_s),
+            ", ".join(outcome.met) or "-",
+            outcome.backend or outcome.code or "-",
+            outcome.fallback or "-",
+            ", ".join(outcome.seams or ()) or "-",
+            "-" if outcome.tokens is None else str(outcome.tokens),
+            "-" if outcome.billed is None else str(outcome.billed),
+            f"+{outcome.duplicated} −{outcome.missing}" if outcome.duplicated or outcome.missing else "0",
+            Text(outcome.verdict, style=_STYLES.get(outcome.verdict, "yellow")),
+            outcome.why,
         )
     return table
 
@@ -122,8 +122,8 @@ def _figures(report: ChaosReport) -> Table:
     table = Table(title="Figures", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("requests", f"{len(report.fates):,} in {report.wall_s:,.1f} s")
-    for verdict in FateVerdict:
+    table.add_row("requests", f"{len(report.outcomes):,} in {report.wall_s:,.1f} s")
+    for verdict in Verdict:
         count = report.verdicts.get(verdict, 0)
         if count or verdict in NEVER:
             table.add_row(f"  {verdict}", f"{count:,}")

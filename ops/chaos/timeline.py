@@ -1,4 +1,4 @@
-"""When which deed is due; sans-I/O."""
+"""The schedule of fault actions; sans-I/O."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import math
 import random
 from collections.abc import Sequence
 
-from ops.chaos.scenario import Deed, Fault, RandomFaults
+from ops.chaos.scenario import Fault, FaultAction, RandomFaults
 
 
 class Timeline:
-    """Holds what is still to come. Times are seconds since the load began.
+    """The actions still to be carried out. Times are seconds since the load began.
 
     Args:
         faults: the scripted ones.
-        chance: those by chance, if any.
+        chance: the random ones, if any.
     """
 
     def __init__(self, faults: Sequence[Fault], chance: RandomFaults | None = None) -> None:
         self._order = itertools.count()
-        self._timed: list[tuple[float, int, Deed]] = []
+        self._timed: list[tuple[float, int, FaultAction]] = []
         for fault in faults:
             if fault.at_s is not None:
                 self._at(fault.at_s, fault.do)
@@ -38,11 +38,11 @@ class Timeline:
 
     @property
     def next_s(self) -> float:
-        """When the next timed deed is due; infinity when none is."""
+        """When the next timed action is due; infinity when none is."""
         return min(self._timed[0][0] if self._timed else math.inf, self._next_chance_s)
 
-    def due(self, now_s: float, tokens: float) -> list[Deed]:
-        """What is to be done now, ``tokens`` being the pieces of the average stream."""
+    def due(self, now_s: float, tokens: float) -> list[FaultAction]:
+        """The actions due now; ``tokens``: pieces of the average stream so far."""
         while now_s >= self._next_chance_s:
             self._draw()
         found = []
@@ -53,18 +53,18 @@ class Timeline:
         return found
 
     @property
-    def left(self) -> list[Deed]:
-        """The scripted ones that have not been done, in their order."""
+    def left(self) -> list[FaultAction]:
+        """The scripted ones that have not been carried out, in order."""
         return (
             []
             if self._chance is not None
-            else [*(deed for _, _, deed in sorted(self._timed)), *(deed for _, deed in self._counted)]
+            else [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
         )
 
-    def mend(self) -> list[Deed]:
-        """No more faults; what still has to be mended."""
+    def mend(self) -> list[FaultAction]:
+        """End the faults; returns the actions that still have to repair something."""
         self._chance, self._next_chance_s = None, math.inf
-        rest = [deed for _, _, deed in sorted(self._timed) if deed.breaks is None]
+        rest = [action for _, _, action in sorted(self._timed) if action.breaks is None]
         self._timed.clear()
         self._counted.clear()
         return rest
@@ -76,8 +76,8 @@ class Timeline:
         self._at(at_s, drawn.do)
         if drawn.then is not None:
             self._at(at_s + drawn.for_s, drawn.then)
-        # One fault at a time: the next one waits until this one has been mended.
+        # One fault at a time: the next one waits until this one has been repaired.
         self._next_chance_s = at_s + drawn.for_s + self._random.uniform(*chance.every_s)
 
-    def _at(self, at_s: float, deed: Deed) -> None:
-        heapq.heappush(self._timed, (at_s, next(self._order), deed))
+    def _at(self, at_s: float, action: FaultAction) -> None:
+        heapq.heappush(self._timed, (at_s, next(self._order), action))

@@ -87,12 +87,12 @@ def chaos(
     problems = Console(stderr=True)
     try:
         _need_extras()
-        from ops.chaos.rig import Rig
         from ops.chaos.scenario import load_scenario
+        from ops.chaos.testbed import Testbed
 
         wanted = _changed(load_scenario(scenario), streams, for_s, seed)
         report = _run(
-            wanted, None if start else Rig(url, key, gateway_pid=pid, ledger=ledger, log=log), console
+            wanted, None if start else Testbed(url, key, gateway_pid=pid, ledger=ledger, log=log), console
         )
     except ChaosError as error:
         problems.print(f"[bold red]chaos:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
@@ -144,15 +144,15 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
         raise ScenarioError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _run(scenario: Scenario, rig: object, console: Console) -> ChaosReport:
+def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
     import asyncio
     import signal
     import tempfile
     from contextlib import AbstractContextManager, AsyncExitStack
 
-    from ops.chaos.rig import Rig, started
     from ops.chaos.run import ChaosRun
     from ops.chaos.show import progress
+    from ops.chaos.testbed import Testbed, started
 
     def watch(run: ChaosRun) -> AbstractContextManager[None]:
         return progress(console, run)
@@ -162,8 +162,8 @@ def _run(scenario: Scenario, rig: object, console: Console) -> ChaosReport:
         whole = asyncio.current_task()
         assert whole is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)
-        if isinstance(rig, Rig):
-            return await ChaosRun(scenario, rig, watch=watch).go()
+        if isinstance(testbed, Testbed):
+            return await ChaosRun(scenario, testbed, watch=watch).go()
         async with AsyncExitStack() as running:
             folder = running.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-"))
             with console.status("starting…"):

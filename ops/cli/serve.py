@@ -17,9 +17,9 @@ from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from observability.logs import configure_logging
 from ops.cli.startup import start_errors
-from ops.gpus.crew import make_crew
 from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
 from ops.gpus.worker import GivenUp
+from ops.gpus.worker_group import make_worker_group
 
 
 def serve(config: Path | None, log_level: str, *, gpus: str | None = None, workers: int | None = None) -> int:
@@ -54,8 +54,8 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
             around: Around = contextlib.nullcontext
             devices = _devices(settings, gpus, workers)
             if devices:
-                crew = opened.enter_context(make_crew(settings, devices, log_level))
-                settings, around = crew.front, crew.running
+                group = opened.enter_context(make_worker_group(settings, devices, log_level))
+                settings, around = group.front, group.running
             gateway = build(
                 settings,
                 admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,

@@ -1,4 +1,4 @@
-"""Which GPUs there are to serve, and how the front and its workers are configured for it; no process yet."""
+"""Which GPUs are used, and the configurations of the front gateway and its workers; starts no process."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 
-# Workers of several GPUs are told apart by it in every other process' environment.
+# Selects a worker's GPUs.
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 KEY_VARIABLE = "SLUICE_WORKER_KEY"
-# Which worker a process is; each of its log lines says so.
+# The worker's number, which is in each of its log lines.
 NUMBER_VARIABLE = "SLUICE_WORKER_NUMBER"
 BACKEND = "local"
 ROUTE = "self_hosted_generation"
 NVIDIA_SMI_TIMEOUT_S = 20.0
 MAX_WORKERS = 64
-# A worker finishes what the front has given up on; the front's own drain comes first.
+# Short, since the front drains first: a worker only finishes requests that the front has abandoned.
 WORKER_DRAIN_S = 5.0
 # Prompts travel as token ids in JSON, up to seven characters each.
 WORKER_BODY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a worker runs.
+class WorkerPlacement:
+    """A worker's GPUs and port.
 
     Args:
         devices: its ``CUDA_VISIBLE_DEVICES``; ``None`` leaves the environment's.
@@ -59,7 +59,7 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
         each: GPUs a worker needs: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
 
     Raises:
-        ConfigError: there are none, an index is no number or named twice, or they do not come out even.
+        ConfigError: there are none, an index is invalid or repeated, or they are not a multiple of ``each``.
     """
     names = _all(tool) if spec.strip() == "all" else [part.strip() for part in spec.split(",")]
     if any(not name.isdigit() for name in names):
@@ -89,16 +89,14 @@ def _all(tool: str) -> list[str]:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"--gpus all: nvidia-smi did not tell ({type(error).__name__}); name them"
-        ) from None
+        raise ConfigError(f"--gpus all: nvidia-smi failed ({type(error).__name__}); name them") from None
     names = reported.split()
     if not names:
-        raise ConfigError("--gpus all: nvidia-smi knows of no GPU")
+        raise ConfigError("--gpus all: nvidia-smi lists no GPU")
     return names
 
 
-def front_of(settings: Settings, seats: Sequence[Seat]) -> Settings:
+def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Settings:
     """The configuration of the gateway in front: each backend on the engine becomes a pool of the workers.
 
     Raises:
@@ -114,13 +112,13 @@ def front_of(settings: Settings, seats: Sequence[Seat]) -> Settings:
     for name in on_engine:
         pool: dict[str, Any] = {
             "kind": "openai",
-            "base_urls": [seat.url for seat in seats],
+            "base_urls": [placement.url for placement in placements],
             "model": settings.engine.model_id,
             "dialect": "sluice",
             "prompt": "token_ids",
             "api_key_env": KEY_VARIABLE,
             "max_running": settings.engine.max_num_seqs,
-            # Loading a model takes minutes; a worker that is not there yet is no failure to wait longer for.
+            # Loading a model takes minutes; ejections must not grow while a worker is still loading.
             "eject_max_seconds": 5.0,
         }
         if data["backends"][name].get("price") is not None:
@@ -129,16 +127,16 @@ def front_of(settings: Settings, seats: Sequence[Seat]) -> Settings:
     return Settings.model_validate(data)
 
 
-def worker_of(settings: Settings, seat: Seat, routing: Path) -> dict[str, Any]:
-    """The configuration of one worker: the engine alone, on loopback, with nothing of its own to remember.
+def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> dict[str, Any]:
+    """The configuration of one worker: only the engine, on loopback, with state in memory.
 
-    The front does the accounting, the limits and the fallbacks; the worker's usage rows stay in its memory.
+    The front does the accounting, the limits and the fallbacks; the worker's ledger is in memory too.
     """
     whole = settings.model_dump(mode="json")
     return {
         "server": {
             "host": "127.0.0.1",
-            "port": seat.port,
+            "port": placement.port,
             "drain_seconds": WORKER_DRAIN_S,
             "max_body_bytes": WORKER_BODY_BYTES,
             "log_json": whole["server"]["log_json"],
@@ -156,5 +154,5 @@ def worker_of(settings: Settings, seat: Seat, routing: Path) -> dict[str, Any]:
 
 
 def worker_routes() -> dict[str, Any]:
-    """A worker's routing: its own engine, and no apology in its place."""
+    """A worker's routing: its own engine, without a fallback."""
     return {"routes": {ROUTE: {"backends": [{"name": BACKEND, "weight": 100}], "fallback": []}}}

@@ -1,4 +1,4 @@
-"""One worker process: started, started again when it ends or no longer answers, stopped with its engine."""
+"""One worker process: started, restarted when it ends or stops answering, stopped with its engine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 import structlog
 
 from engine.errors import EngineStartError
-from ops.gpus.layout import WORKER_DRAIN_S, Seat
+from ops.gpus.layout import WORKER_DRAIN_S, WorkerPlacement
 
-# Waits before a new life; the last one holds from then on.
+# Waits before a restart, seconds; the last one repeats.
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-# Who lived so long was well, and the next loss is a new story.
-WELL_S = 120.0
-# So many short lives in a row are a fault that a restart does not mend.
-MOST_SHORT_LIVES = 6
+# A worker that ran so long was healthy: its failures count from zero again.
+HEALTHY_S = 120.0
+# After so many short runs in a row a worker is given up.
+MAX_SHORT_RUNS = 6
 # The drain, the engine's stop, and slack.
 STOP_S = WORKER_DRAIN_S + 25.0
 # Liveness, with the times of deploy/k8s: the period, the timeout, and how many failures in a row mean dead.
@@ -29,7 +29,7 @@ PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PR_SET_PDEATHSIG = 1
 
-# Whether who has the port answers within so many seconds.
+# Whether the server on that port answers within so many seconds.
 Ping = Callable[[int, float], Awaitable[bool]]
 
 
@@ -55,7 +55,7 @@ class GpuWorker:
     """Keeps one worker running.
 
     Args:
-        seat: its GPU and port.
+        placement: its GPU and port.
         command: what to run.
         environ: its environment.
         clock: monotonic seconds.
@@ -64,27 +64,27 @@ class GpuWorker:
 
     def __init__(
         self,
-        seat: Seat,
+        placement: WorkerPlacement,
         command: Sequence[str],
         environ: Mapping[str, str],
         *,
         clock: Callable[[], float],
         ping: Ping = answers,
     ) -> None:
-        self.seat = seat
+        self.placement = placement
         self.restarts = 0
         self._command = command
         self._environ = environ
         self._clock = clock
         self._ping = ping
         self._log = structlog.get_logger("gateway").bind(
-            worker_number=str(seat.number), gpu=seat.devices, port=seat.port
+            worker_number=str(placement.number), gpu=placement.devices, port=placement.port
         )
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the life it lives now."""
+        """Process id while it runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -92,7 +92,7 @@ class GpuWorker:
         """Keep it running until cancelled; then stop it.
 
         Raises:
-            GivenUp: it ends again and again without having lived.
+            GivenUp: it ended too often soon after its start.
         """
         log, short = self._log, 0
         try:
@@ -100,12 +100,12 @@ class GpuWorker:
                 started_at = self._clock()
                 process = self._process = await self._start()
                 log.info("worker started", pid=process.pid)
-                code = await self._lived(process)
+                code = await self._exit_code(process)
                 lived_s = self._clock() - started_at
-                short = 0 if lived_s >= WELL_S else short + 1
-                if short >= MOST_SHORT_LIVES:
+                short = 0 if lived_s >= HEALTHY_S else short + 1
+                if short >= MAX_SHORT_RUNS:
                     log.error("worker given up", exit_code=code, short_lives=short)
-                    raise GivenUp(f"{self.seat} ended {short} times at once, last with exit code {code}")
+                    raise GivenUp(f"{self.placement} ended {short} times at once, last with exit code {code}")
                 wait_s = BACKOFF_S[min(max(short, 1), len(BACKOFF_S)) - 1]
                 log.warning("worker ended", exit_code=code, lived_s=round(lived_s, 1), again_in_s=wait_s)
                 await asyncio.sleep(wait_s)
@@ -113,7 +113,7 @@ class GpuWorker:
         finally:
             await self._stop()
 
-    async def _lived(self, process: asyncio.subprocess.Process) -> int:
+    async def _exit_code(self, process: asyncio.subprocess.Process) -> int:
         """Its exit code, once it has ended."""
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch(process))
@@ -122,18 +122,18 @@ class GpuWorker:
         return code
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill it when it has answered and no longer does: its GPU would be of no use for ever.
+        """Kill it when it has answered before and no longer does, so that it is restarted.
 
-        Its engine is not asked, which the worker watches itself; nor is one judged that has not answered yet.
+        The engine is not checked, since the worker supervises it, nor is a worker that is still starting.
         """
-        heard, silent = False, 0
+        answered, silent = False, 0
         while silent < MOST_SILENT:
             await asyncio.sleep(PING_EVERY_S)
-            if await self._ping(self.seat.port, PING_TIMEOUT_S):
-                heard, silent = True, 0
+            if await self._ping(self.placement.port, PING_TIMEOUT_S):
+                answered, silent = True, 0
             else:
-                silent += heard
-        self._log.error("worker does not answer", pid=process.pid, asked=silent)
+                silent += answered
+        self._log.error("worker does not answer", pid=process.pid, pings=silent)
         _kill(process)
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -162,20 +162,19 @@ class GpuWorker:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """It has a session of its own: the engine goes with it."""
+    """Kill the worker's process group, which includes its engine."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end_with_the_front() -> None:
-    """In the child, before it is a worker: a front that was killed takes its workers with it.
+    """Runs in the child before exec: the kernel kills the worker when the front dies.
 
-    By SIGKILL: nobody is left who would hear the end of their answers, and one that stands still heeds no
-    other signal.
+    By SIGKILL: there is no receiver of the answers any more, and a stopped process handles no other signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_of(config: Path, log_level: str) -> list[str]:
-    """What a worker runs."""
+    """The command of a worker."""
     return [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), "--log-level", log_level]

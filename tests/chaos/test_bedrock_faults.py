@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.chaos.bedrock_faults import AT_ONCE, FAULTS, measure, shown
 from observability.logs import configure_logging
-from ops.chaos.rig import CREDENTIALS
+from ops.chaos.testbed import CREDENTIALS
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.chaos.errors import ScenarioError
-from ops.chaos.scenario import NEVER, Deed, RandomFaults, Scenario, load_scenario
+from ops.chaos.scenario import NEVER, FaultAction, RandomFaults, Scenario, load_scenario
 from ops.chaos.timeline import Timeline
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ops" / "chaos" / "scenarios").glob("*.yaml"))
@@ -84,10 +84,10 @@ def test_faults_come_at_their_time_or_with_their_token_and_once() -> None:
     )
     assert timeline.next_s == 1.0
     assert timeline.due(0.5, 9.9) == []
-    assert [deed.label for deed in timeline.left] == ["stop engine", "cont engine", "kill engine"]
-    assert [deed.label for deed in timeline.due(1.5, 10.0)] == ["stop engine", "kill engine"]
+    assert [action.label for action in timeline.left] == ["stop engine", "cont engine", "kill engine"]
+    assert [action.label for action in timeline.due(1.5, 10.0)] == ["stop engine", "kill engine"]
     assert not timeline.over
-    assert [deed.label for deed in timeline.due(9.0, 99.0)] == ["cont engine"]
+    assert [action.label for action in timeline.due(9.0, 99.0)] == ["cont engine"]
     assert timeline.over and timeline.next_s == math.inf and timeline.left == []
 
 
@@ -107,12 +107,12 @@ def test_random_faults_are_the_same_for_a_seed_and_each_is_mended_before_the_nex
     )
 
     def run() -> list[str]:
-        timeline, now_s, done = Timeline((), chance), 0.0, list[Deed]()
+        timeline, now_s, done = Timeline((), chance), 0.0, list[FaultAction]()
         for step in steps:
             now_s += step
             done += timeline.due(now_s, 0.0)
         done += timeline.mend()
-        return [deed.label for deed in done]
+        return [action.label for action in done]
 
     told = run()
     assert told == run()

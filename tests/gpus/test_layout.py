@@ -10,8 +10,8 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.routing.file import RoutingConfig
-from ops.gpus.crew import make_crew, worker_environ
-from ops.gpus.layout import BACKEND, Seat, front_of, gpus_of, worker_of, worker_routes
+from ops.gpus.layout import BACKEND, WorkerPlacement, front_of, gpus_of, worker_of, worker_routes
+from ops.gpus.worker_group import make_worker_group, worker_environ
 
 
 def tool(folder: Path, script: str) -> str:
@@ -46,13 +46,13 @@ def test_gpus_that_do_not_come_out_are_refused(spec: str, each: int, told: str) 
 def test_a_machine_without_a_driver_says_how_to_name_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name them"):
         gpus_of("all", tool="there-is-no-such-tool")
-    with pytest.raises(ConfigError, match="did not tell"):
+    with pytest.raises(ConfigError, match="nvidia-smi failed"):
         gpus_of("all", tool=tool(tmp_path, "exit 9"))
-    with pytest.raises(ConfigError, match="knows of no GPU"):
+    with pytest.raises(ConfigError, match="lists no GPU"):
         gpus_of("all", tool=tool(tmp_path, "exit 0"))
 
 
-SEATS = [Seat("0", 9001), Seat("1", 9002, 1)]
+SEATS = [WorkerPlacement("0", 9001), WorkerPlacement("1", 9002, 1)]
 
 
 def test_in_front_a_backend_on_the_engine_becomes_a_pool_and_the_others_stay() -> None:
@@ -108,9 +108,9 @@ def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> Non
 
 @pytest.mark.slow
 def test_the_workers_files_and_key_are_gone_afterwards() -> None:
-    with make_crew(Settings(), ["0", "1"], "info") as crew:
-        files = [Path(worker._command[worker._command.index("--config") + 1]) for worker in crew.workers]
+    with make_worker_group(Settings(), ["0", "1"], "info") as group:
+        files = [Path(worker._command[worker._command.index("--config") + 1]) for worker in group.workers]
         assert all(file.is_file() for file in files)
-        assert len({worker.seat.port for worker in crew.workers}) == 2
+        assert len({worker.placement.port for worker in group.workers}) == 2
         assert "SLUICE_WORKER_KEY" not in "".join(file.read_text(encoding="utf-8") for file in files)
     assert not any(file.exists() for file in files)

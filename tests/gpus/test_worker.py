@@ -17,19 +17,19 @@ import pytest
 
 from gateway.config.settings import Settings
 from ops.gpus import worker as module
-from ops.gpus.crew import Crew
-from ops.gpus.layout import Seat
-from ops.gpus.worker import MOST_SHORT_LIVES, MOST_SILENT, GivenUp, GpuWorker, Ping, answers
+from ops.gpus.layout import WorkerPlacement
+from ops.gpus.worker import MAX_SHORT_RUNS, MOST_SILENT, GivenUp, GpuWorker, Ping, answers
+from ops.gpus.worker_group import WorkerGroup
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 ENDS = [sys.executable, "-c", "raise SystemExit(3)"]
 FRONT = f"""
 import asyncio, os, time
-from ops.gpus.layout import Seat
+from ops.gpus.layout import WorkerPlacement
 from ops.gpus.worker import GpuWorker
 
 async def main():
-    worker = GpuWorker(Seat(None, 1), {SLEEPS!r}, os.environ, clock=time.monotonic)
+    worker = GpuWorker(WorkerPlacement(None, 1), {SLEEPS!r}, os.environ, clock=time.monotonic)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         while worker.pid is None:
@@ -57,7 +57,7 @@ async def silent(port: int, timeout_s: float) -> bool:
 
 
 def make(command: list[str], ping: Ping = silent) -> GpuWorker:
-    return GpuWorker(Seat("0", 1), command, os.environ, clock=time.monotonic, ping=ping)
+    return GpuWorker(WorkerPlacement("0", 1), command, os.environ, clock=time.monotonic, ping=ping)
 
 
 async def test_a_worker_that_is_killed_is_started_again() -> None:
@@ -119,23 +119,23 @@ async def test_who_answers_200_is_alive_and_nobody_else() -> None:
 
 async def test_one_that_never_lives_is_given_up() -> None:
     worker = make(ENDS)
-    told = rf"worker 0 \(GPU 0\) ended {MOST_SHORT_LIVES} times at once, last with exit code 3"
+    told = rf"worker 0 \(GPU 0\) ended {MAX_SHORT_RUNS} times at once, last with exit code 3"
     with pytest.raises(GivenUp, match=told):
         await worker.run()
-    assert worker.restarts == MOST_SHORT_LIVES - 1
+    assert worker.restarts == MAX_SHORT_RUNS - 1
 
 
 async def test_the_front_ends_when_no_worker_is_left() -> None:
     with pytest.raises(ExceptionGroup) as ended:
-        async with Crew(Settings(), [make(ENDS), make(ENDS)]).running():
+        async with WorkerGroup(Settings(), [make(ENDS), make(ENDS)]).running():
             await asyncio.sleep(250)
     assert ended.group_contains(GivenUp, match="no worker is left")
 
 
 async def test_one_worker_that_is_left_is_enough() -> None:
     lives, ends = make(SLEEPS), make(ENDS)
-    async with Crew(Settings(), [lives, ends]).running():
-        await until(lambda: ends.restarts == MOST_SHORT_LIVES - 1)
+    async with WorkerGroup(Settings(), [lives, ends]).running():
+        await until(lambda: ends.restarts == MAX_SHORT_RUNS - 1)
         await asyncio.sleep(0.1)
         assert lives.pid is not None
     assert lives.pid is None

@@ -1,4 +1,4 @@
-"""What became of each request: a verdict from what was heard, what should have been, and what was billed."""
+"""The outcome of each request: a verdict from the observed answer, the expected one and the ledger."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ops.chaos.heard import Heard
-from ops.chaos.scenario import FateVerdict
+from ops.chaos.observed_answer import ObservedAnswer
+from ops.chaos.scenario import Verdict
 
 # `fallback.kind` of answers that no model made.
 DEGRADED, CACHE = "degraded_response", "response_cache"
@@ -15,12 +15,12 @@ DEGRADED, CACHE = "degraded_response", "response_cache"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
-    """What undisturbed runs gave.
+    """The answers without faults.
 
     Args:
         texts: the answer to each question, by the model that all backends but Bedrock run.
         tokens: of each of these answers.
-        bedrock: what the Bedrock stand-in says, if there is one.
+        bedrock: the Bedrock stand-in's answer, if there is one.
     """
 
     texts: Mapping[str, str]
@@ -38,8 +38,8 @@ class Billed:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """A deed that was done, when, and whose process it broke."""
+class InjectedFault:
+    """A fault action that was carried out, its time, and the role whose process it broke."""
 
     at_s: float
     label: str
@@ -47,19 +47,19 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFate:
-    """One request's.
+class RequestOutcome:
+    """The outcome of one request.
 
     Args:
-        met: deeds done while it was under way.
-        backend: that ended it.
+        met: actions carried out while it was in flight.
+        backend: that finished it.
         fallback: ``kind:reason``.
-        tokens: of the answer as told; ``None`` when it was not.
+        tokens: of the answer as reported; ``None`` when they were not.
         duplicated, missing: of a wrong answer, characters too many and too few.
         billed: output tokens of all its rows; ``None`` when the ledger was not read.
         rows: of the ledger.
         seams: where other calls resumed the answer; ``None`` when the log was not read.
-        why: what is wrong, in words.
+        why: what is wrong, as text.
     """
 
     request_id: str
@@ -68,7 +68,7 @@ class RequestFate:
     first_s: float | None
     ended_s: float | None
     longest_pause_s: float
-    verdict: FateVerdict
+    verdict: Verdict
     met: tuple[str, ...]
     backend: str | None = None
     fallback: str | None = None
@@ -84,48 +84,48 @@ class RequestFate:
     why: str = ""
 
 
-def fate_of(
-    heard: Heard,
+def outcome_of(
+    observed: ObservedAnswer,
     known: ExpectedAnswers,
-    happened: Sequence[Happened],
+    injected: Sequence[InjectedFault],
     *,
     rows: Sequence[Billed] | None = None,
     seams: tuple[str, ...] | None = None,
-) -> RequestFate:
-    """The fate of one request; ``rows`` and ``seams`` are its own, ``None`` when they could not be read."""
-    ended_s = heard.ended_s if heard.ended_s is not None else heard.sent_s
-    met = [one for one in happened if heard.sent_s <= one.at_s <= ended_s]
+) -> RequestOutcome:
+    """The outcome of one request, with its ``rows`` and ``seams``; ``None``: they could not be read."""
+    ended_s = observed.ended_s if observed.ended_s is not None else observed.sent_s
+    met = [one for one in injected if observed.sent_s <= one.at_s <= ended_s]
     if seams is not None:
         broken = bool(seams)
-    else:  # all streams are on the engine; of several workers nobody tells which one had which
-        broken = heard.first_s is not None and any(
-            one.at_s >= heard.first_s for one in met if one.breaks == "engine"
+    else:  # all streams are on the engine; with several workers it is unknown which one served which
+        broken = observed.first_s is not None and any(
+            one.at_s >= observed.first_s for one in met if one.breaks == "engine"
         )
-    answer = heard.answer or {}
+    answer = observed.answer or {}
     fallback = answer.get("fallback") or {}
     kind = str(fallback.get("kind", "")) or None
     usage = answer.get("usage") or {}
     tokens = usage.get("output_tokens")
-    verdict, why = _verdict(heard, known, kind, broken)
+    verdict, why = _verdict(observed, known, kind, broken)
     billed = None if rows is None else sum(row.output_tokens for row in rows)
-    reported = None if rows is None else _books(heard, rows, tokens)
+    reported = None if rows is None else _ledger_problem(observed, rows, tokens)
     if reported:
-        verdict, why = FateVerdict.WRONG, reported
-    wrong = verdict is FateVerdict.WRONG and answer
-    duplicated, missing = differing(known.texts[heard.question.text], heard.text) if wrong else (0, 0)
-    return RequestFate(
-        request_id=heard.question.request_id,
-        stream=heard.question.stream,
-        sent_s=heard.sent_s,
-        first_s=heard.first_s,
-        ended_s=heard.ended_s,
-        longest_pause_s=heard.longest_pause_s,
+        verdict, why = Verdict.WRONG, reported
+    wrong = verdict is Verdict.WRONG and answer
+    duplicated, missing = differing(known.texts[observed.question.text], observed.text) if wrong else (0, 0)
+    return RequestOutcome(
+        request_id=observed.question.request_id,
+        stream=observed.question.stream,
+        sent_s=observed.sent_s,
+        first_s=observed.first_s,
+        ended_s=observed.ended_s,
+        longest_pause_s=observed.longest_pause_s,
         verdict=verdict,
         met=tuple(one.label for one in met),
         backend=answer.get("backend"),
         fallback=f"{kind}:{fallback.get('reason')}" if kind else None,
         finish=answer.get("finish_reason"),
-        code=heard.code,
+        code=observed.code,
         tokens=tokens,
         duplicated=duplicated,
         missing=missing,
@@ -137,56 +137,54 @@ def fate_of(
     )
 
 
-def _verdict(heard: Heard, known: ExpectedAnswers, kind: str | None, broken: bool) -> tuple[FateVerdict, str]:
-    wanted, text = known.texts[heard.question.text], heard.text
+def _verdict(
+    observed: ObservedAnswer, known: ExpectedAnswers, kind: str | None, broken: bool
+) -> tuple[Verdict, str]:
+    wanted, text = known.texts[observed.question.text], observed.text
     ours = wanted.startswith(text) or _joined(wanted, known.bedrock, text)
-    if heard.answer is None:
-        if not heard.ended:
-            return FateVerdict.LOST, heard.code or "no end"
+    if observed.answer is None:
+        if not observed.ended:
+            return Verdict.LOST, observed.code or "no end"
         if not ours:
-            return FateVerdict.WRONG, _first_difference(wanted, text)
-        return (FateVerdict.PARTIAL if heard.partial else FateVerdict.ERROR), heard.code or ""
-    finish = heard.answer.get("finish_reason")
+            return Verdict.WRONG, _first_difference(wanted, text)
+        return (Verdict.PARTIAL if observed.partial else Verdict.ERROR), observed.code or ""
+    finish = observed.answer.get("finish_reason")
     if kind == DEGRADED:
-        return FateVerdict.DEGRADED, ""
+        return Verdict.DEGRADED, ""
     if finish in ("deadline", "error", "cancelled"):
-        return (
-            (FateVerdict.PARTIAL, str(finish))
-            if ours
-            else (FateVerdict.WRONG, _first_difference(wanted, text))
-        )
+        return (Verdict.PARTIAL, str(finish)) if ours else (Verdict.WRONG, _first_difference(wanted, text))
     if text == wanted:
         if broken:
-            return FateVerdict.RESUMED, ""
-        return (FateVerdict.FALLBACK if kind else FateVerdict.WHOLE), ""
+            return Verdict.RESUMED, ""
+        return (Verdict.FALLBACK if kind else Verdict.WHOLE), ""
     if kind is not None and text == known.bedrock:
-        return FateVerdict.FALLBACK, ""
+        return Verdict.FALLBACK, ""
     if kind is not None and _joined(wanted, known.bedrock, text):
-        return FateVerdict.RESUMED, "went on in another model's words"
-    return FateVerdict.WRONG, _first_difference(wanted, text)
+        return Verdict.RESUMED, "resumed by another model"
+    return Verdict.WRONG, _first_difference(wanted, text)
 
 
 def _joined(wanted: str, other: str | None, text: str) -> bool:
-    """Whether ``text`` is a beginning of ``wanted`` and then the rest, or all, of what another model says."""
+    """Whether ``text`` is a prefix of ``wanted`` followed by the rest, or all, of another model's answer."""
     if other is None:
         return False
     cuts = range(min(common(wanted, text), len(text) - 1), -1, -1)
     return any(other.endswith(text[cut:]) or other.startswith(text[cut:]) for cut in cuts)
 
 
-def _books(heard: Heard, rows: Sequence[Billed], tokens: int | None) -> str:
-    """What is wrong with what was billed; empty when nothing is."""
+def _ledger_problem(observed: ObservedAnswer, rows: Sequence[Billed], tokens: int | None) -> str:
+    """What is wrong in the ledger; empty when nothing is."""
     if len(rows) > 1:
         return f"{len(rows)} rows in the ledger"
     if rows and tokens is not None and rows[0].output_tokens != tokens:
         return f"billed {rows[0].output_tokens} tokens, reported {tokens}"
-    if not rows and heard.answer is not None:
+    if not rows and observed.answer is not None:
         return "an answer without a row in the ledger"
     return ""
 
 
 def common(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Length of the common prefix."""
     for number, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return number

@@ -1,4 +1,4 @@
-"""What one caller got, as bytes and times have it."""
+"""One answer as its caller received it, with times."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ops.chaos.workload import ChaosRequest
 
 
 @dataclass(slots=True)
-class Heard:
-    """One request on its way, and then its end. Times are seconds since the load began.
+class ObservedAnswer:
+    """A request and what was received so far. Times are seconds since the load began.
 
     Args:
-        pieces: of the text, as they came; one for an answer that was not streamed.
+        pieces: of the text, as received; one for an answer that was not streamed.
         answer: the answer's object, or the ``done`` event.
-        code: the error's, of the gateway or, with ``client_``, of the way to it.
-        partial: whether the stream said that it breaks off.
-        ended: whether an answer or an error came, and not just silence or a closed connection.
+        code: the error code of the gateway or, with ``client_``, of the connection to it.
+        partial: whether the stream's error event says that the answer is partial.
+        ended: whether an answer or an error was received, rather than a closed connection or nothing.
     """
 
     question: ChaosRequest
@@ -35,5 +35,5 @@ class Heard:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text received."""
         return "".join(self.pieces)

@@ -21,7 +21,7 @@ from ops.gpus.layout import (
     DEVICE_VARIABLE,
     KEY_VARIABLE,
     NUMBER_VARIABLE,
-    Seat,
+    WorkerPlacement,
     front_of,
     worker_of,
     worker_routes,
@@ -30,8 +30,8 @@ from ops.gpus.worker import GivenUp, GpuWorker, command_of
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """The workers, and the configuration of who stands in front of them."""
+class WorkerGroup:
+    """The workers, and the configuration of the gateway in front of them."""
 
     front: Settings
     workers: Sequence[GpuWorker]
@@ -65,52 +65,55 @@ class Crew:
 
 
 @contextlib.contextmanager
-def make_crew(settings: Settings, devices: Sequence[str | None], log_level: str) -> Iterator[Crew]:
-    """Lay out a worker for each of ``devices``; their files are gone when the block ends.
+def make_worker_group(
+    settings: Settings, devices: Sequence[str | None], log_level: str
+) -> Iterator[WorkerGroup]:
+    """Prepare a worker for each of ``devices``; their files are removed when the block ends.
 
-    The key with which the front speaks to them is made again and stands in the environment alone.
+    The front's key to the workers is random and only in the environment.
 
     Raises:
         ConfigError: the configuration has no engine to run.
     """
     ports = _free_ports(len(devices))
-    seats = [
-        Seat(which, port, number) for number, (which, port) in enumerate(zip(devices, ports, strict=True))
+    placements = [
+        WorkerPlacement(which, port, number)
+        for number, (which, port) in enumerate(zip(devices, ports, strict=True))
     ]
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory(prefix="sluice-gpus-") as folder:
         routing = Path(folder) / "routing.yaml"
         routing.write_text(yaml.safe_dump(worker_routes()), encoding="utf-8")
         workers = []
-        for seat in seats:
-            config = Path(folder) / f"worker-{seat.number}.yaml"
-            config.write_text(yaml.safe_dump(worker_of(settings, seat, routing)), encoding="utf-8")
-            environ = worker_environ(os.environ, seat, key)
-            workers.append(GpuWorker(seat, command_of(config, log_level), environ, clock=time.monotonic))
-        front = front_of(settings, seats)
+        for placement in placements:
+            config = Path(folder) / f"worker-{placement.number}.yaml"
+            config.write_text(yaml.safe_dump(worker_of(settings, placement, routing)), encoding="utf-8")
+            environ = worker_environ(os.environ, placement, key)
+            workers.append(GpuWorker(placement, command_of(config, log_level), environ, clock=time.monotonic))
+        front = front_of(settings, placements)
         os.environ[KEY_VARIABLE] = key  # the front's pool reads its key from there, as any pool's
         try:
-            yield Crew(front, workers)
+            yield WorkerGroup(front, workers)
         finally:
             del os.environ[KEY_VARIABLE]
 
 
-def worker_environ(environ: Mapping[str, str], seat: Seat, key: str) -> dict[str, str]:
-    """The worker's environment: this one's, but what overrides the configuration is in its file already."""
+def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: str) -> dict[str, str]:
+    """The worker's environment: this one without overrides of the configuration, which are in its file."""
     kept = {
         name: value
         for name, value in environ.items()
         if not (name.startswith(ENV_PREFIX) and "__" in name) and name not in ENGINE_ENV
     }
     kept["SLUICE_ADMIN_KEY"] = key
-    kept[NUMBER_VARIABLE] = str(seat.number)
-    if seat.devices is not None:
-        kept[DEVICE_VARIABLE] = seat.devices
+    kept[NUMBER_VARIABLE] = str(placement.number)
+    if placement.devices is not None:
+        kept[DEVICE_VARIABLE] = placement.devices
     return kept
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that were free just now; all are held until each is known, so that none comes twice."""
+    """Free ports; all are held open until each is known, so that they are distinct."""
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Everything a scenario runs against: a gateway, its engine, its workers and Bedrock's stand-in."""
+"""The testbed of a scenario: a gateway, its engine, its workers and a stand-in for Bedrock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from gateway.config.engine import BUNDLED
-from ops.chaos.errors import RigError
+from ops.chaos.errors import TestbedError
 from ops.chaos.processes import Process, engine_pids, free_port, module
 from ops.chaos.scenario import BedrockFault, ScenarioStart
 
@@ -31,7 +31,7 @@ ROUTE = "self_hosted_generation"
 BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 BEDROCK_MODULE = "benchmarks.bedrock"
 DEMO_MODEL, PROMPTS = str(BUNDLED / "demo"), str(BUNDLED / "prompts")
-# What the stand-in takes for credentials; nothing of the machine's own reaches it.
+# Credentials for the stand-in; the machine's own are not used.
 CREDENTIALS: Mapping[str, str] = MappingProxyType(
     {
         "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
@@ -41,7 +41,7 @@ CREDENTIALS: Mapping[str, str] = MappingProxyType(
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
 )
-# The stand-in's text takes about a second, so that it can be broken off.
+# The stand-in's answer takes about a second, so that it can be interrupted.
 BEDROCK_DELAY_S = 0.05
 EMBEDDED: Mapping[str, Any] = MappingProxyType(
     {"kind": "embedded", "model": DEMO_MODEL, "num_threads": 1, "kv_cache_bytes": 64 << 20}
@@ -57,18 +57,18 @@ POLL_S = 0.1
 
 
 @dataclass(slots=True)
-class Rig:
-    """A running target.
+class Testbed:
+    """A running gateway and its processes.
 
     Args:
         url: the gateway's.
-        key: an admin's.
+        key: an admin key.
         gateway_pid: its process, when it is on this machine.
-        ledger: the SQLite file of its rows, when it can be read.
-        log: its log, JSON lines, when it can be read.
-        processes: by role, when we started them.
-        bedrock_control: where the stand-in takes its faults.
-        bedrock_text: what it says.
+        ledger: the SQLite file of its ledger, when it can be read.
+        log: its log as JSON lines, when it can be read.
+        processes: by role, those started here.
+        bedrock_control: URL at which the stand-in's faults are set.
+        bedrock_text: the stand-in's answer.
     """
 
     url: str
@@ -81,36 +81,36 @@ class Rig:
     bedrock_text: str | None = None
 
     def pids(self, role: str) -> list[int]:
-        """The processes of a role. Raises RigError."""
+        """The processes of a role. Raises TestbedError."""
         if role in ("gateway", "engine"):
             if self.gateway_pid is None:
-                raise RigError(f"{role}: the gateway's process is not known; give --pid, or --start")
+                raise TestbedError(f"{role}: the gateway's process is not known; give --pid, or --start")
             return [self.gateway_pid] if role == "gateway" else engine_pids(self.gateway_pid)
         if role not in self.processes:
             known = ", ".join(sorted({*self.processes, "gateway", "engine"}))
-            raise RigError(f"{role}: there is no such process; there are {known}")
+            raise TestbedError(f"{role}: there is no such process; there are {known}")
         return [self.processes[role].pid]
 
     def signal(self, role: str, number: signal.Signals) -> None:
-        """Signal a role's processes. Raises RigError."""
+        """Signal a role's processes. Raises TestbedError."""
         for pid in self.pids(role):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     async def restart(self, role: str, within_s: float) -> None:
-        """Start a role again, on its old port. Raises RigError."""
+        """Restart a role on its old port. Raises TestbedError."""
         if role not in self.processes:
-            raise RigError(f"{role}: not started here, so it cannot be started again")
+            raise TestbedError(f"{role}: not started here, so it cannot be restarted")
         process = self.processes[role]
-        with contextlib.suppress(RigError):
+        with contextlib.suppress(TestbedError):
             process.send(signal.SIGKILL)
         await process.gone()
         await process.start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:
-        """Change what Bedrock's calls do. Raises RigError."""
+        """Set the fault of the Bedrock stand-in. Raises TestbedError."""
         if self.bedrock_control is None:
-            raise RigError("bedrock: there is no stand-in; set start.bedrock: true")
+            raise TestbedError("bedrock: there is no stand-in; set start.bedrock: true")
         reported = fault.model_dump(exclude_defaults=True)
         await asyncio.to_thread(_call, self.bedrock_control, reported)
 
@@ -120,20 +120,21 @@ class Rig:
 
 
 @asynccontextmanager
-async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
-    """Start what a scenario names; everything has ended behind the block.
+async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
+    """Start what a scenario names; everything is stopped at the end of the block.
 
     Raises:
-        RigError: something does not start; holds the end of its log.
+        TestbedError: a process does not start; the message has the end of its log.
     """
     async with AsyncExitStack() as running:
-        rig = Rig("", KEY, ledger=folder / "ledger.db")
+        testbed = Testbed("", KEY, ledger=folder / "ledger.db")
         backends: dict[str, Any] = {}
         if start.bedrock:
-            backends["bedrock"] = await _bedrock(rig, running, start, folder)
+            backends["bedrock"] = await _bedrock(testbed, running, start, folder)
         if start.workers:
             urls = [
-                await _worker(rig, running, start, folder, number) for number in range(1, start.workers + 1)
+                await _worker(testbed, running, start, folder, number)
+                for number in range(1, start.workers + 1)
             ]
             backends["workers"] = {
                 "kind": "openai", "base_urls": [f"{url}/v1" for url in urls], "model": "demo",
@@ -143,7 +144,7 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
         if start.engine != "none":
             backends = {"local": {"kind": "engine"}, **backends}
         if not backends:
-            raise RigError("start: engine none, no workers and no bedrock: nothing could answer")
+            raise TestbedError("start: engine none, no workers and no bedrock: no backend could answer")
         engine = {"embedded": EMBEDDED, "vllm": VLLM}.get(
             start.engine, {"kind": "none", "tokenizer": DEMO_MODEL, "served_model_name": "demo"}
         )
@@ -153,15 +154,17 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Rig]:
             folder, "gateway", {"engine": dict(engine), "backends": backends, "chaos": {"enabled": True}},
             start.settings, {**route, "prompt_version": "chat-manga-2.1", **start.route},
         )  # fmt: skip
-        url = await _gateway(rig, running, start, folder, "gateway", config)
-        gateway = rig.processes["gateway"]
-        rig.url, rig.gateway_pid, rig.log = url, gateway.pid, gateway.log
-        yield rig
+        url = await _gateway(testbed, running, start, folder, "gateway", config)
+        gateway = testbed.processes["gateway"]
+        testbed.url, testbed.gateway_pid, testbed.log = url, gateway.pid, gateway.log
+        yield testbed
 
 
-async def _bedrock(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path) -> dict[str, Any]:
+async def _bedrock(
+    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path
+) -> dict[str, Any]:
     if find_spec("benchmarks") is None:
-        raise RigError(
+        raise TestbedError(
             "start.bedrock: the stand-in for Bedrock is not installed; run it in a clone of the repository"
         )
     port, control = free_port(), free_port()
@@ -169,14 +172,16 @@ async def _bedrock(rig: Rig, running: AsyncExitStack, start: ScenarioStart, fold
     process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
     running.push_async_callback(process.end)
     await process.start(start.ready_within_s)
-    rig.processes["bedrock"] = process
-    rig.bedrock_control = f"http://127.0.0.1:{control}/"
-    rig.bedrock_text = (await asyncio.to_thread(_call, rig.bedrock_control, None))["text"]
+    testbed.processes["bedrock"] = process
+    testbed.bedrock_control = f"http://127.0.0.1:{control}/"
+    testbed.bedrock_text = (await asyncio.to_thread(_call, testbed.bedrock_control, None))["text"]
     url = f"http://127.0.0.1:{port}"
     return {"kind": "bedrock", "model_id": BEDROCK_MODEL, "region": "us-east-1", "endpoint_url": url}
 
 
-async def _worker(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path, number: int) -> str:
+async def _worker(
+    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path, number: int
+) -> str:
     role = f"worker:{number}"
     config = _config(
         folder, f"worker-{number}",
@@ -186,7 +191,7 @@ async def _worker(rig: Rig, running: AsyncExitStack, start: ScenarioStart, folde
         },
         {}, {"backends": [{"name": "local", "weight": 100}], "fallback": []},
     )  # fmt: skip
-    return await _gateway(rig, running, start, folder, role, config)
+    return await _gateway(testbed, running, start, folder, role, config)
 
 
 def _config(
@@ -208,17 +213,17 @@ def _config(
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one`` with what ``other`` adds or replaces, section by section."""
+    """``one`` overridden by ``other``, section by section."""
     found = dict(one)
     for key, value in other.items():
         before = found.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        found[key] = merged(before, value) if both else value  # type: ignore[arg-type]  # looked at above
+        found[key] = merged(before, value) if both else value  # type: ignore[arg-type]  # checked above
     return found
 
 
 async def _gateway(
-    rig: Rig, running: AsyncExitStack, start: ScenarioStart, folder: Path, role: str, config: Path
+    testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path, role: str, config: Path
 ) -> str:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},
@@ -226,15 +231,15 @@ async def _gateway(
     }  # fmt: skip
     process = Process(role, (*module("ops.cli"), "serve", "--config", str(config)), folder, environment)
     running.push_async_callback(process.end)
-    rig.processes[role] = process
+    testbed.processes[role] = process
     banner = await process.start(start.ready_within_s)
     found = re.search(r"http://[^\s]+", banner)
     if found is None:
-        raise RigError(f"{role} did not start:\n{process.tail()}")
+        raise TestbedError(f"{role} did not start:\n{process.tail()}")
     end = time.monotonic() + start.ready_within_s
     while not await asyncio.to_thread(_answers, f"{found[0]}/ready"):
         if time.monotonic() > end or not psutil.pid_exists(process.pid):
-            raise RigError(f"{role} was not ready within {start.ready_within_s:g} s:\n{process.tail()}")
+            raise TestbedError(f"{role} was not ready within {start.ready_within_s:g} s:\n{process.tail()}")
         await asyncio.sleep(POLL_S)
     return found[0]
 
@@ -253,4 +258,4 @@ def _call(url: str, body: object) -> Any:
         with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=10) as answer:
             return json.loads(answer.read())
     except OSError as error:
-        raise RigError(f"{url}: no answer ({error})") from None
+        raise TestbedError(f"{url}: no answer ({error})") from None
