@@ -56,11 +56,11 @@ class EmbeddedBackend:
         name: its name in the configuration.
         model: the base model's public id.
         client: the engine's client; started and stopped by the gateway's lifespan.
-        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller is silent.
+        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         max_running: most sequences that one batch takes.
-        token_bytes: what a token id stands for; log-probabilities name tokens by it.
+        token_bytes: the bytes of a token id, for log-probabilities.
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
-        share_prefixes: let tenants find each other's cached prefixes.
+        share_prefixes: share cached prefixes between tenants.
     """
 
     kind = "embedded"
@@ -90,7 +90,7 @@ class EmbeddedBackend:
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """The engine's state."""
         return state_of(self._client)
 
     @property
@@ -102,7 +102,7 @@ class EmbeddedBackend:
         return load_of(signals, self._max_running)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, aborts the sequences at once.
+        """Generate; leaving early aborts the sequences at once.
 
         Several texts are sequences of their own; the engine's prefix cache shares the prompt's blocks.
         """
@@ -139,7 +139,7 @@ class EmbeddedBackend:
                 logprobs,
                 output.token_ids,
             )
-        # The further texts find in the cache what the first one computed: only the first one's figures tell.
+        # The other texts hit the prefix cached by the first one: only the first one's figures are reported.
         return Delta(output.text, len(output.token_ids), None, None, index, logprobs, output.token_ids)
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
@@ -182,7 +182,7 @@ def _completion(last: SequenceOutput, reason: FinishReason) -> Completion:
 
 
 def _joined(ends: list[Completion]) -> Completion:
-    """The prompt counts once, and as cached what the first text found: the others found what it computed."""
+    """One completion. The prompt and its cached tokens count once, as for the first text."""
     first, *others = ends
     output_tokens = sum(end.usage.output_tokens for end in ends)
     return replace(
@@ -199,7 +199,7 @@ def _structured(shape: ResponseFormat) -> StructuredOutput | None:
 
 
 def _wrapped(seed: int) -> int:
-    """Back into 64 bits: the largest seed has texts after it too."""
+    """Wrap into 64 bits, since the index is added to the seed."""
     return (seed + 2**63) % 2**64 - 2**63
 
 

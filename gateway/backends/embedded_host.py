@@ -26,9 +26,9 @@ class EmbeddedHost:
     Args:
         config: the engine's settings.
         model: the base model's public id.
-        defaults: sampling of the checkpoint, where the caller is silent.
-        token_bytes: what a token id stands for.
-        share_prefixes: let tenants find each other's cached prefixes.
+        defaults: sampling of the checkpoint, used where the caller sets none.
+        token_bytes: the bytes of a token id.
+        share_prefixes: share cached prefixes between tenants.
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's process dies.
         make_slots: makes the slots of its adapters.
@@ -61,7 +61,7 @@ class EmbeddedHost:
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """The engine's state."""
         return state_of(self._client)
 
     @property
@@ -162,5 +162,5 @@ class HeldAdapters:
         await self._client.load_adapter(adapter.adapter_id, adapter.path)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Take no new request for it."""
+        """Accept no new request for it."""
         await self._client.unload_adapter(adapter_id)

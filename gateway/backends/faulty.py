@@ -1,4 +1,4 @@
-"""A backend that breaks on purpose: wraps any other one, and only when ``chaos.enabled`` says so."""
+"""Fault injection: wraps a backend, only when ``chaos.enabled`` is true."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class FaultPlan:
-    """Which call meets which fault; sans-I/O.
+    """Selects the fault for each call; sans-I/O.
 
     Args:
         rules: looked at in order; the first one that hits counts.
@@ -87,7 +87,7 @@ def faulty(backend: Backend, plan: FaultPlan) -> Backend:
 
 
 class FaultyBackend:
-    """Passes everything through to the backend within, faults apart."""
+    """Delegates to the wrapped backend, except for injected faults."""
 
     def __init__(self, inner: Backend, plan: FaultPlan) -> None:
         self._inner = inner
@@ -95,41 +95,41 @@ class FaultyBackend:
 
     @property
     def name(self) -> str:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.name
 
     @property
     def kind(self) -> str:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.kind
 
     @property
     def model(self) -> str:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.model
 
     @property
     def features(self) -> frozenset[Feature]:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.features
 
     @property
     def continues(self) -> frozenset[Continue]:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.continues
 
     @property
     def state(self) -> BackendState:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.state
 
     @property
     def load(self) -> BackendLoad | None:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.load
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate, unless the plan has something else for this call."""
+        """Generate, unless the plan injects a fault into this call."""
         rule = self._plan.next(self.name)
         if rule is None:
             return await self._inner.generate(work, out)
@@ -139,7 +139,7 @@ class FaultyBackend:
         try:
             return await self._inner.generate(work, call.push)
         except Exception as error:
-            # However the backend within takes an error of its sink, the caller meets the fault.
+            # However the wrapped backend handles an error of its sink, the caller gets the fault.
             raise call.failure or error from None
 
 
@@ -150,20 +150,20 @@ class _FaultyRestarting(FaultyBackend):
 
     @property
     def ready_in_s(self) -> float | None:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return self._inner.ready_in_s
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """As the backend within."""
+        """Of the wrapped backend."""
         return await self._inner.wait_ready(timeout_s)
 
 
 class _Struck(Exception):
-    """Leaves the backend within through its sink; none of its own handlers knows it."""
+    """Ends the wrapped backend's call through its sink; no handler of the backend catches it."""
 
 
 class _Call:
-    """One call that shall meet a fault."""
+    """One call with an injected fault."""
 
     def __init__(self, rule: FaultRule, plan: FaultPlan, out: DeltaSink) -> None:
         self._rule = rule
@@ -192,7 +192,7 @@ class _Call:
         await self._out(delta)
 
     async def strike(self) -> None:
-        """The fault happens here. Raises BackendFailure; a hang ends by cancellation alone."""
+        """Inject the fault. Raises BackendFailure; a hang ends only by cancellation."""
         self._plan.met(self._rule)
         if self._rule.kind == "hang":
             await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What the gateway needs of things that live as long as it does: the engine in process, pools of workers."""
+"""Ports of components that run as long as the gateway: the engine in process, pools of workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineHost(Protocol):
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """The engine's state."""
 
     @property
     def facts(self) -> EngineFacts | None:
@@ -65,11 +65,11 @@ class EngineHost(Protocol):
         """Load and warm up.
 
         Raises:
-            EngineStartError: it cannot be started; the message says what to mend.
+            EngineStartError: it cannot be started; the message says what to fix.
         """
 
     async def stop(self, timeout_s: float) -> None:
-        """End it: gently at first, by force after ``timeout_s``."""
+        """Stop it gracefully, by force after ``timeout_s``."""
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend of that name."""

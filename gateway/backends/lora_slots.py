@@ -1,4 +1,4 @@
-"""The adapters that one engine holds: loaded on first use or ahead; the least hot idle one makes room."""
+"""The LoRA slots of one engine: adapters load on first use or ahead; the coldest idle one is evicted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adapters.values import Adapter
 from engine import errors
 from resilience.failures import BackendFailure, FailureKind
 
-# How soon a place may be free: about the length of an answer.
+# Retry-After when all slots are in use: about the length of an answer.
 RETRY_AFTER_S = 1.0
 # The field at fault, in failures that are of the adapter and not of the engine.
 PARAM = "adapter_id"
@@ -26,35 +26,35 @@ PARAM = "adapter_id"
 class AdapterHolder(Protocol):
     """What the slots need of an engine.
 
-    Invariant: a load that fails has changed nothing. One whose caller is cancelled may go on; ``adapters``
-    tells when it is done.
+    Invariant: a failed load changes nothing. A load whose caller is cancelled may continue; ``adapters`` has
+    the adapter once it is done.
     """
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """What is loaded: id and folder."""
+        """Folder of each loaded adapter, by id."""
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Load or replace. Raises EngineError."""
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Take no new request for it. Raises EngineError."""
+        """Accept no new request for it. Raises EngineError."""
 
 
 @runtime_checkable
 class Pinning(Protocol):
-    """A holder whose engine has an order of its own, in which some adapters can be kept."""
+    """A holder whose engine evicts by itself and can exempt some adapters from it."""
 
     async def pin_adapters(self, names: Collection[str]) -> None:
-        """Keep these, as far as they are loaded, and no others; may be called again and again."""
+        """Pin these, as far as they are loaded, and no others; may be called repeatedly."""
 
 
 async def _here(adapter: Adapter) -> None:
-    """The adapter's files lie where it says."""
+    """The adapter's files are already on this machine."""
 
 
 def _ignore(event: AdapterEvent) -> None:
-    """No one listens."""
+    """Discard the event."""
 
 
 class MakeSlots(Protocol):
@@ -67,8 +67,8 @@ class MakeSlots(Protocol):
 class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
-    An adapter in use is never taken away. A name whose folder has changed is loaded again; the engine lets
-    requests that run finish on the weights they began with.
+    An adapter in use is never evicted. An adapter whose folder has changed is loaded again; running requests
+    finish on the weights they started with.
 
     Args:
         engine: loads.
@@ -125,7 +125,7 @@ class LoraSlots:
             residency.leave(name, self._clock())
 
     async def pin(self, names: Collection[str]) -> None:
-        """These, and no others, never make room once they are loaded. Raises EngineError."""
+        """Exempt these adapters, and no others, from eviction. Raises EngineError."""
         self.residency.pin(names)
         if isinstance(self._engine, Pinning):
             await self._engine.pin_adapters(names)
@@ -135,9 +135,9 @@ class LoraSlots:
         await self._load(adapter, ahead=True)
 
     async def load_next(self, known: Sequence[Adapter]) -> bool:
-        """Load what is worth it ahead of its first request; whether there was something.
+        """Load the next adapter worth loading ahead of its first request; whether there was one.
 
-        A failure is told as an event, and not tried again at once.
+        A failure is emitted as an event and not retried at once.
         """
         by_name = {adapter.adapter_id: adapter for adapter in known}
         name = self.residency.next_load(by_name, self._engine.adapters, self._clock())
@@ -150,7 +150,7 @@ class LoraSlots:
         return True
 
     async def unload(self, adapter_id: str) -> bool:
-        """Give an adapter up that nobody uses; whether it is gone.
+        """Unload an idle adapter; whether it is unloaded.
 
         Raises EngineError.
         """
@@ -169,7 +169,7 @@ class LoraSlots:
             await self._bring(adapter)  # may take long, and delays no other request
         except AdapterError as error:
             raise self._failed(adapter, "not_here", str(error)) from error
-        async with self._changing:  # who comes second finds it loaded
+        async with self._changing:  # a concurrent second caller finds it loaded
             decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
             if isinstance(decision, Ready):
                 return
@@ -182,7 +182,7 @@ class LoraSlots:
                     f"({decision.pinned} pinned)",
                     retry_after_s=RETRY_AFTER_S,
                     param=PARAM,
-                    isolated=True,  # the base model and the adapters that are in go on
+                    isolated=True,  # the base model and the loaded adapters still work
                 )
             await self._carry_out(adapter, decision, ahead=ahead)
 
@@ -212,7 +212,7 @@ class LoraSlots:
         self._emit(AdapterUnloaded(adapter_id, reason))
 
     def _check_not_broken(self, adapter: Adapter) -> None:
-        """Refuse at once what has just failed, without waiting for the loads of others."""
+        """Refuse at once an adapter that has just failed, without waiting for other loads."""
         decision = self.residency.decide(
             adapter.adapter_id, adapter.path, self._engine.adapters, self._clock()
         )
@@ -220,7 +220,7 @@ class LoraSlots:
             raise _broken(adapter.adapter_id, decision)
 
     def _failed(self, adapter: Adapter, code: str, detail: str) -> BackendFailure:
-        # Callers read it too: where this machine keeps its files is not theirs.
+        # Callers read the message: do not disclose this machine's paths.
         detail = detail.replace(f"{adapter.path}/", "").replace(adapter.path, PurePath(adapter.path).name)
         wait_s = self.residency.failed(adapter.adapter_id, detail, self._clock())
         self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))

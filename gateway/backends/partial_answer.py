@@ -1,4 +1,4 @@
-"""Resuming a partial answer: what every backend checks, and what one that gets its text alone needs."""
+"""Resuming a partial answer: the check of every backend, and joining texts where only text is returned."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
 class TextSplice:
     """Joins new text to the text of a partial answer.
 
-    A stop string that starts in the old text may end in the new one; the backend, which gets new text alone,
-    does not notice. And white space at the end of the old text that was not sent, since many templates and
-    models strip it, may be generated again. Text is held back only while one of both is possible.
+    A stop string that starts in the old text may end in the new one, which the backend does not notice. White
+    space at the end of the old text is not sent, since many templates and models strip it, and may be
+    generated again. Text is held back only while one of both is possible.
 
     Args:
         given: the old text.

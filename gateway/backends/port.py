@@ -1,4 +1,4 @@
-"""The port every backend implements; the rest of the gateway knows a backend by this alone."""
+"""The port that every backend implements; the rest of the gateway uses backends only through it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.retry_budget import CallBudget
 
 
 class BackendState(StrEnum):
-    """Where a backend stands."""
+    """State of a backend."""
 
     STARTING = "starting"
     READY = "ready"
@@ -36,7 +36,7 @@ class Continue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartialAnswer:
-    """The part of an answer that a broken call gave, and that is not to be given again.
+    """The part of an answer that a broken call has delivered; it must not be delivered again.
 
     ``token_ids`` decode to exactly ``text``; ``None`` when the ids are not known.
     """
@@ -54,7 +54,7 @@ class ServerCall(Protocol):
 
 
 class Calls(Protocol):
-    """Where a backend with servers of its own tells the trace of its calls to them."""
+    """Traces the calls of a backend to its servers."""
 
     def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
         """``with call(target)``: the call runs while the block does; ``hedge``: a second, parallel call."""
@@ -62,19 +62,19 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a backend is asked to do.
+    """A request to a backend.
 
     ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
     tokenize again; one that takes messages uses ``messages``. Prompts with different ``cache_salt`` must not
-    share cached prefixes: it is the tenant, whom the time of a first token would tell what others have sent.
+    share cached prefixes: it is the tenant, and the time of a first token would reveal others' prompts.
     The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
-    nobody waits for each piece: a backend may give larger ones after the first.
+    the caller does not read single pieces: a backend may give larger ones after the first.
 
     With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
-    piece follows right after ``partial.text``, ``sampling.max_tokens`` is what may still come, and stop
-    strings, penalties and shapes look at the whole answer as far as the backend can.
+    piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
+    penalties and formats apply to the whole answer as far as the backend can.
 
-    ``calls`` is of this process alone: a backend that sends the work elsewhere leaves it behind. The caller
+    ``calls`` is valid only in this process: a backend that sends the work elsewhere omits it. The caller
     has taken one call from ``call_budget``; a backend takes another for each further server that it asks.
     """
 
@@ -141,7 +141,7 @@ class Backend(Protocol):
     * When it ends, in whatever way, the backend holds no sequence, block, connection or task of this call.
     * Deltas come in order; their texts joined by index are the answers, their tokens summed are
       ``usage.output_tokens``; none comes after ``generate`` has ended.
-    * ``load`` never blocks and never fails: it is the last thing the backend told, or ``None``.
+    * ``load`` never blocks and never fails: it is the last reported load, or ``None``.
     """
 
     @property
@@ -158,7 +158,7 @@ class Backend(Protocol):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What it can honour."""
+        """The features it supports."""
 
     @property
     def continues(self) -> frozenset[Continue]:
@@ -166,7 +166,7 @@ class Backend(Protocol):
 
     @property
     def state(self) -> BackendState:
-        """Where it stands now."""
+        """Its current state."""
 
     @property
     def load(self) -> BackendLoad | None:
@@ -178,14 +178,14 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Restarting(Protocol):
-    """What a backend can do beside :class:`Backend` when its engine is started again after it died."""
+    """Extends :class:`Backend` for an engine that is restarted after it died."""
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until it takes work again, as far as is known; ``None`` when it is not restarting."""
+        """Estimate of seconds until it accepts work again; ``None`` when it is not restarting."""
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until it takes work, at most so long; whether it does. Returns at once when it never will."""
+        """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
 
 
 # In the order in which `features_asked` looks at them.

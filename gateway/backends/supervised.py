@@ -1,4 +1,4 @@
-"""The engine in process, started again when it dies; the backends on it stay the same objects."""
+"""Restarts the engine in process when it dies; the backends on it stay the same objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from resilience.supervisor import (
     SupervisorState,
 )
 
-# How often the engine's processes are looked at; what has ended is told by the kernel at once.
+# Interval of the checks of the engine's processes; the end of a process is noticed at once.
 LOOK_EVERY_S = 0.25
 # Longest that what is left of a dead engine may take to end before the next one is started.
 RETIRE_TIMEOUT_S = 15.0
@@ -60,7 +60,7 @@ class _Life:
 
 @dataclass(frozen=True, slots=True)
 class EngineStanding:
-    """How the engine stands, for health and metrics."""
+    """The engine's state, for health and metrics."""
 
     standing: SupervisorState
     restarts_last_hour: int
@@ -110,11 +110,11 @@ class SupervisedHost:
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands; one that is to be started again is starting."""
+        """The engine's state; ``STARTING`` while it is to be restarted."""
         standing = self._supervisor.state
         if standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             state = self._life.host.state
-            # Its death may show before it is told.
+            # Its death may be visible before it is reported.
             return state if state is BackendState.READY else BackendState.STARTING
         return _STATES[standing]
 
@@ -129,7 +129,7 @@ class SupervisedHost:
         return self._supervisor.ready_in_s(self._clock())
 
     def standing(self) -> EngineStanding:
-        """How the engine stands."""
+        """The supervisor's state and figures."""
         now = self._clock()
         supervisor = self._supervisor
         return EngineStanding(
@@ -137,7 +137,7 @@ class SupervisedHost:
         )
 
     def figures(self) -> EngineFigures | None:
-        """What the metrics show of it; counters go on over a restart."""
+        """Its figures for the metrics; counters continue across restarts."""
         life = self._life
         return self._totals.on(None if life.over else life.host.figures())
 
@@ -184,12 +184,12 @@ class SupervisedHost:
         return self.state is BackendState.READY
 
     def notice_death(self) -> None:
-        """Look whether the engine is dead; a request that failed with it may know first."""
+        """Check whether the engine is dead; a failed request may detect that first."""
         if self._life.host.state is BackendState.DEAD:
             self._lose(self._life, Loss.EXITED, "a request found it dead")
 
     def request_restart(self, reason: str) -> None:
-        """Start it again though it lives: what it computes cannot be trusted. Nothing while it restarts."""
+        """Restart a running engine whose output cannot be trusted. No effect while it restarts."""
         if self._supervisor.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             life = self._life
             self._lose(life, Loss.DEVICE, reason)
@@ -208,7 +208,7 @@ class SupervisedHost:
         return self._facts
 
     async def stop(self, timeout_s: float) -> None:
-        """End the engine and start none any more; gently at first, by force after ``timeout_s``."""
+        """Stop the engine for good: gracefully, by force after ``timeout_s``."""
         self._supervisor.stop()
         self._tell()
         await self._life.host.stop(timeout_s)
@@ -254,13 +254,13 @@ class SupervisedHost:
         )
         loss = self._supervisor.observe(self._clock(), seen)
         if loss is not None:
-            # Told first: what fails by the kill is then known to be lost.
+            # Recorded before the kill, so that requests failing by it find the engine lost.
             self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
             kill(life.processes)
 
     def _lose(self, life: _Life, reason: Loss, detail: str) -> None:
         if life is not self._life:
-            return  # the last word of one that is gone already
+            return  # a late report of an engine that was already replaced
         decision = self._supervisor.lost(self._clock(), reason)
         if decision is not None:
             self._decision, self._lost_at, self._detail = decision, self._clock(), detail
@@ -268,7 +268,7 @@ class SupervisedHost:
             self._tell()
 
     async def _retire(self) -> None:
-        """End what is left of an engine that is lost, and keep what it has counted."""
+        """Stop what is left of a lost engine, and add its counters to the totals."""
         life = self._life
         if not life.over:
             self._totals.add(life.host.figures())
@@ -294,7 +294,7 @@ class SupervisedHost:
         self._supervisor.started(now)
         self._emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
         self._tell()
-        self._on_step(self._totals.preemptions)  # who waits for a step may go on
+        self._on_step(self._totals.preemptions)  # wakes callers that wait for a step
         return None
 
     async def _load(self, life: _Life) -> Exception | None:
@@ -310,7 +310,7 @@ class SupervisedHost:
         return None
 
     async def _watch_load(self, life: _Life) -> None:
-        """An engine that stands still while it loads is killed, so that its start fails."""
+        """Kill an engine that is stopped while it loads, so that its start fails."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             processes = await asyncio.to_thread(life.host.find_processes)
@@ -329,7 +329,7 @@ class SupervisedHost:
         return life
 
     def _tell(self) -> None:
-        """Wake whichever caller waits for a change."""
+        """Wake every caller that waits for a change."""
         self._news.set()
         self._news = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A backend on an engine that is started again: the same object over all its lives."""
+"""A backend on a supervised engine: the same object across restarts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lives(Protocol):
 
 
 class SupervisedBackend:
-    """Hands all on to the engine that runs; :class:`gateway.backends.port.Restarting` too.
+    """Delegates to the running engine; also a :class:`gateway.backends.port.Restarting`.
 
     Args:
         name: its name in the configuration.

@@ -14,19 +14,19 @@ def any_gone(processes: Sequence[psutil.Process]) -> bool:
 
 
 def any_stopped(processes: Sequence[psutil.Process]) -> bool:
-    """Whether one of them stands still by a signal."""
+    """Whether one of them is stopped by a signal."""
     return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """End them now, also those that stand still; does not wait for it."""
+    """Kill them, stopped ones included; does not wait."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def _status(process: psutil.Process) -> str:
-    """A process's state, which the kernel tells from memory; one that is gone counts as a zombie."""
+    """A process's state; one that no longer exists counts as a zombie."""
     try:
         return str(process.status())
     except psutil.NoSuchProcess:
