@@ -133,7 +133,7 @@ class GpuWorker:
                 answered, silent = True, 0
             else:
                 silent += answered
-        self._log.error("worker does not answer", pid=process.pid, pings=silent)
+        self._log.error("worker does not answer", pid=process.pid, asked=silent)
         _kill(process)
 
     async def _start(self) -> asyncio.subprocess.Process:
