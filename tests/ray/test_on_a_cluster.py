@@ -21,6 +21,7 @@ from ops.cli.main import app as sluice
 from tests.state.servers import free_port
 
 pytestmark = [
+    pytest.mark.serial,  # a cluster of a dozen processes, whose scaling has its own clocks
     pytest.mark.timeout(900),
     # Ray's own, from its own modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
