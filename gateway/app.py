@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
@@ -122,7 +122,7 @@ async def _known_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path, headers = request.url.path, error.headers
     if error.status_code == 404 and path == GENERATE_SOCKET and _served(request.app, path):
         public = PublicError(
             426, "upgrade_required", f"{path} takes a WebSocket; allowed: Upgrade: websocket"
@@ -131,14 +131,27 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         public = PublicError(404, "not_found", f"there is nothing at {path_of([path])}")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(_methods(request))
+        headers = {"Allow": allowed}
         public = PublicError(
             405, "method_not_allowed", f"{request.method} is not allowed here; allowed: {allowed}"
         )
     else:
         code = "invalid_request" if error.status_code < 500 else "internal"
         public = PublicError(error.status_code, code, str(error.detail))
-    return _response(request, public, error.headers)
+    return _response(request, public, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes at the request's path; the framework names those of the first one alone."""
+    return sorted(
+        {
+            method
+            for route in request.app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+    )
 
 
 def _served(app: FastAPI, path: str) -> bool:

@@ -88,6 +88,9 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_key")
         wrong = await client.put("/admin/keys/key_1", headers=ADMIN)
         assert wrong.status_code == 405
+        several = await client.put("/admin/keys", headers=ADMIN)
+        assert several.headers["allow"] == "GET, POST"
+        assert several.json()["error"]["message"] == "PUT is not allowed here; allowed: GET, POST"
 
 
 async def test_keys_are_for_admins_alone(connect: Connect) -> None:
