@@ -1,7 +1,7 @@
 """Control tokens, and why a message cannot contain one.
 
 A tokenizer turns the characters ``<|im_end|>`` into the token that ends a turn wherever they stand, in a
-user's words too; so whoever may write a message could end it and write the next one in another role.
+user's words too; so a caller could end a message and write the next one in another role.
 Neither ``transformers`` (unless asked) nor vLLM prevents that. Here a control token comes from the template
 alone: the same characters inside a message are tokenized as the plain text they are. A message without such
 characters, which is every honest one, gets exactly the ids that ``transformers`` gives; decoded, the prompt

@@ -65,7 +65,7 @@ class Vocabulary:
             and len(self.controls.ids) == len(special)
             and len({token.normalized for token in special.values()}) <= 1
         )
-        # One object an id, whoever holds it: an id in a cache then takes 8 bytes instead of 40.
+        # One shared object for each id: an id in a cache then takes 8 bytes instead of 40.
         self._shared = list(range(self.size))
 
     def raw_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -11,11 +11,10 @@ A step has one token budget. It goes, in this order, to
 When a running sequence needs a block and none is free, the last running one by rank gives all of its blocks
 back and returns to the queue, to be computed again (recompute preemption).
 
-The rank is the time of arrival, earlier by ``AGING_S`` for each step of priority. So a higher priority goes
-first and equal ones go in the order of arrival, but who has waited ``AGING_S`` longer than a request of the
-next higher priority goes before it. Ranks never change: whoever arrives later than that comes behind, the
-first by rank is never preempted for another one and nobody passes it in the queue, so it ends; then the next
-is the first. Nobody starves.
+Rank is the time of arrival, earlier by ``AGING_S`` for each step of priority. A higher priority goes first,
+equal priorities go in the order of arrival; a request that has waited ``AGING_S`` longer than one of the next
+higher priority goes before it. Ranks never change. The first by rank is never preempted and no request passes
+it in the queue, so it ends, and the next becomes the first: no request starves.
 """
 
 from bisect import insort

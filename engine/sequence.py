@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
     """One set of LoRA weights. ``number`` counts the loads of this engine, so what replaces an adapter under
-    its id is another version, with other keys and values: whoever caches those includes both fields.
+    its id is another version, with other keys and values: a cache key of those includes both fields.
     """
 
     adapter_id: str

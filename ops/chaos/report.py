@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ops.chaos.figures import Holdings
-from ops.chaos.request_outcome import InjectedFault, RequestOutcome
+from ops.chaos.request_outcome import AppliedFault, RequestOutcome
 from ops.chaos.scenario import Scenario, Verdict
 
 # Threads and descriptors that pools may keep beyond what there was before: asyncio's own threads, idle
@@ -51,7 +51,7 @@ class ChaosReport:
     scenario: Scenario
     wall_s: float = 0.0
     outcomes: list[RequestOutcome] = field(default_factory=list)
-    injected: list[InjectedFault] = field(default_factory=list)
+    injected: list[AppliedFault] = field(default_factory=list)
     readiness: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     reported: Mapping[str, float] = field(default_factory=dict)
     before: Holdings | None = None
@@ -92,7 +92,7 @@ class ChaosReport:
                 f"{label}: no request was under way, so nothing is shown" for label in sorted(idle)
             )
 
-    def recoveries(self) -> Mapping[InjectedFault, RecoveryTimes]:
+    def recoveries(self) -> Mapping[AppliedFault, RecoveryTimes]:
         """Recovery times after each action that broke a process."""
         found = {}
         for one in self.injected:

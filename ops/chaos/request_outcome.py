@@ -38,7 +38,7 @@ class Billed:
 
 
 @dataclass(frozen=True, slots=True)
-class InjectedFault:
+class AppliedFault:
     """A fault action that was carried out, its time, and the role whose process it broke."""
 
     at_s: float
@@ -87,7 +87,7 @@ class RequestOutcome:
 def outcome_of(
     observed: ObservedAnswer,
     known: ExpectedAnswers,
-    injected: Sequence[InjectedFault],
+    injected: Sequence[AppliedFault],
     *,
     rows: Sequence[Billed] | None = None,
     seams: tuple[str, ...] | None = None,

@@ -20,7 +20,7 @@ from ops.chaos.errors import TestbedError
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
 from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.report import ChaosReport
-from ops.chaos.request_outcome import Billed, ExpectedAnswers, InjectedFault, outcome_of
+from ops.chaos.request_outcome import AppliedFault, Billed, ExpectedAnswers, outcome_of
 from ops.chaos.scenario import FaultAction, Scenario
 from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
@@ -57,7 +57,7 @@ class ChaosRun:
         self.scenario = scenario
         self.observed: list[ObservedAnswer] = []
         self.sent = 0
-        self.injected: list[InjectedFault] = []
+        self.injected: list[AppliedFault] = []
         self._testbed = testbed
         self._watch = watch
         self._id = f"chaos-{secrets.token_hex(4)}-"
@@ -213,7 +213,7 @@ class ChaosRun:
                 raise TestbedError(
                     f"/admin/chaos does not take the faults ({error}); is chaos.enabled true there?"
                 ) from None
-        self.injected.append(InjectedFault(began_s, action.label, action.breaks))
+        self.injected.append(AppliedFault(began_s, action.label, action.breaks))
 
     async def _watch_ready(self, caller: ChaosCaller) -> None:
         while True:

@@ -12,9 +12,9 @@ from ops.chaos.figures import grown, read_metrics
 from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import (
+    AppliedFault,
     Billed,
     ExpectedAnswers,
-    InjectedFault,
     RequestOutcome,
     differing,
     outcome_of,
@@ -25,7 +25,7 @@ from ops.chaos.workload import ChaosRequest
 QUESTION = ChaosRequest("r-1", "What?", stream=True)
 WANTED, OTHER = "The answer is here.", "Vinland Saga is."
 KNOWN = ExpectedAnswers({"What?": WANTED}, {"What?": 5}, OTHER)
-KILL = InjectedFault(1.0, "kill engine", "engine")
+KILL = AppliedFault(1.0, "kill engine", "engine")
 
 
 def observed(text: str, **changes: Any) -> ObservedAnswer:
@@ -48,7 +48,7 @@ def told(kind: str, finish: str = "stop") -> dict[str, Any]:
     }
 
 
-def verdict(one: ObservedAnswer, *injected: InjectedFault, **more: Any) -> Verdict:
+def verdict(one: ObservedAnswer, *injected: AppliedFault, **more: Any) -> Verdict:
     return outcome_of(one, KNOWN, injected, **more).verdict
 
 
@@ -63,8 +63,8 @@ def test_an_answer_that_was_gone_on_with_and_is_the_same_is_resumed() -> None:
 
 def test_an_answer_without_a_seam_is_whole_whatever_happened_meanwhile() -> None:
     assert verdict(observed(WANTED), KILL, seams=()) is Verdict.WHOLE
-    assert verdict(observed(WANTED), InjectedFault(1.0, "kill worker:1", "worker:1")) is Verdict.WHOLE
-    assert verdict(observed(WANTED), InjectedFault(0.2, "kill engine", "engine")) is Verdict.WHOLE
+    assert verdict(observed(WANTED), AppliedFault(1.0, "kill worker:1", "worker:1")) is Verdict.WHOLE
+    assert verdict(observed(WANTED), AppliedFault(0.2, "kill engine", "engine")) is Verdict.WHOLE
 
 
 def test_another_legs_own_answer_is_a_fallback() -> None:
