@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -27,8 +28,9 @@ class ScrapeCollector(Collector, Generic[T]):
         """The families of one scrape."""
         return self._families(self._read())
 
+    @abstractmethod
     def _families(self, figures: T) -> Iterator[Metric]:
-        raise NotImplementedError
+        """The families of these figures."""
 
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> GaugeMetricFamily:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import orjson
@@ -13,9 +12,9 @@ import orjson
 from gateway.contracts.sse import EventReader, EventTooLarge
 from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.workload import ChaosRequest
+from ops.session import CONNECT_TIMEOUT_S, GatewaySession
 
 PATH = "/v1/generate"
-CONNECT_TIMEOUT_S = 10.0
 # Engine states in `/ready` while it restarts.
 RESTARTING = frozenset({"restarting", "starting"})
 # Codes of errors that the gateway did not report.
@@ -27,7 +26,7 @@ TIMEOUT, CONNECT, CUT_OFF, BAD_ANSWER = (
 )
 
 
-class ChaosCaller:
+class ChaosCaller(GatewaySession):
     """One gateway's caller; use as ``async with``.
 
     Args:
@@ -47,30 +46,8 @@ class ChaosCaller:
         clock: Callable[[], float],
         on_piece: Callable[[], None],
     ) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {
-            "content-type": "application/json",
-            **({"authorization": f"Bearer {key}"} if key else {}),
-        }
-        self._timeout_s = timeout_s
-        self._clock = clock
+        super().__init__(url, key=key, timeout_s=timeout_s, clock=clock)
         self._on_piece = on_piece
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            # The scenario bounds the requests.
-            connector=aiohttp.TCPConnector(limit=0),
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> ObservedAnswer:
         """Send a request and receive its whole answer; every failure but cancellation is recorded in it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import orjson
@@ -16,8 +15,8 @@ from ops.replay.contract import ReplayContract, StreamReading, error_code
 from ops.replay.errors import TargetError
 from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, ReplayedRequest
 from ops.replay.shape import Planned
+from ops.session import GatewaySession
 
-CONNECT_TIMEOUT_S = 10.0
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0
 # An error's body is read up to here; the rest is left.
@@ -32,7 +31,7 @@ class TokenCount:
     max_model_len: int | None
 
 
-class ReplayTarget:
+class ReplayTarget(GatewaySession):
     """Calls one gateway; use as ``async with``.
 
     Args:
@@ -46,30 +45,13 @@ class ReplayTarget:
     def __init__(
         self, url: str, *, key: str | None, timeout_s: float, no_fallback: bool, clock: Callable[[], float]
     ) -> None:
-        self._url = url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._headers = {"content-type": "application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
-        if no_fallback:
-            self._headers["prefer"] = "sluice-no-fallback"
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            # The replay's own cap bounds the connections; a second one here would hide waiting inside TTFT.
-            connector=aiohttp.TCPConnector(limit=0),
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+        super().__init__(
+            url,
+            key=key,
+            timeout_s=timeout_s,
+            clock=clock,
+            headers={"prefer": "sluice-no-fallback"} if no_fallback else None,
         )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
         """Tokens of a prompt or of messages; ``None`` without such a path. Raises TargetError."""
