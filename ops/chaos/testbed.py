@@ -54,6 +54,9 @@ VLLM: Mapping[str, Any] = MappingProxyType(
 )  # fmt: skip
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
 POLL_S = 0.1
+# The stand-in for Bedrock is not part of the wheel; in a clone it lies next to this package.
+CLONE = Path(__file__).resolve().parents[2]
+STAND_IN_IS_HERE = (CLONE / "benchmarks").is_dir()
 
 
 @dataclass(slots=True)
@@ -163,13 +166,17 @@ async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
 async def _bedrock(
     testbed: Testbed, running: AsyncExitStack, start: ScenarioStart, folder: Path
 ) -> dict[str, Any]:
-    if find_spec("benchmarks") is None:
+    if not STAND_IN_IS_HERE:
         raise TestbedError(
             "start.bedrock: the stand-in for Bedrock is not installed; run it in a clone of the repository"
         )
+    if find_spec("boto3") is None:
+        raise TestbedError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
     port, control = free_port(), free_port()
     words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
-    process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
+    path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, environment)
     running.push_async_callback(process.end)
     await process.start(start.ready_within_s)
     testbed.processes["bedrock"] = process
