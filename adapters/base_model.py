@@ -18,14 +18,9 @@ _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 class BaseModel:
     """The properties of the served base model that an adapter must fit.
 
-    Args:
-        model_id: the id it is served under.
-        layers: decoder layers.
-        shapes: module name to (inputs, outputs); empty for an unknown architecture: an adapter's shapes are
-            then compared with each other only.
-        aliases: other names under which adapters may have been trained (``org/name``).
-        max_lora_rank: highest rank that the engine runs.
-        embedded: whether the embedded engine runs it, which adapts all layers or none.
+    ``shapes`` is module name to (inputs, outputs); empty for an unknown architecture: an adapter's shapes are
+    then compared with each other only. ``aliases`` are other names under which adapters may have been
+    trained; ``embedded``: the embedded engine runs it, which adapts all layers or none.
     """
 
     model_id: str
@@ -43,10 +38,8 @@ class BaseModel:
         return f"base_model.model.model.layers.{int(layer)}.{part}.{module}.lora_{side}.weight"
 
     def serves(self, name: str) -> bool:
-        """Whether ``name``, as an adapter's configuration gives it, is this model.
-
-        Of a path or ``org/name`` the last part counts, as training scripts write either.
-        """
+        """Whether ``name`` is this model; of a path or ``org/name`` the last part counts, as training scripts
+        write either."""
         return name in (self.model_id, *self.aliases) or name.rstrip("/").rsplit("/", 1)[-1] == self.model_id
 
 

@@ -1,8 +1,8 @@
 """The registry as a value: its events applied in order.
 
-An event is a small JSON object and is never changed; a rollback is a further event. ``apply`` is pure, so
-that every process that has read the same events has the same catalogue, and refuses an event that contradicts
-those before it.
+An event is a small JSON object and never changes; a rollback is a further event. ``apply`` is pure, so every
+process that has read the same events has the same catalogue. It refuses an event that contradicts earlier
+ones.
 """
 
 from __future__ import annotations
@@ -49,18 +49,9 @@ class CatalogueError(AdapterError):
 class Version:
     """One registered version; only state, pin, labels and report ever change.
 
-    Args:
-        adapter_id: its name.
-        engine_id: its number in engines: that of the event that registered it, so never reused.
-        base_model: the served base model it belongs to.
-        base_revision: that model's revision, when one was named.
-        rank, alpha, target_modules, size_bytes, sha256: as verified.
-        location: its source: a folder, an archive, ``s3://…``.
-        labels: free text for selection and reports.
-        state: see :class:`AdapterState`.
-        pinned: whether it stays loaded.
-        report: the last evaluation: ``passed`` and the evaluation's other fields.
-        author, at: who registered it and when (Unix seconds).
+    ``engine_id`` is the number of the event that registered it, so never reused; ``location`` its source (a
+    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed`` and its other fields;
+    ``author`` and ``at`` (Unix seconds) are of the registration.
     """
 
     adapter_id: str
@@ -88,7 +79,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name that can be moved: for one version, and for a share of the sessions for another.
+    """A name for one version, and for a share of the sessions for another.
 
     ``canary`` gets ``percent`` of the sessions; ``history`` are earlier targets, the latest last.
     """
@@ -100,10 +91,8 @@ class Alias:
     history: tuple[str, ...] = ()
 
     def resolve(self, fraction: float) -> str | None:
-        """The version for a session at ``fraction`` (0 to 1, the same for a session everywhere).
-
-        A session on the canary stays on it when the share grows.
-        """
+        """The version for a session at ``fraction`` (0 to 1); a session on the canary stays on it when the
+        share grows."""
         return self.canary if self.canary is not None and fraction * 100 < self.percent else self.target
 
 
@@ -131,9 +120,8 @@ class Catalogue:
 def apply(catalogue: Catalogue, data: bytes, *, number: int, author: str, at: float) -> Catalogue:
     """The catalogue after one more event.
 
-    Raises:
-        CatalogueError: the event contradicts those before it, or has an unknown kind (a newer version wrote
-            it); the catalogue stays unchanged.
+    Raises CatalogueError when the event contradicts those before it, or is of a kind that only a newer
+    version knows.
     """
     if number != catalogue.number + 1:
         raise CatalogueError(f"event {number} does not follow {catalogue.number}")

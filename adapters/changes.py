@@ -32,8 +32,7 @@ def register(
 ) -> bytes | None:
     """A new version; ``None`` when the same content is registered under that name already.
 
-    Raises:
-        CatalogueError: the name is not allowed, or has other content.
+    Raises CatalogueError when the name is not allowed, or has other content.
     """
     _check_name("id", adapter_id)
     if adapter_id in catalogue.aliases:
@@ -82,11 +81,8 @@ def promote(
 ) -> bytes:
     """Point an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
-    Without an alias the version is served under its own name.
-
-    Raises:
-        NotEvaluatedError: all sessions, no passing report, and no ``force``.
-        CatalogueError: the rules do not allow it.
+    Without an alias the version is served under its own name. Raises NotEvaluatedError for all sessions
+    without a passing report and without ``force``, else CatalogueError.
     """
     if alias is not None:
         _check_name("alias", alias)
@@ -111,10 +107,8 @@ def promote(
 
 
 def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:
-    """Lead an alias back: to a version, or to the last one before this that is not retired.
-
-    Raises CatalogueError when there is none, or when the alias never led to that version.
-    """
+    """Lead an alias back to an earlier version, by default the last one that is not retired. Raises
+    CatalogueError."""
     found = catalogue.aliases.get(alias)
     if found is None:
         raise CatalogueError(
@@ -149,9 +143,9 @@ def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes
 
 
 def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -> bytes:
-    """Store an evaluation with a version; ``report`` has at least ``passed``.
+    """Store an evaluation with a version.
 
-    Raises CatalogueError when it lacks that, or compared other content (``candidate_sha256``).
+    Raises CatalogueError when ``report`` lacks ``passed``, or compared other content (``candidate_sha256``).
     """
     held, compared = catalogue.version(adapter_id).sha256, report.get("candidate_sha256", None)
     if compared is not None and compared != held:

@@ -14,11 +14,7 @@ _LEAST = 0.001
 
 
 class AdapterDemand:
-    """Decaying counts by name; the clock is the caller's.
-
-    Args:
-        half_life_s: seconds after which a request weighs half as much.
-    """
+    """Decaying counts by name; the clock is the caller's."""
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self.half_life_s = half_life_s

@@ -69,12 +69,8 @@ class Rejection(StrEnum):
 
 
 class AdapterRejected(AdapterError):
-    """The adapter cannot be used.
-
-    Args:
-        code: the stable reason.
-        detail: one line: where, what was found, what is allowed.
-    """
+    """The adapter cannot be used: a stable code, and one line that says where, what was found and what is
+    allowed."""
 
     def __init__(self, code: Rejection, detail: str) -> None:
         self.code = code

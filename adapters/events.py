@@ -1,4 +1,4 @@
-"""What the adapters' keeper tells of, for metrics and logs."""
+"""Events of loading and using adapters, for metrics and logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdapterAsked:
-    """A request needs an adapter; ``resident``: it was there already."""
+    """A request needs an adapter; ``resident``: it was loaded already."""
 
     adapter_id: str
     resident: bool
@@ -34,7 +34,7 @@ class AdapterLoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUnloaded:
-    """An engine has given it up: ``room`` for another one, or it is ``retired``."""
+    """An engine has unloaded it: ``room`` for another one, or it is ``retired``."""
 
     adapter_id: str
     reason: str

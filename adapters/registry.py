@@ -34,14 +34,10 @@ class Lease:
 
 
 class AdapterRegistry:
-    """The adapters that requests may use.
+    """The adapters that requests may use; lives on the event loop.
 
     A lease counts an adapter as in use, so that retirement and eviction see that a request still needs it.
-    Not for several threads: it lives on the event loop.
-
-    Args:
-        adapters: adapters that are active, with unique names.
-        aliases: other names, each of a registered adapter. The caller has checked both.
+    The caller has checked ``adapters`` (all active) and ``aliases``.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), aliases: Mapping[str, str] | None = None) -> None:
@@ -58,11 +54,9 @@ class AdapterRegistry:
 
     @classmethod
     def from_file(cls, path: Path, *, base_model: str | None = None) -> AdapterRegistry:
-        """Read a registry from YAML; blocks, so call it before serving.
+        """Read a registry from YAML; blocks. Raises :class:`~adapters.errors.RegistryFileError`.
 
-        ``base_model`` is the served model, when only adapters of that one can be used. Raises
-        :class:`~adapters.errors.RegistryFileError` with the file, the key, what was given and what is
-        allowed.
+        ``base_model`` is the served model, when only adapters of that one can be used.
         """
         content = read_registry_file(path, base_model=base_model)
         return cls(content.adapters, content.aliases)
@@ -126,11 +120,8 @@ class AdapterRegistry:
         return adapter
 
     def lease(self, selection: Selection) -> AbstractContextManager[Lease]:
-        """``with lease(selection) as lease``: selects on entry, releases on exit.
-
-        Entry raises :class:`~adapters.errors.UnknownAdapter` when the explicit wish or the deciding rule
-        names an adapter that is not served, and :class:`~adapters.errors.AdapterForbidden`.
-        """
+        """``with lease(selection) as lease``: selects on entry, releases on exit. Raises as
+        :func:`selection.select`."""
         return _Lending(self, selection)
 
     def leased(self) -> Mapping[str, int]:

@@ -79,10 +79,9 @@ class RegistryContent:
 
 
 def read_registry_file(path: Path, *, base_model: str | None = None) -> RegistryContent:
-    """Read and check a registry file.
+    """Read and check a registry file. Raises :class:`RegistryFileError` at the first problem.
 
     An adapter without ``engine_id`` gets the next number above all given ones, in the file's order.
-    Raises :class:`RegistryFileError` at the first problem.
     """
     document = _validated(path, _parsed(path, _text(path)))
     _check_names(path, document)

@@ -1,8 +1,7 @@
-"""Decides which adapters one engine holds; the caller loads and unloads them.
+"""Decides which adapters one engine holds; the caller loads and unloads them. Sans I/O.
 
-No I/O and no clock: each method takes an event and the time, and returns what to do. An adapter in use or
-pinned is never evicted; else the one with the least demand is, among equals the longest idle. A failed load
-is not retried at once, so that one broken adapter does not delay the others.
+An adapter in use or pinned is never evicted; else the one with the least demand is, among equals the longest
+idle. A failed load is not retried at once, so that one broken adapter does not delay the others.
 """
 
 from __future__ import annotations
@@ -56,14 +55,10 @@ class _Failure:
 
 
 class Residency:
-    """At most ``places`` adapters.
+    """At most ``places`` adapters of one engine; engines may share ``demand``.
 
     A resident adapter is one that requests may use at once; ``held`` is what the engine reports as loaded,
     which may be more: a load whose caller was cancelled continues.
-
-    Args:
-        places: adapters that the engine holds.
-        demand: of each adapter; engines may share it.
     """
 
     def __init__(self, places: int, demand: AdapterDemand | None = None) -> None:
@@ -128,8 +123,7 @@ class Residency:
         return LoadDecision(victim)
 
     def victim(self, held: Collection[str], now: float) -> str | None:
-        """The adapter to evict: one that is not resident, else the idle unpinned one with the least
-        demand."""
+        """The adapter to evict: one that is not resident, else the idle unpinned one with the least demand."""
         free = [name for name in held if name not in self._users and name not in self._pinned]
         orphans = [name for name in free if name not in self._resident]
         if orphans:

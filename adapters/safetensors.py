@@ -1,4 +1,4 @@
-"""A safetensors file's header and finite numbers, read by bytes: nothing is executed or loaded whole.
+"""A safetensors file's header, and whether its numbers are finite; nothing is executed or loaded whole.
 
 Format: eight bytes with the header's length (little endian), that much JSON, then the tensors' bytes without
 gaps (https://github.com/huggingface/safetensors, "Format").
@@ -81,11 +81,7 @@ class TensorPlace:
 
 
 def read_header(path: Path) -> Mapping[str, TensorPlace]:
-    """The tensors of a file, by name. Blocks; reads the header only.
-
-    Raises:
-        AdapterRejected: ``truncated`` or ``bad_header``, with what is wrong.
-    """
+    """The tensors of a file, by name. Blocks; reads the header only. Raises AdapterRejected."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")

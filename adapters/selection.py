@@ -19,14 +19,8 @@ _SERVED = frozenset({AdapterState.ACTIVE, AdapterState.CANARY})
 
 @dataclass(frozen=True, slots=True)
 class AdapterOffer:
-    """What can be selected: every registered version with its state, the aliases, and refused names.
-
-    Args:
-        adapters: by their names.
-        states: of each of them.
-        aliases: by their names.
-        refused: names in the registry's file that failed the checks, with the reason.
-    """
+    """What can be selected: every registered version with its state, the aliases, and the names in the
+    registry's file that failed the checks, with the reason."""
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
     states: Mapping[str, AdapterState] = field(default_factory=lambda: MappingProxyType({}))
@@ -57,9 +51,8 @@ class AdapterChoice:
 def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
     """The explicit wish or the rule that decides, ``None`` for the base model, and its name.
 
-    In this order: the explicit wish (``explicit``); the first of the route's rules whose every field
-    equals the request's (``rule[i]``, counted from 0); else the base model (``none``). A rule without
-    conditions always matches; a field that the request lacks matches nothing.
+    In this order: the explicit wish (``explicit``); the first of the route's rules whose every field equals
+    the request's (``rule[i]``, counted from 0); else the base model (``none``).
     """
     if selection.adapter_id is not None:
         return selection.adapter_id, EXPLICIT
@@ -70,13 +63,10 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
 
 
 def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
-    """The adapter of a request.
+    """The adapter of a request; for one that a rule names, the base model may answer instead.
 
-    An adapter that the caller names must be served; for one that a rule names, the base model may answer.
-
-    Raises:
-        UnknownAdapter: the wish, or the deciding rule, names an adapter that is not served; says why.
-        AdapterForbidden: the caller's key is limited to others.
+    Raises UnknownAdapter when the wish, or the deciding rule, names an adapter that is not served, and
+    AdapterForbidden when the caller's key is limited to others.
     """
     wish, rule = choose(selection)
     if wish is None:
@@ -105,19 +95,15 @@ def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
-    """Refuse a key that is limited to other adapters; an allowed alias allows its versions.
-
-    Raises AdapterForbidden.
-    """
+    """Refuse a key that is limited to other adapters; an allowed alias allows its versions. Raises
+    AdapterForbidden."""
     if allowed is not None and not set(names) & set(allowed):
         raise AdapterForbidden(wish, allowed)
 
 
 def session_fraction(alias: str, sticky_key: str) -> float:
-    """A session's position between 0 and 1 for an alias, the same on every machine.
-
-    Each alias has an order of its own, so that no session is on every canary.
-    """
+    """A session's position between 0 and 1 for an alias: the same on every machine, different for each alias,
+    so that no session is on every canary."""
     digest = hashlib.blake2b(f"{alias}\x1f{sticky_key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 

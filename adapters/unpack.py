@@ -32,12 +32,10 @@ class _Member:
 
 def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     """Unpack ``archive`` into the empty folder ``into``; a single folder around everything is dropped.
+    Blocks.
 
-    Blocks. Sizes in the archive are not trusted: bytes are counted as they are written.
-
-    Raises:
-        AdapterRejected: ``outside_folder`` for absolute names, ``..``, links and devices; ``too_large``;
-            ``bad_archive``.
+    Sizes in the archive are not trusted: bytes are counted as they are written. Raises AdapterRejected:
+    ``outside_folder`` for absolute names, ``..``, links and devices; ``too_large``; ``bad_archive``.
     """
     try:
         with _opened(archive) as (members, read):

@@ -11,15 +11,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One registered LoRA adapter version.
-
-    Args:
-        adapter_id: its name, unique, e.g. ``manga_domain_v3``.
-        engine_id: its integer id in engines; positive, never reused.
-        base_model: the served base model it belongs to.
-        path: the folder with ``adapter_config.json`` and its weights.
-        labels: free text for selection and reports.
-    """
+    """One registered LoRA adapter version, with its folder and a positive integer id in engines that is never
+    reused."""
 
     adapter_id: str
     engine_id: int
@@ -42,16 +35,12 @@ class SelectionRule:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The input of a selection: the explicit wish, then the rules over the request's fields, in order.
+    """The input of a selection: what the caller named (``adapter_id``), then the route's rules over the
+    request's fields.
 
-    Args:
-        adapter_id: what the caller named: a version or an alias.
-        rules: the route's.
-        fields: the request's, for the rules.
-        sticky_key: the session, else the request, so that a caller stays on one version of an alias.
-        allowed: the versions and aliases that the key may use; ``None``: all.
-        operator: may name versions that are staged.
-        or_base: the base model answers when a rule names an adapter that is not served.
+    ``sticky_key`` is the session, else the request, so that a caller stays on one version of an alias;
+    ``allowed`` are the names that the key may use (``None``: all); an ``operator`` may name staged versions;
+    ``or_base``: the base model answers when a rule names an adapter that is not served.
     """
 
     adapter_id: str | None

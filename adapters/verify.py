@@ -39,14 +39,8 @@ _TENSOR = re.compile(
 class Verified:
     """The properties of an adapter that passed the checks.
 
-    Args:
-        rank: of the updates.
-        alpha: their scale, before the division by the rank.
-        target_modules: sorted names of the modules it adapts.
-        size_bytes: of all files.
-        sha256: of the manifest: each file's name, size and SHA-256.
-        base_name: the base model as the adapter's own configuration names it.
-        shapes_checked: whether the base model's shapes were known.
+    ``sha256`` is of the manifest (each file's name, size and SHA-256); ``base_name`` is the base model as the
+    adapter names it; ``shapes_checked``: the base model's shapes were known.
     """
 
     rank: int
@@ -59,16 +53,8 @@ class Verified:
 
 
 def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
-    """Check a folder against the base model.
-
-    Args:
-        folder: the adapter.
-        base: what it must fit.
-        sha256: the expected digest of the manifest.
-
-    Raises:
-        AdapterRejected: at the first problem.
-    """
+    """Check a folder against the base model; ``sha256`` is the expected digest of the manifest. Raises
+    AdapterRejected."""
     files = list_files(folder)
     digest = manifest_sha256(folder, files)
     if sha256 is not None and sha256.lower() != digest:
@@ -94,9 +80,8 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
 def list_files(folder: Path) -> Mapping[str, int]:
     """The folder's files and their sizes, by path in the folder.
 
-    Raises:
-        AdapterRejected: one is missing, is no plain file, leads out of the folder or holds weights in another
-            format; or they are too many or too large.
+    Raises AdapterRejected when a file is missing, is no plain file, leads out of the folder or holds weights
+    in another format, or when they are too many or too large.
     """
     if not folder.is_dir():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{folder.name}: no such folder")
@@ -128,10 +113,8 @@ def list_files(folder: Path) -> Mapping[str, int]:
 
 
 def manifest_sha256(folder: Path, files: Mapping[str, int]) -> str:
-    """One digest for all files: SHA-256 over ``name, size, SHA-256`` lines in the order of the names.
-
-    Only the two files that an engine reads count: a readme may change.
-    """
+    """One SHA-256 for the two files that an engine reads, over ``name, size, SHA-256`` lines in the order of
+    the names."""
     manifest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         digest = hashlib.sha256()

@@ -19,13 +19,9 @@ class AdmissionController:
     """Gives out slots in the order of the queue, as backends can take more; refuses with a reason otherwise.
 
     Args:
-        limits: the thresholds of requests without thresholds of their own.
         load: a backend's load as last reported, by name; ``None`` when unknown. Must not block.
-        clock: seconds, monotonic.
         emit: takes each event; must not block.
-        random: source of the jitter in ``retry_after_s``.
-        engine_of: the engine of each backend that shares one with others; all that run on one engine have one
-            gate, by the engine's name. A backend that is not in the mapping has an engine of its own.
+        engine_of: the engine of each backend that shares one; all that run on one engine have one gate.
     """
 
     def __init__(
@@ -50,7 +46,6 @@ class AdmissionController:
         """``async with admit(demand) as slot``: waits in the queue on entry, gives the slot back on exit.
 
         Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
-        Exit never waits.
         """
         return _Admission(self._queue(demand.backend), demand)
 
@@ -61,12 +56,10 @@ class AdmissionController:
             queue.stepped()
 
     def scale(self, backend: str, factor: float) -> None:
-        """From now on use only ``factor`` of the sequences and blocks of ``backend``'s engine; 1: all.
+        """Use only ``factor`` of the sequences and blocks of ``backend``'s engine from now on.
 
-        Requests already handed on stay; an idle backend always takes one.
-
-        Raises:
-            ValueError: the factor is not above 0 and at most 1.
+        Requests already handed on stay; an idle backend always takes one. Raises ValueError for another
+        factor than above 0 and at most 1.
         """
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"factor is {factor:g}; allowed: above 0, at most 1")

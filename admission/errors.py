@@ -16,14 +16,8 @@ class AdmissionError(Exception):
 
 
 class Refused(AdmissionError):
-    """The request was refused.
-
-    Args:
-        reason: the stable code.
-        estimated_wait_s: how long it would have waited, seconds.
-        retry_after_s: when trying again makes sense, seconds from now.
-        waited_s: how long it was queued before it was refused.
-    """
+    """The request was refused for ``reason``; ``waited_s`` is how long it was queued before. Times in
+    seconds."""
 
     def __init__(
         self, reason: Reason, *, estimated_wait_s: float, retry_after_s: float, waited_s: float = 0.0

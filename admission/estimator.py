@@ -14,12 +14,7 @@ RELEARN_S = 5.0
 
 
 class Estimator:
-    """One backend's rates, lengths of answers, pace, cached shares, and the number of sequences that it
-    should run.
-
-    Args:
-        limits: the backend's thresholds.
-    """
+    """One backend's rates, lengths of answers, pace, cached shares, and the sequences that it should run."""
 
     __slots__ = ("_alone", "_first_token_at", "_limits", "cached_shares", "lengths", "limit", "pace", "rates")
 
@@ -60,10 +55,8 @@ class Estimator:
         return now + first_s + margin_s >= due
 
     def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
-        """Expected seconds from hand-over to the first token.
-
-        For an idle engine its last first token while idle counts more than the average over busy times.
-        """
+        """Expected seconds from hand-over to the first token; for an idle engine its last one while idle
+        counts more."""
         expected_s = self.rates.first_token_s(tokens_ahead)
         if busy or self._alone is None:
             return expected_s

@@ -18,12 +18,8 @@ class SlotOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A slot was given.
-
-    ``queue_depth`` and ``kv_usage`` are those at the decision; ``in_flight`` counts the new slot;
-    ``waited_s`` is the time in the queue, ``shrunk`` whether a long queue has shortened the answer,
-    ``beyond`` why it was handed on although the memory forecast passes the watermark with it.
-    """
+    """A slot was given; ``in_flight`` counts it. ``shrunk``: a long queue has shortened the answer;
+    ``beyond``: why it was handed on although the memory forecast passes the watermark with it."""
 
     backend: str
     tenant: str

@@ -1,15 +1,11 @@
-"""The queue in front of one backend: priority classes, fair shares among tenants, deadlines, aging.
-
-Order of service:
+"""The queue in front of one backend. Sans I/O: every method takes the time. Order of service:
 
 1. The higher class first; a request that has waited ``aging_s`` moves up a class, so that none starves.
-2. Inside a class fair queuing among tenants, in tokens (start-time fair queuing, Goyal et al. 1996): the
-   tenant that was served less comes first. A tenant with long prompts gets fewer of them served, not more of
-   the engine; a tenant with few requests does not wait for a round of all others.
+2. Inside a class start-time fair queuing among tenants, in tokens (Goyal et al. 1996): the tenant that was
+   served less comes first. A tenant with long prompts gets fewer of them served, not more of the engine.
 3. Inside a tenant the earliest deadline first; then requests without a deadline, in order of arrival.
 
-Sans I/O: every method takes the time. Removal is lazy (an entry knows whether it is live), and dead entries
-are swept before they outnumber the live ones, so that memory follows the bound on live entries.
+Removal is lazy: dead entries are swept before they outnumber the live ones, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -35,18 +31,11 @@ _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One request in the queue.
+    """One queued request.
 
-    Args:
-        number: order of arrival; names the request.
-        tenant: of the request.
-        rank: its class now; raised by aging.
-        cost: tokens of service (uncached input, output counted twice).
-        tokens: prompt tokens, for the bound on the queue.
-        size_bytes: its bytes in memory, for the bound on the queue.
-        arrived_at: when it joined.
-        leave_at: when it leaves unless it was served.
-        deadline: the caller's own, for the order among equals.
+    ``number`` is its order of arrival, ``rank`` its class now (raised by aging), ``cost`` its tokens of
+    service (uncached input, output counted twice); ``tokens`` and ``size_bytes`` count against the queue's
+    bounds.
     """
 
     number: int
@@ -85,9 +74,8 @@ class _Tenant:
 class _Class:
     """The tenants with requests of one priority, in turn.
 
-    Virtual time counts tokens of service: a tenant's next turn is at the time at which its last one began
-    plus what that cost, and never before the time of the class, which is that of the turn last served. So the
-    tenant that was served less comes first, and being idle earns nothing.
+    A tenant's next turn is at the virtual time at which its last one began plus what that cost, in tokens,
+    and never before the time of the turn last served: being idle earns nothing.
     """
 
     def __init__(self) -> None:
@@ -157,12 +145,8 @@ class _Class:
 
 
 class FairQueue:
-    """All requests that wait for one backend.
-
-    Args:
-        aging_s: waiting so long raises a request by one class; 0 turns aging off.
-        ranks: the classes, lowest first.
-    """
+    """All requests that wait for one backend; ``aging_s`` 0 turns aging off, ``ranks`` are the classes,
+    ascending."""
 
     def __init__(self, *, aging_s: float, ranks: tuple[int, ...] = (-1, 0, 1)) -> None:
         self._aging_s = aging_s
@@ -248,8 +232,7 @@ class FairQueue:
         return None
 
     def ahead_of(self, tenant: str, rank: int) -> int:
-        """About how many would be served before a new request of that tenant and class: all of the higher
-        classes, and in its own those whose turn comes earlier."""
+        """About how many would be served before a new request of that tenant and class."""
         rank = min(max(rank, self._order[-1]), self._top)
         above = 0
         for other in self._order:

@@ -1,8 +1,7 @@
-"""The forecast of KV cache usage: each running sequence grows until its expected end.
+"""The forecast of KV cache usage: each running sequence grows by a token a step until its expected end.
 
-A sequence holds its prompt and what it has produced, grows by a token a step, and gives all back when it
-ends. The peak lies just before some sequence's end; admission decides by that peak instead of by the current
-load (Mooncake, FAST '25: rejecting by the current load alone oscillates).
+The peak lies just before some sequence's end; admission decides by that peak, because decisions by the
+current load alone oscillate (Mooncake, FAST '25).
 """
 
 from __future__ import annotations
@@ -18,19 +17,11 @@ Growing = tuple[int, int, int]
 
 
 class ReservedTokens:
-    """One request in flight, in tokens.
+    """One request in flight, in tokens; all counts but ``left`` are sums over its ``width`` sequences.
 
-    Args:
-        prompt: tokens of the prompt that need KV blocks of their own (cached prefixes are shared).
-        expected: expected final tokens of the answer.
-        produced: tokens of the answer so far.
-        width: sequences that grow from one prompt; the other counts are sums over them.
-
-    Attributes:
-        now: tokens held at this moment.
-        left: steps it will still run; at least one, even when it is already longer than expected.
-        final: tokens it will hold in the end.
-        growing: the same for :func:`fullest`.
+    ``prompt`` needs KV blocks of its own (cached prefixes are shared). ``now`` is held at this moment,
+    ``final`` in the end; ``left`` are the steps it will still run, at least one; ``growing`` is for
+    :func:`fullest`.
     """
 
     # The derived figures are stored: a forecast reads them for every sequence, and they change rarely.
@@ -51,13 +42,8 @@ class ReservedTokens:
 
 @dataclass(slots=True)
 class Moment:
-    """One moment of the forecast, and the tokens held then.
-
-    Args:
-        steps: from now.
-        tokens: of the sequences that will still be there, without what their last blocks waste.
-        alive: those sequences.
-    """
+    """A moment of the forecast, ``steps`` from now: the tokens held by the sequences still ``alive`` then,
+    without the unused rest of their last blocks."""
 
     steps: int
     tokens: int
@@ -83,11 +69,8 @@ def fullest(
 ) -> Moment:
     """The later moment at which these sequences will hold the most KV tokens together.
 
-    Args:
-        growing: those that will run longest first.
-        sequence_slack: tokens lost per sequence in its last, half-filled block.
-        extra: one more, of any length.
-        enough: the search may stop at a moment with more tokens than this.
+    ``growing`` is sorted, the longest first; ``sequence_slack`` is lost per sequence in its last block; the
+    search may stop at a moment with more tokens than ``enough``.
     """
     running = growing if extra is None else _with(extra.growing, growing)
     total = peak = alive = steps = there = 0
@@ -215,8 +198,8 @@ class KvForecast:
     def usage(self, pool: KvPoolTokens, *, used: float = 0.0) -> float:
         """Share of the pool in use at the forecast's peak; may exceed 1.
 
-        ``used`` is the share that the engine reports now. What it holds beyond our own counts (other callers,
-        blocks not yet freed) is taken to be held at the peak as well.
+        ``used`` is the share that the engine reports now. What it holds beyond our own counts is taken to be
+        held at the peak as well.
         """
         if pool.tokens <= 0:
             return 0.0

@@ -1,8 +1,7 @@
 """All admission decisions about one backend: which requests are handed on, wait or are refused. Sans I/O.
 
-``queue`` drives it: it offers requests, reports their ends and the engine's load, calls
-:meth:`BackendGate.pump` and :meth:`BackendGate.expired` after each of these, and acts on what they return.
-The simulator drives the same class with its own clock.
+``queue`` and the simulator drive it: they offer requests, report their ends and the engine's load, call
+:meth:`BackendGate.pump` and :meth:`BackendGate.expired` after each of these, and act on what they return.
 """
 
 from __future__ import annotations
@@ -26,18 +25,9 @@ OUTPUT_WEIGHT = 2
 
 
 class BackendGate:
-    """One backend's gate.
+    """One backend's gate: the breaker, the queue, the overload levels and the work in flight.
 
-    Attributes:
-        circuit: the breaker, by the share of failed answers.
-        rates: learned speeds.
-        limit: learned number of sequences to run.
-        pace: time per token of the requests in flight.
-        forecast: reserved memory.
-
-    Args:
-        limits: the thresholds of requests that bring none of their own.
-        random: source of the jitter in ``retry_after_s``.
+    ``limits`` are those of requests without their own; ``random`` is the jitter in ``retry_after_s``.
     """
 
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
@@ -73,19 +63,15 @@ class BackendGate:
     # The life of a request
 
     def offer(self, demand: Demand, now: float) -> AdmissionTicket | Refusal:
-        """Queue a request, or refuse it.
-
-        Refusals, in this order; the first that applies is reported:
+        """Queue a request, or refuse it. The first refusal that applies is reported:
 
         1. ``circuit_open``: too many answers of this backend failed lately.
         2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
         3. ``token_budget_exceeded``: the prompt is longer than the limit.
         4. ``memory_pressure``: the pool is in its out-of-memory zone.
         5. ``queue_full``: the queue is full, and no request of a lower class can be displaced.
-        6. ``wait_exceeded`` (``memory_pressure`` when it would wait for memory): the estimated wait
-           passes the wait budget, or the first token would come later than it is due.
-
-        A request displaced by this one is returned by :meth:`displaced`.
+        6. ``wait_exceeded`` (``memory_pressure`` when it would wait for memory): the estimated wait passes
+           the wait budget, or the first token would come later than it is due.
         """
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
@@ -147,8 +133,7 @@ class BackendGate:
     def pump(self, now: float) -> list[AdmissionTicket]:
         """Hand on as many requests as the backend should have now, in the order of the queue.
 
-        A request whose first token would come too late is refused, and while the circuit is open all are:
-        :meth:`displaced` returns them.
+        Requests that are too late, and all while the circuit is open, are refused: see :meth:`displaced`.
         """
         handed_on: list[AdmissionTicket] = []
         if not self._queue:

@@ -1,7 +1,4 @@
-"""The requests handed to a backend, its reports, and the estimates learned from it.
-
-The gate asks it whether one more request fits, and how long that will take; it knows nothing of the queue.
-"""
+"""The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
 from __future__ import annotations
 
@@ -33,14 +30,7 @@ NONE_AHEAD = Ahead()
 
 
 class InFlightWork:
-    """One backend's work in flight.
-
-    Args:
-        limits: the thresholds of requests that bring none of their own.
-
-    Attributes:
-        scale: share of the sequences and blocks that is used, above 0 and at most 1.
-    """
+    """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
         "_high_seen_at", "_limits", "estimator", "memory", "prefill", "scale", "sequences", "signals",
@@ -198,8 +188,7 @@ class InFlightWork:
     ) -> tuple[float, float]:
         """Seconds until it would be handed on (for a slot, or for prefill ahead), and to its first token.
 
-        Args:
-            by_memory: memory bounds the batch, so its size stays what it is now.
+        ``by_memory``: memory bounds the batch, so its size stays what it is now.
         """
         rates, signals = self.estimator.rates, self.signals
         tokens_ahead = self.prefill_ahead(now) + ahead.tokens // signals.workers

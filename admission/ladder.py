@@ -9,14 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One overload level: from ``depth`` waiting requests on, shorter answers or refusals.
-
-    Args:
-        depth: requests in the queue.
-        max_tokens: longest answer of a new request; ``None``: as asked.
-        shed_low: refuse priority below 0.
-        shed_all: refuse every new request.
-    """
+    """One overload level: from ``depth`` waiting requests on, at most ``max_tokens`` for a new answer
+    (``None``: as asked), or refusals of priority below 0 (``shed_low``) or of every new request
+    (``shed_all``)."""
 
     depth: int
     max_tokens: int | None = None
@@ -69,11 +64,7 @@ class Ladder:
 
 
 class Ladders:
-    """The ladders of one queue: its own, and those of routes with rungs of their own.
-
-    Args:
-        rungs: of its own ladder.
-    """
+    """The ladders of one queue: its own, and those of routes with rungs of their own."""
 
     __slots__ = ("_others", "_rungs", "own")
 

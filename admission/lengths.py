@@ -1,7 +1,7 @@
-"""Real lengths of answers, learned online for each kind of request.
+"""Lengths of answers, learned online for each kind of request.
 
-A request's ``max_tokens`` is an upper bound; the answers of its route and intent are usually much shorter. A
-forecast that reserved the bound would leave most of the KV cache idle.
+Answers are usually much shorter than ``max_tokens``; a forecast that reserved that bound would leave most of
+the KV cache idle.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class LengthHistogram:
 
 
 class OutputLengths:
-    """Expected lengths of answers by kind; a kind is whatever the caller keys by (route and intent).
+    """Expected lengths of answers by kind (e.g. route and intent), as a quantile ``share`` of the learned
+    ones.
 
-    Args:
-        share: the expected quantile, 0 to 1: a higher one leaves more KV blocks free for answers that turn
-            out long, a lower one fills the batch more.
+    A higher share leaves more KV blocks free for answers that turn out long, a lower one fills the batch
+    more.
     """
 
     def __init__(self, share: float) -> None:
@@ -97,10 +97,9 @@ class OutputLengths:
         self._all.learn(tokens)
 
     def expect(self, kind: Hashable, cap: int, *, produced: int = 0) -> int:
-        """Expected tokens of a whole answer, of which ``produced`` exist already.
+        """Expected tokens of a whole answer, of which ``produced`` exist already; at most ``cap``.
 
-        At most ``cap`` (its ``max_tokens``), which is also the result before anything is known: the forecast
-        rather reserves too much.
+        ``cap`` is also the result before anything is known: the forecast rather reserves too much.
         """
         histogram = self._kinds.get(kind)
         if histogram is None or histogram.weight < TRUSTED_WEIGHT:

@@ -1,14 +1,12 @@
 """The number of sequences that a backend should run, learned from how fast it serves them.
 
-More sequences in a batch mean more tokens a second and a longer time between two tokens of each. The limit
-grows while answers keep to the route's SLO and the batch is full, and shrinks when they do not
-(additive increase, multiplicative decrease; algorithm and limiter apart, as in Netflix' concurrency-limits).
-That alone settles where about one answer in ten is late; the pace of the requests in flight
-(``admission.pace``) bounds the limit to where hardly any is, before the first of them has ended.
+A larger batch means more tokens a second and a longer time between two tokens of each. The limit grows while
+answers keep to the route's SLO and the batch is full, and shrinks when they do not (additive increase,
+multiplicative decrease, as in Netflix' concurrency-limits). That alone settles where about one answer in ten
+is late; the pace of the requests in flight (``admission.pace``) bounds it to where hardly any is.
 
-With several engines behind one name an answer concerns one of them, and moves the limit by that engine's
-share. Else one late answer in a hundred would halve the work of a hundred engines within seconds
-(docs/fleet-simulation.md).
+Of several engines behind one name an answer moves the limit by its engine's share. Else one late answer in a
+hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
 """
 
 from __future__ import annotations
@@ -24,12 +22,8 @@ LEAST_SHARE = 0.7
 
 
 class AdaptiveLimit:
-    """AIMD on time per output token and time to first token against their targets.
-
-    Args:
-        most: upper bound, the engine's ``max_num_seqs``.
-        least: lower bound.
-    """
+    """AIMD on time per output token and to the first token, between ``least`` and ``most``
+    (``max_num_seqs``)."""
 
     __slots__ = ("_allowed", "_good", "_least", "_most", "_shrunk_at", "_value")
 

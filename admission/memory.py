@@ -15,12 +15,7 @@ CALM_S = 1.0
 
 
 class KvMemory:
-    """One backend's KV pool.
-
-    Args:
-        signals: the backend's reports.
-        estimator: expects the lengths of answers.
-    """
+    """One backend's KV pool."""
 
     __slots__ = ("_estimator", "_refreshed_at", "_signals", "_tickets", "forecast")
 
@@ -54,11 +49,8 @@ class KvMemory:
     def holds(
         self, ticket: AdmissionTicket, limits: AdmissionLimits, now: float, *, scale: float = 1.0
     ) -> bool:
-        """Whether the request must wait for memory; never while the pool's size is unknown.
-
-        Args:
-            scale: factor on the thresholds.
-        """
+        """Whether the request must wait for memory; never while the pool's size is unknown. ``scale``: factor
+        on the thresholds."""
         pool = self._signals.pool
         if not pool.tokens:
             return False

@@ -1,8 +1,7 @@
 """The time between tokens of the answers in progress, and the concurrency at which it meets the targets.
 
-An ended answer shows its pace too late: the ones started with it are late as well by then. So the pace of all
-requests in flight is measured, over windows of a few steps. Figures from runs on an engine of varying speed:
-docs/admission-simulator.md.
+An ended answer shows its pace too late: the ones started with it are late as well. So all requests in flight
+are measured, over windows of a few steps. Figures: docs/admission-simulator.md.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ class _Answering:
 
 
 class Pace:
-    """Mean time between two tokens of a text over its target, its spread, and the concurrency meanwhile.
-
-    Answers without a target only count for the concurrency.
-    """
+    """Mean time between two tokens of a text over its target, its spread, and the concurrency meanwhile."""
 
     __slots__ = (
         "_answering",
@@ -116,8 +112,8 @@ class Pace:
     def allows(self) -> tuple[float, float] | None:
         """Sequences that would meet the targets, and how many ran; ``None`` while too little is known.
 
-        Uses the mean plus its spread, so that slower answers meet them too. The time of a step is taken to be
-        proportional to the concurrency, its fixed part included; the next windows correct the error.
+        By the mean plus its spread, so that slower answers meet them too, and a step time proportional to the
+        concurrency; the next windows correct the error.
         """
         if self._windows < (ENOUGH_WINDOWS if self._share <= LATE else 1):
             return None

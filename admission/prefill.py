@@ -9,8 +9,8 @@ import math
 class PrefillBacklog:
     """Uncached prompt tokens handed on and without a first token.
 
-    Each engine of the backend computes one prompt at a time; the first ones in order of hand-over are taken
-    to be in progress, one per engine. Every method takes logarithmic time.
+    Each engine computes one prompt at a time; the first ones in order of hand-over are taken to be in
+    progress, one per engine. Every method takes logarithmic time.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class PrefillBacklog:
     def ahead(self, now: float, s_per_token: float) -> int:
         """Tokens that one engine must compute before a new prompt's; 0 while an engine is free.
 
-        Of prompts in progress, the tokens that should be computed by now are subtracted.
+        Tokens of prompts in progress that should be computed by now are subtracted.
         """
         if len(self._begun) < self._workers:
             return 0

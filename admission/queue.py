@@ -18,8 +18,8 @@ from admission.values import BackendLoad, Demand
 class Slot:
     """The permission to generate; given back when its ``async with`` block is left.
 
-    Report how the work ended with :meth:`succeeded`, :meth:`dropped` or :meth:`ignored`; the first call
-    counts. Without one, a normal exit is a success, an exception means dropped, a cancellation ignored.
+    The first of :meth:`succeeded`, :meth:`dropped` and :meth:`ignored` counts. Without one, a normal exit is
+    a success, an exception means dropped, a cancellation ignored.
     """
 
     __slots__ = ("_ended_at", "_outcome", "_queue", "ticket")

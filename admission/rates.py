@@ -44,14 +44,10 @@ class Mean:
 
 
 class DecayingLine:
-    """Linear regression over decaying sums: how y grows with x, if significant; learning and queries take
-    constant time.
+    """Linear regression over decaying sums: how y grows with x, if that is significant.
 
-    Args:
-        fade: weight of all older points when one is added, below 1: its memory is about ``1 / (1 - fade)``
-            points.
-        significant: a slope counts when it is so many standard errors from 0.
-        alike_from: from this mean x on, a steady y is attributed to x alone when all x were alike.
+    ``fade`` is the weight of all older points when one is added. A slope counts when it is ``significant``
+    standard errors from 0. From the mean x ``alike_from`` on, a steady y of equal x is attributed to x alone.
     """
 
     __slots__ = ("_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points")
@@ -98,19 +94,12 @@ class DecayingLine:
 
 
 class Rates:
-    """One backend's learned times.
+    """One backend's learned times; a slope that may be chance is taken for none.
 
-    The time to a first token is modelled as ``step_s + tokens_ahead / prefill_rate``: a step's own time,
-    decode interference included, and the uncached prompt tokens that are computed before it, its own among
-    them. Both are learned by following the line's two coordinates. Neither is ever below 0, and a slope that
-    may be chance is taken for none.
-
-    Attributes:
-        hold_s: how long a place is occupied.
-        error_s: error of the first token's estimate at hand-over.
-        ttft_error_s: the same of the estimate at the offer.
-        s_per_token: seconds of prefill per uncached token; 0 while unknown.
-        step_s: seconds to a first token with nothing to compute before it; 0 while unknown.
+    The time to a first token is ``step_s + s_per_token * tokens_ahead``: a step's own time, decoding of
+    others included, and the uncached prompt tokens computed before it, its own among them. ``hold_s`` is how
+    long a place is occupied; ``error_s`` and ``ttft_error_s`` are errors of the estimates at hand-over and at
+    the offer.
     """
 
     __slots__ = (
@@ -151,7 +140,7 @@ class Rates:
 
 
 def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
-    """When trying again makes sense: after the wait, at least after one turnover; bounded, seconds.
+    """When trying again makes sense, in seconds: after the wait, at least after one turnover.
 
     ``jitter`` (0 to 1) spreads requests refused together over a quarter of that time.
     """

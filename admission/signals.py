@@ -1,7 +1,7 @@
 """A backend's reported load, and how it is used as it ages.
 
-The last report stays in use: first as it is, then with a growing margin on the memory, and after ``stale_s``
-with a cap on the requests in flight. A silent backend gets fewer requests, but never none.
+The last report stays in use: at first as it is, then with a growing margin on the memory, and after
+``stale_s`` with a cap on the requests in flight. A silent backend gets fewer requests, but never none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,7 @@ from admission.values import AdmissionLimits, BackendLoad
 
 
 class LoadSignals:
-    """One backend's last report.
-
-    Args:
-        limits: how long a report counts as new.
-
-    Attributes:
-        workers: number of engines behind the name; at least one.
-    """
+    """One backend's last report; ``workers`` engines stand behind the name, at least one."""
 
     __slots__ = ("_just_left", "_limits", "_reported_at", "load", "pool", "workers")
 

@@ -46,9 +46,9 @@ class TicketState(StrEnum):
 class AdmissionTicket:
     """One request at the gate.
 
-    ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``expected`` the
-    expected tokens; ``uncached`` the tokens to prefill; ``alone`` whether it was handed to an idle backend;
-    ``beyond`` why it was handed on although the memory forecast passes its watermark with it.
+    ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``uncached`` the
+    tokens to prefill; ``alone`` whether it was handed to an idle backend; ``beyond`` why it was handed on
+    although the memory forecast passes its watermark with it.
     """
 
     demand: Demand

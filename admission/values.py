@@ -22,16 +22,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BackendLoad:
-    """A backend's load at one moment, as its engine reported it.
+    """A backend's load as its engine reported it; 0 means unknown for sizes.
 
-    Args:
-        running: sequences in the engine's batch.
-        waiting: sequences in the engine's own queue.
-        kv_usage: share of KV blocks in use, 0 to 1.
-        total_blocks: KV blocks of the pool; 0 when unknown.
-        block_size: tokens a block holds; 0 when unknown.
-        max_running: most concurrent sequences; 0 when unknown.
-        workers: engines behind the name; figures above are of all of them together.
+    ``running`` and ``waiting`` count sequences in the engine, ``kv_usage`` is the share of KV blocks in use,
+    ``block_size`` in tokens; ``workers`` engines stand behind the name, and all figures are theirs together.
     """
 
     running: int = 0
@@ -118,7 +112,6 @@ class Demand:
     """What a request asks of its backend.
 
     Args:
-        deadline: on the injected clock, in seconds; ``None`` when the caller set none.
         kind: key by which output length and cached share are learned, e.g. route and intent.
         cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
         size_bytes: bytes it keeps in memory while it waits.

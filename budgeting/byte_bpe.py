@@ -1,20 +1,18 @@
 """A ``tiktoken`` encoding made from a byte-level BPE ``tokenizer.json``, where both give the same ids.
 
-``tokenizers`` merges two tokens when the pair stands in its list of merges, the earliest entry first.
-``tiktoken`` merges two tokens when what they spell is a token, the lowest rank first. The same text comes out
-whenever all of this holds:
+``tokenizers`` merges the pair that comes first in its list of merges, ``tiktoken`` the pair whose token has
+the lowest rank. Both give the same ids when
 
 * every merge is made of single bytes and of results of earlier merges;
-* the merges that spell one token stand next to each other in the list;
+* the merges that spell one token are adjacent in the list;
 * every token is within reach of the merges: its own bytes, merged, give it back (others are left out).
 
-Why: both then work through the tokens in one order. Suppose that, when all merges before token *t* are used
-up, two neighbours spell *t*. Nothing has been merged across their outer edges, so the bytes of *t* alone
-would have come to the same two neighbours. Those bytes end as *t*, hence by a listed merge of just these two,
-and ``tokenizers`` merges them here as well. Tokens out of reach are never produced, by the same argument.
+Both then work through the tokens in one order: when all merges before token *t* are used up and two
+neighbours spell *t*, nothing was merged across their outer edges, so the bytes of *t* alone would have come
+to the same two neighbours, and end as *t* by a listed merge of just these two.
 
-What comes before the merges (normalizer, cutting into words) must be one that ``tiktoken`` can say in one
-regular expression: those of the GPT-2, Llama 3, Qwen 2 and o200k families, and GPT-2's with single digits.
+Normalizer and pre-tokenizer must be ones that ``tiktoken`` can express in one regular expression: those of
+the GPT-2, Llama 3, Qwen 2 and o200k families, and GPT-2's with single digits.
 """
 
 from __future__ import annotations
@@ -67,13 +65,9 @@ class NotByteBpe(Exception):
 
 
 class ByteBpe:
-    """Plain text to ids by ``tiktoken``. Thread-safe; lets other threads run while it encodes.
+    """Plain text to ids by ``tiktoken``. Thread-safe; releases the GIL while it encodes.
 
-    Args:
-        tokenizer_json: the text of ``tokenizer.json``, known to load.
-
-    Raises:
-        NotByteBpe: its ids could differ from those of ``tokenizers``.
+    Raises NotByteBpe when the ids of this ``tokenizer.json`` could differ from those of ``tokenizers``.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -110,7 +104,7 @@ class ByteBpe:
 def _composed(text: str) -> bool:
     """Whether normalizing to NFC changes nothing, by this version of Unicode and by every later one.
 
-    What is assigned keeps its normal form for ever; a character that is not assigned yet may get another.
+    Assigned characters keep their normal form; one that is not assigned yet may get another.
     """
     return unicodedata.is_normalized("NFC", text) and all(
         unicodedata.category(character) != "Cn" for character in set(text) if not character.isascii()

@@ -1,20 +1,17 @@
 """Control tokens, and why a message cannot contain one.
 
-A tokenizer turns the characters ``<|im_end|>`` into the token that ends a turn wherever they stand, in a
-user's words too; so a caller could end a message and write the next one in another role.
-Neither ``transformers`` (unless asked) nor vLLM prevents that. Here a control token comes from the template
-alone: the same characters inside a message are tokenized as the plain text they are. A message without such
-characters, which is every honest one, gets exactly the ids that ``transformers`` gives; decoded, the prompt
-is the rendered text in either case.
+A tokenizer turns the characters ``<|im_end|>`` into the token that ends a turn wherever they occur, also in a
+user's words, so a caller could end a message and write the next one in another role. Neither ``transformers``
+(by default) nor vLLM prevents that. Here only the template writes control tokens: the same characters inside
+a message are tokenized as plain text. Other messages get exactly the ids that ``transformers`` gives.
 
-How: before rendering, occurrences inside message texts are broken by a mark that no tokenizer's control
-token contains; in the rendered text only the template's own control tokens are whole. They become ids; what
-stands between them is unmarked and tokenized with control tokens switched off.
+Before rendering, occurrences inside message texts are broken by a mark that no control token contains; in the
+rendered text only the template's own control tokens are whole. They become ids; the text between them is
+unmarked and tokenized with control tokens switched off.
 
-Control tokens are the added tokens that ``tokenizer.json`` marks special, of two characters or more. Added
-tokens not marked special (runs of blanks, ``<think>``) are ordinary vocabulary: templates look for some of
-them in old answers, and none of them ends a turn. Raw prompts are not guarded: their callers write the
-template's markup themselves.
+Control tokens are the added tokens that ``tokenizer.json`` marks special, of two characters or more. Other
+added tokens (runs of spaces, ``<think>``) are ordinary vocabulary: templates look for some of them in old
+answers, and none of them ends a turn. Raw prompts are not guarded: their callers write the markup themselves.
 """
 
 from __future__ import annotations
@@ -40,10 +37,7 @@ class TextSegment:
 class ControlTokens:
     """Finds control tokens in texts, breaks them in messages, and cuts rendered texts at them.
 
-    Args:
-        ids: id by content, of every control token.
-        always: guard every message, whatever it contains: set when a normalizer could make a control
-            token out of characters that are not it.
+    ``always``: guard every message, because a normalizer could make a control token out of other characters.
     """
 
     def __init__(self, ids: Mapping[str, int], *, always: bool = False) -> None:

@@ -1,11 +1,10 @@
 """Exact counting: the token ids that an engine will see for a conversation, or for a text.
 
 Where the template is proved to render every message on its own (:mod:`budgeting.template_analysis`) and every
-message starts with a control token, a conversation's ids are its messages' ids in a row: text never merges
-across a control token. Messages are then tokenized one by one and kept in a small cache, so that old turns
-cost a look-up; where the template only puts markup around a text (:mod:`budgeting.template_analysis`), Jinja
-is not asked again either. Everywhere else the conversation is rendered and tokenized as a whole. Both give
-the same ids.
+message starts with a control token, a conversation's ids are its messages' ids in a row, because text never
+merges across a control token. Messages are then tokenized one by one and cached; where the template only puts
+markup around a text, Jinja is not called again. Other conversations are rendered and tokenized as a whole.
+Both ways give the same ids.
 """
 
 from __future__ import annotations
@@ -51,11 +50,8 @@ _ANCHOR = Message(Role.USER, "x")
 
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
-    """A conversation's ids, and where its parts end.
-
-    ``ends[i]`` is the number of leading ids that stand for the messages before the i-th cut; it never
-    counts an id that reaches over the cut.
-    """
+    """A conversation's ids, and the number of leading ids that stand for the messages before each cut; an id
+    that reaches over the cut is not counted."""
 
     token_ids: tuple[int, ...]
     ends: tuple[int, ...]
@@ -64,15 +60,8 @@ class EncodedChat:
 class ChatTokenizer:
     """A model's tokenizer and chat template. Synchronous and thread-safe.
 
-    Messages cannot contain control tokens (:mod:`budgeting.controls`).
-
-    Args:
-        files: a model folder's files.
-        now: local time, for templates that print the date.
-        cache_bytes: bound of the caches of messages, texts and ids together.
-
-    Raises:
-        TokenizerError: the files cannot be used.
+    Messages cannot contain control tokens (:mod:`budgeting.controls`). ``now`` is for templates that print
+    the date; ``cache_bytes`` bounds the caches of texts and ids. Raises TokenizerError for unusable files.
     """
 
     def __init__(
@@ -103,11 +92,7 @@ class ChatTokenizer:
     def from_folder(
         cls, path: str | Path, *, now: Callable[[], datetime] = datetime.now, cache_bytes: int = CACHE_BYTES
     ) -> ChatTokenizer:
-        """Load ``tokenizer.json``, ``tokenizer_config.json``, ``chat_template.jinja``. Blocks on disk.
-
-        Raises:
-            TokenizerError: something is missing or malformed; the message names the file.
-        """
+        """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
         return cls(read_tokenizer_files(path), now=now, cache_bytes=cache_bytes)
 
     @property
@@ -133,11 +118,7 @@ class ChatTokenizer:
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
-        """Ids of the rendered conversation.
-
-        Raises:
-            TemplateRefused: the chat template does not take these messages.
-        """
+        """Ids of the rendered conversation. Raises TemplateRefused."""
         return self.encode_parts(messages, (), add_generation_prompt=add_generation_prompt).token_ids
 
     def encode_parts(
@@ -145,13 +126,7 @@ class ChatTokenizer:
     ) -> EncodedChat:
         """Ids of the rendered conversation, and where the first ``cuts[i]`` messages end in them.
 
-        Args:
-            messages: the conversation.
-            cuts: numbers of messages, ascending; the first tells how many system messages open it.
-            add_generation_prompt: whether the answer's opening markup follows.
-
-        Raises:
-            TemplateRefused: the chat template does not take these messages.
+        ``cuts`` ascend; the first is the number of system messages that open it. Raises TemplateRefused.
         """
         if self._per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
             ids: list[int] = []
@@ -188,14 +163,12 @@ class ChatTokenizer:
         return EncodedChat(tuple(token_ids), tuple(ends))
 
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
-        """The conversation in the form that the chat template takes; see :mod:`budgeting.forms`.
-
-        The first ``opening`` messages are its system messages.
-        """
+        """The conversation as the chat template takes it (:mod:`budgeting.forms`); ``opening`` system
+        messages first."""
         return self._form.fold(messages, opening)
 
     def message_tokens(self, message: Message) -> int:
-        """Tokens that a message adds to a conversation it does not open, markup included.
+        """Tokens that a message adds after the first one, markup included.
 
         Exact when :attr:`per_message`; an estimate for planning otherwise.
         """
@@ -245,8 +218,8 @@ class ChatTokenizer:
     def _learn_shape(self) -> bool:
         """Whether messages may be encoded one by one; learns the generation prompt when so.
 
-        The template's proof says that the text is a sum; what is left to see is that nothing follows the
-        messages but the generation prompt, and that it starts with a control token.
+        The template's analysis shows that the text is a sum. Checked here: nothing but the generation prompt
+        follows the messages, and it starts with a control token.
         """
         if not self._template.each_message_alone:
             return False

@@ -1,8 +1,5 @@
-"""Evidence without duplicates: what says the same, or is a part of another, is sent once.
-
-Two chunks are duplicates when they have one id, or one text once case, width and blanks are set aside; or
-when one's text stands whole inside the other's. The better ranked place is taken by the longer text.
-"""
+"""Evidence without duplicates: chunks with one id, with one text (case, width and spaces aside), or whose
+text is contained in another's, are sent once, as the longer text in the better rank."""
 
 from __future__ import annotations
 
@@ -21,13 +18,8 @@ MAX_COMPARED = 64
 
 @dataclass(frozen=True, slots=True)
 class MergedChunks:
-    """Evidence without duplicates.
-
-    Args:
-        kept: the chunks in the caller's order.
-        ranked: positions in ``kept``, best first.
-        ids: for each kept chunk, the ids it answers for: its own and those of its duplicates.
-    """
+    """Evidence without duplicates: the ``kept`` chunks in the caller's order, positions in it ``ranked`` best
+    first, and for each kept chunk the ``ids`` it stands for, its own first."""
 
     kept: tuple[EvidenceChunk, ...]
     ranked: tuple[int, ...]

@@ -23,11 +23,7 @@ class BudgetError(Exception):
 class ContextTooLong(BudgetError):
     """Only what may not be trimmed (system part, latest turn, raw prompt) is over the limit.
 
-    Args:
-        section: the section that is too long.
-        needed: tokens that must be sent.
-        allowed: tokens there is room for: the model's length less the reserve.
-        reserve: tokens kept for the answer.
+    ``section`` is the largest one; ``allowed`` is the model's length less the ``reserve`` for the answer.
     """
 
     def __init__(self, *, section: PromptSection, needed: int, allowed: int, reserve: int) -> None:
@@ -58,11 +54,7 @@ class EmptyPrompt(BudgetError):
 
 
 class TemplateRefused(BudgetError):
-    """The chat template raised: the model was not made for this order of roles, or for such a message.
-
-    Args:
-        reason: what the template said; its own words, cut to 200 characters.
-    """
+    """The chat template raised: the model was not made for this order of roles, or for such a message."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason[:200]
@@ -70,14 +62,7 @@ class TemplateRefused(BudgetError):
 
 
 class TokenizerError(BudgetError):
-    """A model folder's tokenizer or chat template is missing, malformed or unsafe.
-
-    Raised while loading, never for a request.
-
-    Args:
-        folder: the folder as configured.
-        problem: the file, what is wrong with it and what is needed.
-    """
+    """A model folder's tokenizer or chat template is missing, malformed or unsafe; raised while loading."""
 
     def __init__(self, folder: str, problem: str) -> None:
         self.folder = folder

@@ -1,8 +1,8 @@
 """How many tokens a text takes for a model whose tokenizer is not published, such as those of Bedrock.
 
-A text's size is guessed from its bytes; what the model reports of each request corrects the guess by one
-factor a model, and shows how far guesses are off. The upper estimate adds a margin: the stated one until
-enough was seen, then as much as guesses have lately been off, and a little more.
+A text's size is guessed from its bytes. What the model reports for each request corrects the guess by one
+factor a model. The upper estimate adds a margin: a fixed one at first, then a little more than the worst of
+the recent errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One prompt made to fit: whole where it does, else what the order of :mod:`budgeting.trimming` keeps."""
+"""One prompt made to fit: whole where it does, else by the order of :mod:`budgeting.trimming`."""
 
 from __future__ import annotations
 
@@ -78,12 +78,10 @@ class Fitting:
     """One request's prompt and the room for it.
 
     Args:
-        tokenizer: the model's.
-        request: what is planned; its prompt is a conversation.
         allowed: tokens that the prompt should keep to.
-        room: tokens there is room for beside the reserve; what may never be cut may have them all.
-        reserve: tokens selected for the answer.
-        summarizer: makes the summary of older turns; none: they are left out.
+        room: tokens beside the reserve; what is never cut may have all of them.
+        reserve: tokens for the answer.
+        summarizer: makes the summary of older turns; ``None``: they are left out.
     """
 
     def __init__(
@@ -107,11 +105,7 @@ class Fitting:
         self._latest = latest_turn(request.prompt.turns)
 
     def whole(self) -> Plan | None:
-        """The plan that sends everything; none when that does not fit.
-
-        Raises:
-            TemplateRefused: the chat template does not take the conversation.
-        """
+        """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
         if _chars(self._prompt) > self._allowed * _HOPELESS_CHARS_PER_TOKEN:
             return None
         everything = _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
@@ -119,12 +113,7 @@ class Fitting:
         return self._plan(sent, everything, 0) if sent.tokens <= self._allowed else None
 
     def trimmed(self) -> Plan:
-        """The plan that leaves something out.
-
-        Raises:
-            ContextTooLong: what is always sent does not fit.
-            TemplateRefused: the chat template does not take the conversation.
-        """
+        """The plan that leaves something out. Raises ContextTooLong when what is always sent does not fit."""
         nothing = _Selection({}, self._latest, False)
         least = self._encode(nothing)
         if least.tokens > self._room:
@@ -228,10 +217,10 @@ class Fitting:
         )
 
     def _summary_tokens(self, selected: _Selection) -> int:
-        """Room to keep for the summary of the turns not sent: never more than these turns would take.
+        """Tokens reserved for the summary of the turns not sent, at most what these turns would take.
 
-        Where a message's tokens are not exactly known, it is the whole budget, so that keeping one turn more
-        never asks for more room than that turn's.
+        The whole budget where message lengths are estimates, so that one more turn never needs more room than
+        its own.
         """
         budget = self._request.budgets.older_summary
         if not selected.summary or not self._tokenizer.per_message:

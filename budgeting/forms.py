@@ -1,15 +1,15 @@
 """Where a chat template takes system messages, and how a conversation is written when it does not.
 
-Our own order puts the system messages first and the evidence, as one more system message, right before the
-latest turn. Many templates know one system message at the beginning, or none, and want user and assistant to
-alternate after it; some leave out in silence what they do not expect. What a template takes is found out
-once, by rendering a few small conversations; then::
+The canonical order has the system messages first and the evidence, as one more system message, right before
+the latest turn. Many templates know one system message at the beginning, or none, and want user and assistant
+to alternate after it; some silently leave out others. A few small conversations are rendered once to learn
+what a template takes; then::
 
     several system messages are not taken    they are joined into one
     a system message is not taken at all     its text opens the first user turn
     a later system message is not taken      its text opens the next user turn: for the evidence, the latest
 
-A turn that was opened so has the user's own words behind the title ``Message:``, as they are.
+In a turn opened so, the user's own words follow the title ``Message:``, unchanged.
 """
 
 from __future__ import annotations
@@ -31,13 +31,8 @@ Render = Callable[[Sequence[Message]], str]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a template takes.
-
-    Args:
-        leading: a system message at the beginning.
-        several: more than one there.
-        later: a system message behind a turn.
-    """
+    """What a template takes: a ``leading`` system message, ``several`` of them, and a ``later`` one after a
+    turn."""
 
     leading: bool = True
     several: bool = True
@@ -46,12 +41,8 @@ class Form:
     def fold(self, messages: Sequence[Message], opening: int | None = None) -> Sequence[Message]:
         """The conversation as the template takes it; ``messages`` itself when it is taken as it is.
 
-        No text is lost. A system message that no user turn follows stays one, at the end.
-
-        Args:
-            messages: the conversation.
-            opening: how many system messages are its beginning; those behind them are later ones even when
-                no turn stands between. Default: all that stand in front of the first turn.
+        No text is lost. A system message that no user turn follows stays one, at the end. The first
+        ``opening`` system messages are the beginning; default: all in front of the first turn.
         """
         if self.leading and self.several and self.later:
             return messages
@@ -86,11 +77,7 @@ class Form:
 
 
 def learn_form(render: Render) -> Form:
-    """Try what a template takes.
-
-    Args:
-        render: the template, without the generation prompt; raises TemplateRefused.
-    """
+    """What a template takes; ``render`` renders it without the generation prompt, or raises TemplateRefused."""
     user, answer, system = Role.USER, Role.ASSISTANT, Role.SYSTEM
     if not _shows(render, (user,)):
         return Form()  # it takes nothing that we know how to write

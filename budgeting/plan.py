@@ -49,10 +49,8 @@ INLINE_MESSAGES = 128
 class BudgetPlanner:
     """Plans prompts for one model. Deterministic: the same request always gives the same plan.
 
-    Args:
-        tokenizer: the model's; thread-safe.
-        max_model_len: the longest sequence, prompt and answer together, in tokens; at least 2.
-        summarizers: who summarizes, by kind; the extractive one stands in for a kind that is missing.
+    ``max_model_len`` is prompt and answer together; the extractive summarizer replaces a kind that is missing
+    in ``summarizers``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How a canonical prompt lies in messages: what stands where, and in which section it counts.
+"""How a canonical prompt is laid out in messages, and in which section each counts.
 
 ::
 
@@ -9,7 +9,7 @@
     latest turn       the last user message (and what follows it)
     generation prompt
 
-Evidence stands behind the older turns, so that changing it, or the context, changes no token before it.
+Evidence follows the older turns, so that a change of it, or of the context, changes no token before it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def evidence_text(chunks: Iterable[EvidenceChunk], context: str) -> str:
 class Arrangement:
     """Messages in the order they are sent.
 
-    ``cuts`` are numbers of messages: the system messages end at the first, the summary at the second (which
-    equals the first when there is none), the evidence message stands between the third and the fourth
-    (equal when there is none).
+    ``cuts`` are numbers of messages: the system messages end at the first, the summary at the second, and the
+    evidence message is between the third and the fourth; equal cuts mean that there is none.
     """
 
     messages: tuple[Message, ...]

@@ -1,9 +1,8 @@
-"""What stands in for older turns that are not sent: their most telling sentences.
+"""Summaries of older turns that are not sent: their most important sentences.
 
-A :class:`Summarizer` is asked while a prompt is planned, so it answers from what it has, at once. The one
-here picks sentences by the words they share with the conversation. It knows no language: a word is a run of
-letters or digits, or two neighbouring characters of a script that sets no blanks; words that are in very many
-sentences, or in one only, say little.
+A :class:`Summarizer` is called while a prompt is planned, so it answers at once. The one here picks sentences
+by the words they share with the conversation, in any language: a word is a run of letters or digits, or two
+neighbouring characters of a script without spaces; very frequent and unique words count little.
 """
 
 from __future__ import annotations
@@ -55,11 +54,8 @@ class Summary:
 
 
 class Summarizer(Protocol):
-    """Makes summaries of older turns.
-
-    Invariants: deterministic while nothing else was learned; never waits; thread-safe; the text has at most
-    ``max_tokens`` tokens as ``count`` counts.
-    """
+    """Makes summaries of older turns: deterministic while nothing else was learned, without waiting,
+    thread-safe, of at most ``max_tokens`` tokens as ``count`` counts."""
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
         """A summary of these turns, oldest first; none when nothing useful fits."""
@@ -73,11 +69,7 @@ class _Sentence:
 
 
 class ExtractiveSummarizer:
-    """Picks sentences; needs no model. Summaries are cached by what they are made of.
-
-    Args:
-        cache_bytes: bound of its caches.
-    """
+    """Picks sentences; needs no model. Summaries are cached by their source turns, within ``cache_bytes``."""
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._summaries: TokenCache[Summary | str] = TokenCache(cache_bytes // 4)

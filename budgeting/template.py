@@ -1,8 +1,8 @@
 """A model's chat template: messages in, the text that the model was trained on out.
 
-The environment is the one that ``transformers`` gives templates (block trimming, loop controls, the
-``generation`` tag, ``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, the special
-tokens by name, ``tools`` and ``documents`` being none), so that the same folder renders the same text here.
+The environment is the one of ``transformers`` (block trimming, loop controls, the ``generation`` tag,
+``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, the special tokens by name, ``tools``
+and ``documents`` none), so that a folder renders the same text here.
 """
 
 from __future__ import annotations
@@ -54,16 +54,7 @@ def _to_json(
 
 
 class ChatTemplate:
-    """A compiled template. Thread-safe: rendering shares nothing.
-
-    Args:
-        source: the Jinja text.
-        specials: the special tokens by the names templates use (``bos_token``, ``eos_token``…).
-        now: local time, for templates that print the date.
-
-    Raises:
-        jinja2.TemplateSyntaxError: ``source`` is not a template.
-    """
+    """A compiled template. Thread-safe: rendering shares nothing. Raises jinja2.TemplateSyntaxError."""
 
     def __init__(self, source: str, specials: Mapping[str, str], *, now: Callable[[], datetime]) -> None:
         environment = ImmutableSandboxedEnvironment(

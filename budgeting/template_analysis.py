@@ -1,18 +1,13 @@
 """Analysis of a chat template's syntax tree: which messages render on their own, and as what markup.
 
-**Independence.** A template passes :func:`renders_each_message_alone` when it is a constant head, one loop
-over the messages whose body reads only its own message (and whether it is the first), and a tail that depends
-on ``add_generation_prompt`` alone. Then
+**Independence.** :func:`renders_each_message_alone` accepts a constant head, one loop over the messages whose
+body reads only its own message (and whether it is the first), and a tail that depends only on
+``add_generation_prompt``. Then ``text(m1 … mn) = first(m1) + rest(m2) + … + rest(mn) + tail``, so messages
+may be rendered, tokenized and cached one by one. A template with an unknown construct is rendered as a whole.
 
-    text(m1 … mn) = first(m1) + rest(m2) + … + rest(mn) + tail
-
-holds for every conversation, so messages may be rendered, tokenized and cached one by one. A construct that
-the analysis does not know fails it, and the conversation is rendered as a whole: slower, never wrong.
-
-**Frames.** Rendering a message through Jinja takes longer than encoding it. Most of these templates only put
-markup around the text, trimmed or unchanged; then the markup is learned once for each role, and a message is
-three strings joined. A template that examines the text (is it empty, does it contain a tag) is rendered by
-Jinja each time.
+**Frames.** Rendering through Jinja takes longer than encoding. Most of these templates only put markup around
+the text, trimmed or unchanged; then the markup is learned once for each role, and a message is three strings
+joined. A template that examines the text is rendered by Jinja each time.
 """
 
 from __future__ import annotations
@@ -68,8 +63,8 @@ def _assigned(node: nodes.Node) -> str:
 def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]) -> bool:
     """A loop over all messages in order, whose body depends on its own message only.
 
-    What the body assigns lives until the end of the iteration (Jinja's scoping), so it depends only on
-    what it was made from; ``break`` would end the loop for later messages, so it is refused.
+    What the body assigns lives until the end of the iteration (Jinja's scoping). ``break`` would end the loop
+    for later messages, so it is refused.
     """
     if not (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases):
         return False
@@ -170,10 +165,7 @@ def frame_in(rendered: str) -> Frame | None:
 
 
 def only_frames(tree: nodes.Template) -> bool:
-    """Whether the loop over messages writes their texts and does nothing else with them.
-
-    For templates that passed :func:`renders_each_message_alone`.
-    """
+    """Whether the loop of an accepted template writes the messages' texts and does nothing else with them."""
     loops = [node for node in tree.body if isinstance(node, nodes.For)]
     if len(loops) != 1 or not isinstance(loops[0].target, nodes.Name):
         return False

@@ -12,11 +12,8 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenBytes:
     """Turns the vocabulary's own strings into the bytes they stand for.
 
-    Byte-level vocabularies write each byte as one printable character, the others write plain text, blanks as
+    Byte-level vocabularies write each byte as one printable character; the others write plain text, spaces as
     U+2581, and bytes that are no character of theirs as ``<0xE3>``.
-
-    Args:
-        tokenizer_json: the text of ``tokenizer.json``.
     """
 
     def __init__(self, tokenizer_json: str) -> None:

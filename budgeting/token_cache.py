@@ -16,14 +16,9 @@ ENTRY_BYTES = 200
 class TokenCache(Generic[V]):
     """Keeps values in two generations. Thread-safe.
 
-    New and used entries stand in the young one. When it has filled half of the bound it becomes the old one,
-    and the old one is forgotten; an old entry that is asked for becomes young again. So what was used within
-    the last half of the bound is always there, and the bound always holds.
-
-    Args:
-        max_bytes: bound on what the entries are said to take, both generations together.
-
-    An entry of more than a sixteenth of ``max_bytes`` is not kept: it would push out too many others.
+    New and used entries are in the young one. When it has filled half of ``max_bytes`` it becomes the old
+    one, and the old one is dropped; an old entry that is used becomes young again. An entry of more than a
+    sixteenth of ``max_bytes`` is not kept: it would push out too many others.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads what a model folder says about its text: tokenizer, special tokens, chat template."""
+"""Reads the text side of a model folder: tokenizer, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ from budgeting.errors import TokenizerError
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents, read.
-
-    Args:
-        folder: where they come from, for messages.
-        tokenizer_json: ``tokenizer.json`` as text.
-        template: the Jinja text of the chat template.
-        specials: the special tokens by the names templates use, e.g. ``{"eos_token": "<|im_end|>"}``.
-    """
+    """The files' contents; ``specials`` are the special tokens by the names templates use, e.g.
+    ``eos_token``."""
 
     folder: str
     tokenizer_json: str

@@ -1,22 +1,18 @@
-"""What is given up when a prompt does not fit: one order, fixed by the sections' budgets alone.
+"""What is left out when a prompt does not fit: one order, fixed by the sections' budgets alone.
 
 Always sent: system messages, context, the latest turn, the generation prompt; they borrow from every other
 section. The rest is offered room in this order, and the first item that does not fit ends it:
 
-1. evidence, best first, while its section's budget lasts; a chunk that alone exceeds the section is cut at a
-   sentence's end to what the section has left;
-2. exchanges (a user turn with its answers), newest first, while the recent turns' budget lasts;
-3. the summary of the turns that are not sent: it takes up to its budget, or the room there is;
-4. what is left of a section borrows, section by section in the declared order of spare tokens. By default
-   that is evidence, best first, then exchanges, newest first (answers need the evidence more than old turns).
+1. evidence, best first, within its section's budget; a chunk larger than the section is cut at a sentence's
+   end to what the section has left;
+2. exchanges (a user turn with its answers), newest first, within the recent turns' budget;
+3. the summary of the turns that are not sent: up to its budget, or the room there is;
+4. what is left of a section borrows, section by section in the declared order of spare tokens: by default
+   evidence, then exchanges (answers need the evidence more than old turns). The rest of a chunk that is too
+   large for its section comes after the other evidence.
 
-Room a section does not need is not kept for it: it stays in the one sum that step 4 draws on. A chunk too
-large for its section is offered the rest of its text after the other evidence, so that it cannot shut them
-out.
-
-Since the order does not depend on how much room there is, and what is sent is a beginning of it, more room
-never sends less: no chunk and no turn is lost by a larger budget. The price is that up to one item's room
-may stay unused.
+The order does not depend on how much room there is, and what is sent is a beginning of it, so a larger budget
+never drops a chunk or a turn. The price is that up to one item's room may stay unused.
 """
 
 from __future__ import annotations
@@ -29,9 +25,9 @@ from budgeting.values import SPARE_ORDER, PromptSection
 
 @dataclass(frozen=True, slots=True)
 class TrimCandidate:
-    """The next thing to send: a chunk (its position), an exchange (where its turns start), or the summary.
+    """The next thing to send: a chunk (its position), an exchange (its first turn), or the summary.
 
-    ``tokens`` is what it is expected to add. ``text`` is what a chunk is cut to (``None``: all of it).
+    ``tokens`` is what it is expected to add; ``text`` what a chunk is cut to (``None``: all of it).
     """
 
     tokens: int
@@ -65,16 +61,16 @@ def offers(
     cut: Cut = _never,
     spare: Sequence[PromptSection] = SPARE_ORDER,
 ) -> Iterator[TrimCandidate]:
-    """The order above, made as it is asked for: what is never reached is never counted.
+    """The order above, computed lazily: what is never reached is never counted.
 
     Args:
         ranked_chunks: positions of the chunks, best first.
         exchange_starts: starts of the exchanges, oldest first.
         chunk_tokens: tokens a chunk adds, by position.
         exchange_tokens: tokens an exchange adds, by its place in ``exchange_starts``.
-        evidence_room: what the evidence section's budget has left beside the context.
-        turns_room: what the recent turns' budget has left beside the latest turn.
-        summary_room: the summary's budget; none is offered when it is 0.
+        evidence_room: budget of the evidence section without the context.
+        turns_room: budget of the recent turns without the latest.
+        summary_room: the summary's budget; 0: none is offered.
         cut: makes a chunk shorter.
         spare: the sections that borrow, in order.
     """
@@ -169,10 +165,10 @@ class _Evidence:
 
 
 def largest_that_fits(guess: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 0 to ``most`` that fits, looking near ``guess`` first.
+    """The largest number from 0 to ``most`` that fits, searched from ``guess`` outwards.
 
-    ``fits`` must be true of 0 and, once false, stay false. Asks it twice when the guess is right, and
-    a logarithmic number of times otherwise.
+    ``fits`` must be true of 0 and monotonic. It is called twice when the guess is right, and a logarithmic
+    number of times otherwise.
     """
     low, high = 0, most + 1  # low fits, high does not
     step = 1

@@ -35,11 +35,8 @@ class Message:
 class EvidenceChunk:
     """A piece of retrieved evidence.
 
-    Args:
-        chunk_id: the caller's id, reported when the chunk is dropped.
-        source_type: where it comes from (``catalog``, ``review``…), shown to the model.
-        text: the evidence itself.
-        score: relevance, higher is better; ``None`` counts as lower than any score.
+    ``chunk_id`` is the caller's; ``source_type`` (``catalog``, ``review``…) is shown to the model; a higher
+    ``score`` is better, and ``None`` is below any score.
     """
 
     chunk_id: str
@@ -52,10 +49,9 @@ class EvidenceChunk:
 class CanonicalPrompt:
     """A prompt in canonical order: the stable part first, volatile parts after it.
 
-    ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant
-    messages, oldest first, the last one being the latest turn; ``context`` is the rendered volatile
-    block (empty when there is none). ``raw`` replaces all of it for text completions: a text, or token
-    ids, that no chat template touches and that is never trimmed.
+    ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant messages,
+    oldest first; ``context`` is the rendered volatile block. ``raw`` replaces all of it for text completions:
+    a text, or token ids, without a chat template and never trimmed.
     """
 
     system: tuple[str, ...] = ()
@@ -116,7 +112,7 @@ class BudgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class SectionCounts:
-    """Tokens per section as sent, markup included; they add up to the prompt's length."""
+    """Tokens per section as sent, markup included."""
 
     system: int = 0
     retrieval: int = 0

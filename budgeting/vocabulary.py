@@ -1,4 +1,4 @@
-"""A model's vocabulary: texts to ids and back, with control tokens where the template put them only."""
+"""A model's vocabulary: texts to ids and back; control tokens come from the template only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from budgeting.tokenizer_files import TokenizerFiles
 
 
 class Vocabulary:
-    """The tokenizer proper. Thread-safe.
+    """The tokenizer proper. Thread-safe. Raises TokenizerError for an unusable ``tokenizer.json``.
 
-    ``controls`` are its control tokens. ``clean_cuts`` tells whether a text may be cut before any of them
-    without changing an id: no normalizer reaches them, none eats blanks or asks for whole words.
-    ``encoder`` says which library encodes plain text, and why it is not ``tiktoken`` where it is not.
-
-    Raises:
-        TokenizerError: ``tokenizer.json`` cannot be used.
+    ``clean_cuts``: a text may be cut before any control token without changing an id (no normalizer reaches
+    them, none strips spaces or needs whole words). ``encoder`` names the library that encodes plain text,
+    with the reason where it is not ``tiktoken``.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:

@@ -24,16 +24,8 @@ S3 = "s3://"
 
 
 class AdapterSource:
-    """Brings adapters into the store; each content once at a time.
-
-    Args:
-        store: stores them.
-        base: the base model that they must fit.
-        fetcher: makes a fetcher for ``s3://``; may raise FetchError.
-        cache: the folder of fetched files.
-        timeout_s: longest that fetching one may take.
-        catalogue: returns the registry.
-    """
+    """Brings adapters into the store; each content once at a time. ``fetcher`` is for ``s3://``, ``cache``
+    its folder."""
 
     def __init__(
         self,
@@ -60,12 +52,8 @@ class AdapterSource:
         return dict(self._progress)
 
     async def take(self, location: str, *, sha256: str | None = None) -> Verified:
-        """Bring, check and store an adapter.
-
-        Raises:
-            AdapterRejected: it did not pass.
-            AdapterNotHere: it could not be brought or stored.
-        """
+        """Bring, check and store an adapter. Raises AdapterRejected, or AdapterNotHere when it cannot be
+        brought or stored."""
         return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
 
     async def check(self, location: str, *, sha256: str | None = None) -> Verified:
@@ -73,12 +61,7 @@ class AdapterSource:
         return await self._work(location, lambda path: self._store.check(path, self._base, sha256=sha256))
 
     async def check_kept(self, adapter_id: str) -> Verified:
-        """Check a registered adapter's copy on this machine again, byte by byte.
-
-        Raises:
-            AdapterRejected: it differs from what was registered, or does not fit the served model.
-            AdapterNotHere: it could not be brought.
-        """
+        """Check a registered adapter's copy on this machine again, byte by byte. Raises as :meth:`take`."""
         version = self._catalogue().version(adapter_id)
         await self._bring(version.sha256, version.location)
         path = self._store.path(version.sha256)
@@ -87,21 +70,15 @@ class AdapterSource:
         )
 
     async def fingerprint(self, location: str) -> str | None:
-        """The SHA-256 of a folder's content, unchecked; ``None`` when it must be fetched first.
-
-        Raises AdapterRejected when the folder holds no adapter.
-        """
+        """The SHA-256 of a folder's content, unchecked; ``None`` when it must be fetched first. Raises
+        AdapterRejected."""
         path = Path(location)
         if location.startswith(S3) or is_archive(path):
             return None
         return await self._work(location, lambda folder: manifest_sha256(folder, list_files(folder)))
 
     async def bring(self, adapter: Adapter) -> None:
-        """Bring a registered adapter to this machine, unless it is here; any process may have registered it.
-
-        Raises:
-            AdapterRejected, AdapterNotHere: it cannot be brought.
-        """
+        """Bring a registered adapter to this machine, unless it is here. Raises as :meth:`take`."""
         version = self._catalogue().versions.get(adapter.adapter_id)
         if version is not None:
             await self._bring(version.sha256, version.location)

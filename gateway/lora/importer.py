@@ -25,13 +25,7 @@ class AdapterImport:
     """Registers what the file lists and makes it active; new aliases point where the file says.
 
     The file does not undo what operators did since: an existing alias stays, a retired version stays retired.
-    Changed content under a registered name is refused.
-
-    Args:
-        content: the file's content.
-        projection: the registry.
-        source: brings and checks the adapters.
-        base_model: the served one; adapters of others are left out.
+    Changed content under a registered name is refused, and adapters of other base models are left out.
     """
 
     def __init__(

@@ -50,12 +50,8 @@ class LoraLoader:
     Args:
         registry: what requests lease from.
         projection: the registry's versions.
-        demand: how much each is requested; stored in ``folder``, so that a restart keeps it.
-        folder: the adapters' folder.
+        demand: stored in ``folder``, so that a restart keeps it.
         bring: brings an adapter's files to this machine.
-        emit: takes each event; must not block.
-        clock: monotonic seconds.
-        unix_time: seconds since 1970.
         preload_timeout_s: longest that readiness waits for preloading.
     """
 
@@ -129,11 +125,8 @@ class LoraLoader:
         self._changed.set()
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load an adapter now: in the engine in process and on the workers.
-
-        Raises:
-            BackendFailure: one of them cannot load it, or there is none.
-        """
+        """Load an adapter now, in the engine in process and on the workers. Raises BackendFailure if one
+        cannot, or there is none."""
         slots, workers, failures = self._slots, self._workers(), list[BackendFailure]()
         in_process = slots is not None and slots.places
         if not in_process and not workers:
@@ -167,12 +160,8 @@ class LoraLoader:
             raise failures[0]
 
     async def preload_ordered(self, adapter_id: str, number: int) -> None:
-        """The same, ordered by another process whose registry is at ``number``.
-
-        Raises:
-            AdapterError: it is not registered here.
-            BackendFailure: as :meth:`preload`.
-        """
+        """The same, ordered by another process whose registry is at ``number``. Raises AdapterError,
+        BackendFailure."""
         await self._projection.caught_up_to(number, IN_FORCE_S)
         if self._projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
             await self.preload(self._projection.adapter(adapter_id))
@@ -197,8 +186,7 @@ class LoraLoader:
     async def run(self, ready: Callable[[], bool]) -> None:
         """Load and unload by the registry and the demand, until cancelled.
 
-        Args:
-            ready: whether the engine in process accepts work; true without one.
+        ``ready``: whether the engine in process accepts work; true without one.
         """
         await self._restore()
         saved_at = self._clock()

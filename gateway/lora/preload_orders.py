@@ -1,7 +1,7 @@
 """Orders to load an adapter now, for every gateway process: records of the stream ``adapters-preload``.
 
-An order is for the processes that run when it is given. A process that starts later loads the pinned and most
-requested adapters, so old orders are deleted, and a lost one costs the first request a load.
+An order is for the processes that run when it is given, so old orders are deleted: a process that starts
+later loads the pinned and most requested adapters, and a lost order costs the first request a load.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ MAX_ORDERS: Final = 100
 class AdapterOrders:
     """Sends orders to the other processes, and executes theirs, one after the other.
 
-    Args:
-        store: holds the stream.
-        me: this process' unique name.
-        load: loads a registered version in this process, once its registry is at the given number.
-
+    ``me`` is this process' unique name; ``load`` loads a version once this process' registry is at a number.
     ``head`` is the last known order; ``None`` until the stream was read.
     """
 

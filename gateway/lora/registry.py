@@ -25,11 +25,7 @@ IN_FORCE_S = 10.0
 class AdapterProjection(FollowedStream):
     """Applies the stream's records, and appends records. Lives on the event loop.
 
-    Args:
-        store: holds the stream.
-        registry: what requests lease from.
-        base_models: the served ones; versions for others are not offered.
-        folder_of: the folder of the content with a SHA-256.
+    Versions for other base models than the served ones are not offered; ``folder_of`` is by SHA-256.
     """
 
     def __init__(
@@ -76,11 +72,8 @@ class AdapterProjection(FollowedStream):
     async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
         """Append the change that ``decide`` returns for the registry; ``False`` when there is none.
 
-        ``decide`` is called again when another process was first.
-
-        Raises:
-            AdapterError: ``decide`` may raise it.
-            BackendUnavailable: the state store cannot be reached, or too many other changes came first.
+        ``decide`` is called again when another process was first; it may raise AdapterError. Raises
+        BackendUnavailable when the state store cannot be reached, or too many other changes came first.
         """
         try:
             for _ in range(MAX_TRIES):

@@ -1,8 +1,7 @@
-"""Which token budgets hold for a request: the route's where it has some, else the prompt version's.
+"""Which token budgets hold for a request.
 
-One place decides: a key that the route's configuration sets wins over the same key of the prompt version,
-and that over the default. The caller's ``max_tokens`` is not among them: the planner lets it
-win over every reserve.
+A key that the route's configuration sets wins over the same key of the prompt version, and that over the
+default. The caller's ``max_tokens`` wins over every reserve, in the planner.
 """
 
 from __future__ import annotations
@@ -22,14 +21,7 @@ def budget_request(
     version: PromptVersion | None,
     route: RouteBudgets = NO_ROUTE_BUDGETS,
 ) -> BudgetRequest:
-    """What the planner is asked.
-
-    Args:
-        prompt: the canonical prompt.
-        max_tokens: the caller's wish.
-        version: the prompt version in use, if any.
-        route: what the route says.
-    """
+    """The planner's input."""
     budgets = version.budgets if version is not None else SectionBudgets()
     if route.sections:
         budgets = replace(budgets, **{section.value: tokens for section, tokens in route.sections.items()})

@@ -1,10 +1,10 @@
 """Canonical prompts: whatever order a caller writes in, what is stable comes first and what changes last.
 
-The stable prefix (the prompt version's text, then the caller's system messages) is normalised, so that
-texts of equal meaning have equal bytes and an engine's prefix cache can reuse them. User and assistant turns
-are never touched. The context (time, names, anything volatile) goes after the older turns; so do, where the
-policy says ``move``, the sentences of the caller's system messages that change from request to request.
-A prompt version's own text is not searched: it is published and does not change.
+The stable prefix (the prompt version's text, then the caller's system messages) is normalised, so that texts
+of equal meaning have equal bytes and an engine's prefix cache can reuse them. User and assistant turns are
+never touched. The context (time, names, anything volatile) goes after the older turns; so do, under the
+policy ``move``, the sentences of the caller's system messages that change from request to request. A prompt
+version's own text is not searched: it is published and does not change.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ class SystemText:
 
 
 class SystemTexts:
-    """Normalizes and searches system texts; those without a finding are remembered, for they come again.
-
-    Thread-safe.
-    """
+    """Normalizes and searches system texts; caches those without a finding, since they come again.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._finder = VolatileFinder()
@@ -104,10 +102,7 @@ class SystemTexts:
 class Canonicalizer:
     """Makes requests' prompts canonical, by the policy of their contract or of their prompt version.
 
-    Args:
-        native: what to do with volatile content in the native contract.
-        openai: the same in OpenAI's, where a prompt is the caller's own down to the byte unless the operator
-            says otherwise.
+    In OpenAI's contract a prompt is the caller's own down to the byte unless the operator says otherwise.
     """
 
     def __init__(
@@ -167,17 +162,14 @@ def canonicalize(
     """The canonical form of a request's prompt. Idempotent over its own system messages and turns.
 
     Args:
-        messages: as the caller sent them, any order of roles.
-        chunks: evidence, in the caller's order.
         context: volatile fields.
         raw_prompt: a text completion's prompt; sent alone and unchanged.
         version: the prompt version whose text comes first, as one system message.
-        volatile: what to do with volatile content in the caller's system messages. Moved sentences
-            follow the fields of the context, one a line, in their order and verbatim.
-        texts: remembers system texts; a new one when there is none.
+        volatile: what to do with volatile content in the caller's system messages. Moved sentences follow the
+            fields of the context, one a line, in their order and verbatim.
+        texts: a cache of system texts.
 
-    Raises:
-        InvalidRequest: ``context`` cannot be written as text.
+    Raises InvalidRequest when ``context`` cannot be written as text.
     """
     if raw_prompt is not None:
         return Canonical(CanonicalPrompt(raw=raw_prompt))
@@ -211,23 +203,18 @@ def stable_text(version: PromptVersion) -> str:
 
 
 def normalize(text: str) -> str:
-    """A system text with its accidents removed; idempotent.
-
-    Unicode in composed form (NFC), lines ended by a line feed, no blanks at the ends of lines, no blank
-    lines and blanks around the whole.
-    """
+    """A system text in composed Unicode (NFC), with line feeds, without spaces at the ends of lines and blank
+    lines around the whole; idempotent."""
     composed = unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join(line.rstrip() for line in composed.split("\n")).strip()
 
 
 def render_context(context: Mapping[str, object]) -> str:
-    """The volatile block: a line ``key: value`` for each field, sorted by key; empty when there is none.
+    """The volatile block: a line ``key: value`` for each field, sorted by key.
 
     Texts are used unchanged; anything else, and a text that would not be one plain line, as JSON with sorted
-    keys, so that no value can look like another field.
-
-    Raises:
-        InvalidRequest: a value is not JSON or nested too deeply.
+    keys, so that no value can look like another field. Raises InvalidRequest for a value that is not JSON or
+    nested too deeply.
     """
     try:
         return "\n".join(f"{_inline(key)}: {_inline(context[key])}" for key in sorted(context))

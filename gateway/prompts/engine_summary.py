@@ -1,11 +1,9 @@
 """Summaries of older turns written by the model itself, off the path of the requests that need them.
 
-While a prompt is planned nothing is waited for: the plan takes the longest beginning of the older turns that
-a written summary stands for, and picks sentences for what came after it. What is missing is asked for, once,
-and written in the background when the engine is not busy; the conversation's next request finds it. A summary
-of more turns is made from the last one and the turns since, so that what the model reads stays short.
-
-Summaries are known by the content they were made of: the same turns get the same summary.
+A plan does not wait: it uses the longest beginning of the older turns that has a written summary, and picked
+sentences for the turns after it. What is missing is written once in the background when the engine is not
+busy, for the conversation's next request. A summary of more turns is made from the last one and the turns
+since. Summaries are keyed by the content they were made of.
 """
 
 from __future__ import annotations
@@ -69,18 +67,14 @@ class _Wanted:
 
 
 class EngineSummarizer:
-    """Implements ``budgeting.summary.Summarizer``; :meth:`run` writes what was asked for.
+    """Implements ``budgeting.summary.Summarizer``; :meth:`run` writes the requested summaries.
 
     Args:
         backend: where summaries are written.
         encoder: the served model's tokenizer.
-        max_model_len: its longest sequence now, in tokens.
-        until_written: picks sentences meanwhile, and for the turns that came after a written summary.
-        new_id: makes generation ids.
-        sleep: waits that many seconds.
+        until_written: picks sentences meanwhile, and for the turns after a written summary.
         on_failure: called with why a summary was not written: a failure kind, ``timeout``, ``refused``,
             ``too_long`` or ``empty``.
-        cache_bytes: bound of the summaries kept.
     """
 
     def __init__(
@@ -115,7 +109,7 @@ class EngineSummarizer:
         return len(self._waiting)
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
-        """The longest written summary that fits, picked sentences for the rest; asks for what is missing."""
+        """The longest written summary that fits, and picked sentences for the rest; requests what is missing."""
         keys = _beginnings(turns)
         covered, known = 0, ""
         for number in range(len(turns), 0, -1):
@@ -174,7 +168,7 @@ class EngineSummarizer:
             self._wake.set()
 
     def _busy(self) -> bool:
-        """Whether the engine has better to do; summaries of callers who wait are not worth a wait."""
+        """Whether the engine has other work; a summary must not delay callers."""
         load = self._backend.load
         return self._backend.state is not BackendState.READY or (load is not None and load.waiting > 0)
 

@@ -1,4 +1,4 @@
-"""The served model's text side: tokenizer and planner, and what its folder says of sampling."""
+"""The served model's text side: tokenizer and planner, and the sampling defaults of its folder."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class ModelText:
 
 
 def sampling_defaults(folder: Path) -> Sampling:
-    """The sampling that a checkpoint's ``generation_config.json`` asks for, where the caller is silent.
+    """The sampling that a checkpoint's ``generation_config.json`` sets for callers that set none.
 
-    ``do_sample: false`` is greedy, as in Transformers. A folder without the file has no wishes.
+    ``do_sample: false`` is greedy, as in Transformers.
     """
     path = folder / "generation_config.json"
     if not path.is_file():

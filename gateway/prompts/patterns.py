@@ -1,8 +1,7 @@
 """The patterns of volatile content, and the words around it that say what it means.
 
-Every repetition is bounded, or cannot restart inside itself, so that matching is linear in the text's
-length. Whether a match is volatile is decided in :mod:`gateway.prompts.volatile`, by the group that matched
-and the words in front of it.
+Every repetition is bounded, or cannot restart inside itself, so matching is linear in the text's length.
+:mod:`gateway.prompts.volatile` decides by the group that matched and the words in front of it.
 """
 
 from __future__ import annotations

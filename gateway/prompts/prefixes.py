@@ -1,10 +1,8 @@
-"""What of a prompt's stable prefix should be found in the prefix cache, to compare with what was.
+"""What of a prompt's stable prefix should be found in the prefix cache, to compare with what was found.
 
-For each request the watch reports the prefix's fingerprint, how many of its tokens fill whole blocks, and how
-many of those blocks the same backend has computed before for the same tenant and adapter. Two things are seen
-from it. Expected near the whole prefix, but little found: the engine does not keep it (too little memory, no
-affinity, caching switched off). Little expected: the prefix itself changes from request to request, as after
-a change of prompt that lets something volatile in.
+If most of the prefix is expected but little found, the engine does not keep it (too little memory, no
+affinity, caching switched off). If little is expected, the prefix itself changes from request to request, as
+after a change of prompt that adds something volatile.
 """
 
 from __future__ import annotations
@@ -36,13 +34,9 @@ _Keys = tuple[str | None, tuple[int, ...]]
 class Prefix:
     """The stable prefix of one request, bound for one backend.
 
-    Args:
-        fingerprint: 16 hex digits over the ids of its whole blocks; ``None`` when there is no whole block.
-            The same for every tenant, adapter and process.
-        tokens: how many tokens those blocks hold.
-        expected: how many of them that backend has computed before, from the beginning on.
-        backend: the backend's name.
-        keys: what the watch remembers the blocks by.
+    ``fingerprint`` is 16 hex digits over the ids of its whole blocks (``None`` without any), the same for
+    every tenant, adapter and process. ``tokens`` fill those blocks; ``expected`` of them were computed there
+    before, from the beginning on. ``keys`` identify the blocks.
     """
 
     fingerprint: str | None
@@ -59,12 +53,9 @@ def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: i
 
 
 class PrefixWatch:
-    """Remembers which blocks of stable prefixes each backend has computed.
+    """Caches which blocks of stable prefixes each backend has computed, at most ``max_blocks`` (LRU).
 
-    Args:
-        block_size: tokens of a block, for backends that do not report it.
-        shared: whether the engine lets tenants find each other's prefixes.
-        max_blocks: how many blocks are remembered, the longest unused going first.
+    ``block_size`` is for backends that do not report it; ``shared``: tenants find each other's prefixes.
     """
 
     def __init__(self, *, block_size: int, shared: bool = False, max_blocks: int = MAX_BLOCKS_SEEN) -> None:

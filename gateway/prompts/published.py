@@ -1,10 +1,9 @@
-"""Keeps what was published under each prompt version's id, so that a published text never changes unseen.
+"""Stores what was published under each prompt version's id, so that a published text never changes unnoticed.
 
-The first start that meets an id publishes it: its hash goes into the state store and stays, also when the
-file goes away. A start that finds another text under a published id is refused.
-
-When the state store cannot be reached at the start, the gateway starts without this check, and says so: an
-operator who has changed no prompt must not be kept from starting by a broken disk.
+The first start with an id publishes it: its hash stays in the state store, also when the file is deleted. A
+start with another text under a published id is refused. When the state store cannot be reached at the start,
+the gateway starts without this check and logs that: a broken disk must not stop an operator who changed no
+prompt.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PromptChanged(PromptFileError):
 
 
 class StoreUnreachable(Exception):
-    """What was published cannot be read or kept now."""
+    """What was published cannot be read or stored now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,14 @@ class PublishedStore(Protocol):
 
 
 async def nothing_before() -> Mapping[str, Published]:
-    """For a store that knows of nothing but its stream."""
+    """For a store without any earlier form."""
     return {}
 
 
 class StreamPublished:
-    """Keeps them on a stream of the state store; of several records for one id the first holds.
+    """Stores them on a stream of the state store; of several records for one id the first holds.
 
-    Args:
-        store: the state store.
-        before: what was published before there was the stream; goes onto it with the next publishing.
+    ``before`` returns what was published before the stream existed; it is copied with the next publishing.
     """
 
     def __init__(
@@ -96,7 +93,8 @@ class StreamPublished:
         return {**before, **kept}
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Keep those whose id is new: of two processes that start at once, one wins, and both see it."""
+        """Store those whose id is new, then return all: of two processes that start at once, one wins, and
+        both see it."""
         before = await self._before()
         for _ in range(MAX_TRIES):
             head, kept = await self._kept()
@@ -134,13 +132,7 @@ class StreamPublished:
 
 
 class Publishing:
-    """Publishes a gateway's prompt versions, and refuses changed ones.
-
-    Args:
-        versions: those of the folder.
-        store: what was published before.
-        unix_time: seconds since 1970.
-    """
+    """Publishes a gateway's prompt versions, and refuses changed ones."""
 
     def __init__(
         self, versions: PromptVersions, store: PublishedStore, *, unix_time: Callable[[], float]
@@ -156,11 +148,7 @@ class Publishing:
         return None if known is None else _iso(known.published_at)
 
     async def publish(self) -> None:
-        """Publish what is new.
-
-        Raises:
-            PromptChanged: a published id has another text now.
-        """
+        """Publish what is new. Raises PromptChanged when a published id has another text now."""
         hashes = {version.id: version.sha256 for version in self._versions.all}
         try:
             self._published = await self._store.publish(hashes, at=self._unix_time())
@@ -171,12 +159,8 @@ class Publishing:
         self._refuse_changed()
 
     async def check(self) -> int:
-        """How many versions of the folder are published already; publishes nothing.
-
-        Raises:
-            PromptChanged: a published id has another text now.
-            StoreUnreachable: the store does not answer.
-        """
+        """How many versions of the folder are published already; publishes nothing. Raises PromptChanged,
+        StoreUnreachable."""
         self._published = await self._store.read()
         self._refuse_changed()
         return sum(version.id in self._published for version in self._versions.all)

@@ -1,4 +1,4 @@
-"""What earlier versions of Sluice kept of published prompts: a table in the SQLite file of ``state.url``."""
+"""Published prompts of earlier versions of Sluice: a table in the SQLite file of ``state.url``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ BUSY_TIMEOUT_S = 2.0
 
 
 def table_of(path: Path) -> Callable[[], Awaitable[Mapping[str, Published]]]:
-    """Reads the table in ``path``; nothing when there is no such table. Changes nothing.
-
-    What is returned raises StoreUnreachable when the file cannot be read.
-    """
+    """Reads the table in ``path``, if there is one; the returned function raises StoreUnreachable."""
 
     async def read() -> Mapping[str, Published]:
         return await asyncio.to_thread(_read, path)

@@ -1,7 +1,6 @@
 """The served model's text service: exact ids for the tokenize endpoints and for raw prompts.
 
-The event loop is never held for more than about a millisecond: what is larger goes to a thread, where the
-tokenizer lets other threads run.
+Larger work goes to a thread, so that the event loop is not held for more than about a millisecond.
 """
 
 from __future__ import annotations
@@ -47,12 +46,10 @@ class TokenizerText:
     async def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
-        """Ids of a conversation as it would be sent untrimmed: canonical, through the chat template.
+        """Ids of a conversation as it would be sent untrimmed, so that the count equals
+        ``usage.prompt_tokens``.
 
-        Canonical, because a request's prompt is: so the count equals ``usage.prompt_tokens``.
-
-        Raises:
-            TemplateRefused: the chat template does not take these messages.
+        Raises TemplateRefused.
         """
         quick = len(messages) <= INLINE_MESSAGES and system_chars(messages) <= INLINE_SYSTEM_CHARS
         if quick and self._tokenizer.unseen_chars(messages) <= INLINE_CHARS:

@@ -37,17 +37,10 @@ class PromptFileError(ValueError):
 class PromptVersion:
     """A published prompt.
 
-    Args:
-        id: the name that requests and routes use.
-        system: who the assistant is.
-        policy: what it may and may not do; may be empty.
-        grounding_rule: how it uses evidence; may be empty.
-        budgets: tokens per section.
-        reserve: tokens kept for the answer; ``None``: the model's default.
-        summarizer: who writes the summary of older turns.
-        volatile: what to do with volatile content in callers' system messages; ``None``: what the
-            configuration says for the contract.
-        sha256: hash of all of the above, in hex; comments and layout of the file do not change it.
+    ``policy`` and ``grounding_rule`` (how it uses evidence) may be empty; ``reserve`` are tokens for the
+    answer (``None``: the model's default); ``volatile`` is what to do with volatile content in callers'
+    system messages (``None``: as configured for the contract); ``sha256`` hashes all of it, without comments
+    and layout of the file.
     """
 
     id: str
@@ -130,8 +123,7 @@ class PromptVersions:
     def from_folder(cls, path: str | Path) -> PromptVersions:
         """Read every ``*.yaml`` of a folder. Blocks on disk.
 
-        Raises:
-            PromptFileError: a file cannot be read or does not validate, or two files have one id.
+        Raises PromptFileError when a file cannot be read or does not validate, or two files have one id.
         """
         folder = Path(path)
         if not folder.is_dir():
@@ -155,8 +147,7 @@ class PromptVersions:
     def configured(cls, folder: str | None) -> PromptVersions:
         """The versions of ``prompts.folder``; unset: those of ``prompts``, or none without that folder.
 
-        Raises:
-            PromptFileError: as :meth:`from_folder`.
+        Raises as :meth:`from_folder`.
         """
         if folder is None and not Path(DEFAULT_FOLDER).exists():
             structlog.get_logger("prompts").info(
@@ -228,7 +219,7 @@ def _short(value: object) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML lets a later key replace an earlier one in silence; a prompt must not be lost that way."""
+    """Refuses a repeated key: YAML lets the later one replace the earlier silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

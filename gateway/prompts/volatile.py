@@ -1,16 +1,12 @@
 """Finds what changes from request to request inside system texts, and takes it out of them.
 
-A prefix cache reuses a prompt up to its first changed token, so one timestamp in the first line of a system
-text costs all that follows. What is looked for: dates and times, Unix timestamps, UUIDs, ULIDs, long hex ids,
-ids of requests, sessions and traces, and counters of turns. What only looks like them stays: years in prose,
-prices, ISBNs, version numbers, volumes, opening hours, dates that say since when something holds, and
-anything in a fenced block of code, which is an example.
+A prefix cache reuses a prompt up to its first changed token. Found are dates and times, Unix timestamps,
+UUIDs, ULIDs, long hex ids, ids of requests, sessions and traces, and counters of turns. What only looks like
+them stays: years in prose, prices, ISBNs, version numbers, opening hours, dates that say since when something
+holds, and fenced blocks of code.
 
-A text is looked at sentence by sentence, and the sentence that holds a finding is taken out whole, so that
-nothing is lost and no half of one remains. Sentences end at line ends too. One that runs on over a line
-end is taken out with its other half.
-
-Every pattern has a bounded length, so the time is linear in the text's length whatever the text is.
+The sentence that holds a finding is taken out whole, also when it continues after a line end, so that nothing
+is lost. Every pattern has a bounded length, so the time is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -61,14 +57,8 @@ class VolatileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VolatileFinding:
-    """One piece of volatile content.
-
-    Args:
-        kind: what it is.
-        text: the piece itself; a caller's own words, never logged.
-        sentence: the sentence that holds it.
-        message: which of the caller's system messages, counted from 0.
-    """
+    """One piece of volatile content (``text``, never logged), the sentence that holds it, and the number of
+    the caller's system message, from 0."""
 
     kind: VolatileKind
     text: str
@@ -113,13 +103,8 @@ class _Line:
 
 
 class VolatileFinder:
-    """Separates system texts; remembers lines, since most of a system text is the same in each request.
-
-    Deterministic whatever it remembers. Thread-safe.
-
-    Args:
-        max_lines: how many lines it remembers, each of at most ``REMEMBERED_CHARS``.
-    """
+    """Separates system texts; caches lines, since most of a system text is the same in each request.
+    Thread-safe."""
 
     def __init__(self, *, max_lines: int = REMEMBERED_LINES) -> None:
         self._max_lines = max_lines
@@ -127,14 +112,10 @@ class VolatileFinder:
         self._lock = threading.Lock()
 
     def separate(self, text: str, message: int = 0) -> Separated:
-        """Take the sentences out that hold volatile content.
+        """Take the sentences out that hold volatile content; ``message`` is reported with each finding.
 
-        Deterministic and idempotent: the stable part of a stable part is itself. All that is not white space
-        is either in ``stable`` or in ``moved``, in its old order.
-
-        Args:
-            text: a normalized system text.
-            message: reported with each finding.
+        Deterministic and idempotent. All that is not white space is either in ``stable`` or in ``moved``, in
+        order.
         """
         if not WORTH_A_LOOK.search(text):
             return Separated(text)
@@ -219,8 +200,8 @@ def _means_now(group: str, what: str, before: str) -> bool:
 def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separated:
     """What stays and what goes.
 
-    When a sentence is taken out, its neighbours are put on lines of their own: their ends stay ends, so
-    that looking again finds nothing new.
+    Neighbours of a removed sentence are put on lines of their own: their ends stay ends, so that another
+    search finds nothing new.
     """
     hits = [[bool(found) for found in line.found] for line in lines]
     _spread(lines, hits)

@@ -24,11 +24,8 @@ _BARE = re.compile(r"[0-9a-fA-F]{64}")
 class Expected:
     """The content that a file must have.
 
-    Args:
-        kind: ``sha256``, ``sha1``, ``md5``, ``crc32``, ``multipart-md5`` or ``size``.
-        value: the digest in hex; for ``multipart-md5`` with ``-<parts>``; for ``size`` empty.
-        size: bytes of the file.
-        part_bytes: bytes of each part but the last; for ``multipart-md5`` only.
+    ``kind`` is ``sha256``, ``sha1``, ``md5``, ``crc32``, ``multipart-md5`` or ``size``; ``value`` the digest
+    in hex, for ``multipart-md5`` with ``-<parts>`` and ``part_bytes`` for each part but the last.
     """
 
     kind: str
@@ -38,10 +35,8 @@ class Expected:
 
 
 def fault(path: Path, expected: Expected, stop: Callable[[], None]) -> str | None:
-    """What is wrong with the file; None when it is as expected.
-
-    ``stop`` is called between chunks and may raise. Raises OSError when the file cannot be read.
-    """
+    """What is wrong with the file; None when it is as expected. ``stop`` is called between chunks and may
+    raise."""
     size = path.stat().st_size
     if size != expected.size:
         return f"{size} bytes instead of {expected.size}"
@@ -104,13 +99,8 @@ def is_manifest(name: str) -> bool:
 
 
 def from_head(head: Mapping[str, object], size: int, part_bytes: Callable[[], int | None]) -> Expected:
-    """The expected content of an object of S3.
-
-    Args:
-        head: the answer of HeadObject with ``ChecksumMode`` enabled.
-        size: bytes of the object.
-        part_bytes: returns the size of the first part; None when it is unknown.
-    """
+    """The expected content of an object, from HeadObject with ``ChecksumMode``; ``part_bytes`` returns the
+    size of its first part, if known."""
     etag = str(head.get("ETag", "")).strip('"').lower()
     whole = head.get("ChecksumType", "COMPOSITE" if "-" in etag else "FULL_OBJECT") == "FULL_OBJECT"
     for kind, field in (("sha256", "ChecksumSHA256"), ("sha1", "ChecksumSHA1"), ("crc32", "ChecksumCRC32")):

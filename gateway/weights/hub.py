@@ -33,8 +33,7 @@ HUB_TIMEOUT_S = 10.0
 class HubFetcher:
     """Fetches from the hub; ``into`` is not used, since the hub's cache is shared with other programs.
 
-    Raises:
-        LibraryMissing: huggingface_hub is not installed.
+    Raises LibraryMissing without huggingface_hub.
     """
 
     def __init__(self) -> None:

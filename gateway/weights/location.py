@@ -53,13 +53,10 @@ Location = LocalFolder | HubModel | S3Prefix
 
 
 def locate(given: str) -> Location:
-    """The location that ``given`` names.
+    """The location that ``given`` names. Raises UnknownLocation.
 
     An existing folder wins over a hub id of the same spelling. Two words whose first is a folder here are a
     path, so that a typing error in ``models/demo`` is not looked up on the internet.
-
-    Raises:
-        UnknownLocation: another scheme, or a malformed address.
     """
     if given.startswith("s3://"):
         found = _S3.fullmatch(given)

@@ -23,11 +23,7 @@ _COUNT_BYTES = 8
 
 
 class PartFile:
-    """The part of ``file`` that is here, at ``path``; one owner at a time.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
+    """The part of ``file`` that is here, at ``path``; one owner at a time. Raises OSError."""
 
     def __init__(self, path: Path, file: RemoteFile, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.path = path
@@ -49,13 +45,11 @@ class PartFile:
         self._counts_file = os.open(self._counts_path, os.O_WRONLY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
-        """The file is open already."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file; the part stays on the disk."""
         os.close(self._data)
         os.close(self._counts_file)
 

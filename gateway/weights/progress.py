@@ -17,12 +17,7 @@ LOG_EVERY_S = 10.0
 
 
 class LogProgress:
-    """Logs the progress of a fetch at intervals.
-
-    Args:
-        source: the address.
-        clock: monotonic seconds.
-    """
+    """Logs the progress of a fetch at intervals."""
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:
         self._log = structlog.get_logger("weights")
@@ -33,7 +28,6 @@ class LogProgress:
         self._next_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Called after each chunk, from any thread."""
         with self._lock:
             now = self._clock()
             if self._began is None:

@@ -15,11 +15,7 @@ STATE = ".sluice"
 
 
 class CacheFolder:
-    """The files of one address, and their records.
-
-    Raises:
-        OSError: the folder cannot be read or written.
-    """
+    """The files of one address, and their records. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

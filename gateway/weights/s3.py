@@ -27,15 +27,9 @@ MAX_FILES = 10_000
 
 
 class S3Fetcher:
-    """A fetcher with one client.
+    """A fetcher with one client; ``free_bytes`` returns the free disk space of a folder.
 
-    Args:
-        options: of the client.
-        free_bytes: free disk space of a folder.
-        backoff_s: the first wait before a broken range is requested again; it doubles.
-
-    Raises:
-        LibraryMissing: boto3 or filelock is not installed.
+    Raises LibraryMissing without boto3 or filelock.
     """
 
     def __init__(

@@ -30,12 +30,8 @@ _CHANGED = frozenset({"412", "PreconditionFailed"})
 class S3Options:
     """Options of the client; credentials come from the AWS SDK's usual chain.
 
-    Args:
-        endpoint_url: another service with the S3 API; None for AWS.
-        region: None takes the SDK's.
-        connections: concurrent requests.
-        connect_timeout_s: longest wait for a connection.
-        read_timeout_s: longest wait for the next bytes of an answer.
+    ``endpoint_url`` is another service with the S3 API; ``read_timeout_s`` the longest wait for the next
+    bytes.
     """
 
     endpoint_url: str | None = None
@@ -46,12 +42,8 @@ class S3Options:
 
 
 def make_client(options: S3Options) -> Any:
-    """A thread-safe client.
-
-    Raises:
-        LibraryMissing: boto3 is not installed.
-        FetchError: the credentials' configuration or the endpoint's address is malformed.
-    """
+    """A thread-safe client. Raises LibraryMissing, or FetchError for malformed credentials or a malformed
+    endpoint."""
     try:
         import boto3
         import botocore.config

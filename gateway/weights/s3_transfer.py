@@ -1,8 +1,7 @@
 """Fetches chosen files of an S3 prefix into a cache folder, in threads.
 
 Steps of a file: lock, stop if it is here, find its expected content, fetch the missing ranges, check, rename,
-record. Each file has its own lock: two processes share the work, and one that needs only the tokenizer does
-not wait for the weights of another.
+record. Two processes share the work, because each file has its own lock.
 
 boto3's transfer manager is not used: see docs/decisions/013-own-ranges-from-s3.md.
 """
@@ -36,15 +35,10 @@ MANIFEST_BYTES = 1 << 20
 
 
 class Transfer:
-    """One fetch of files below ``prefix`` into ``cache``.
+    """One fetch of files below ``prefix`` into ``cache``; it ends soon once ``stop`` is set.
 
-    Args:
-        client: S3, shared by the threads.
-        prefix: the source.
-        cache: the destination.
-        options: the number of connections.
-        stop: once set, the fetch ends soon.
-        backoff_s: the first wait before a broken range is requested again; it doubles.
+    ``client`` is shared by the threads; ``backoff_s`` is the first wait before a broken range is requested
+    again.
     """
 
     def __init__(

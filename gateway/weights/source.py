@@ -1,8 +1,8 @@
 """The served model's files.
 
-``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns
-settings in which the model is a local folder, so that no other module knows of hubs and buckets. The weights
-follow while the gateway is already alive but not ready.
+``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns settings in which
+the model is a local folder, so that no other module knows of hubs and buckets. The weights follow while the
+gateway is already alive but not ready.
 """
 
 from __future__ import annotations
@@ -30,13 +30,8 @@ SMALL_TIMEOUT_S = 120.0
 class Weights:
     """The weights of the model that the embedded engine serves.
 
-    Args:
-        source: the address, as configured.
-        url: the address to fetch; None when the files are on this machine already.
-        folder: their folder on this machine.
-        fetcher: fetches them.
-        cache: the cache's folder.
-        timeout_s: time limit of the fetch.
+    ``source`` is the address as configured, ``url`` the one to fetch (``None`` when the files are here
+    already).
     """
 
     source: str
@@ -52,11 +47,7 @@ class Weights:
         return self.url is not None
 
     async def fetch(self, on_progress: OnProgress = ignore) -> Path:
-        """Fetch what is missing; cancelling ends it, and what has arrived is kept.
-
-        Raises:
-            FetchError: the message is one line that says what to do.
-        """
+        """Fetch what is missing; cancelling ends it, and what has arrived is kept. Raises FetchError."""
         url, fetcher = self.url, self.fetcher
         if url is None or fetcher is None:
             return self.folder
@@ -76,12 +67,10 @@ class Weights:
 
 
 def prepare(settings: Settings) -> tuple[Settings, Weights]:
-    """Fetch the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``.
+    """Fetch the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``. Raises
+    FetchError.
 
     Returns the settings with local folders in place of addresses, and the weights, not yet fetched.
-
-    Raises:
-        FetchError: the small files could not be fetched.
     """
     engine, cache = settings.engine, cache_folder(settings.weights)
     # Without an embedded engine the model is only used to count tokens.

@@ -32,9 +32,9 @@ OnProgress = Callable[[Progress], None]
 class Fetcher(Protocol):
     """Fetches the files under an address to this machine; models and LoRA adapters.
 
-    Invariants: what has arrived before is not fetched again; several threads and processes may fetch the
-    same address into the same folder at once; the files in the returned folder are complete and checked; it
-    blocks, so it is called from a thread; ``on_progress`` may be called from any thread.
+    Invariants: what has arrived before is not fetched again; several threads and processes may fetch the same
+    address into the same folder at once; the files in the returned folder are complete and checked; it
+    blocks; ``on_progress`` may be called from any thread.
     """
 
     def fetch(
@@ -46,17 +46,10 @@ class Fetcher(Protocol):
         on_progress: OnProgress = ...,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch the files whose name is ``wanted``.
+        """Fetch the files whose name is ``wanted`` into a folder below the cache ``into``; ends soon once
+        ``stop`` is set.
 
-        Args:
-            url: the address.
-            into: the cache; the files are in a folder below it.
-            wanted: chooses files by their name.
-            on_progress: called after each chunk.
-            stop: once set, the fetch ends soon.
-
-        Raises:
-            FetchError: see :mod:`gateway.weights.errors`.
+        Raises FetchError: see :mod:`gateway.weights.errors`.
         """
 
 
