@@ -78,14 +78,13 @@ class RegistryContent:
     aliases: Mapping[str, str]
 
 
-def read_registry_file(path: Path, *, base_model: str | None = None) -> RegistryContent:
+def read_registry_file(path: Path) -> RegistryContent:
     """Read and check a registry file. Raises :class:`RegistryFileError` at the first problem.
 
     An adapter without ``engine_id`` gets the next number above all given ones, in the file's order.
     """
     document = _validated(path, _parsed(path, _text(path)))
     _check_names(path, document)
-    _check_base_model(path, document, base_model)
     return RegistryContent(_adapters(path, document), MappingProxyType(dict(document.aliases)))
 
 
@@ -168,16 +167,6 @@ def _check_names(path: Path, document: _RegistryDocument) -> None:
         if target not in by_name:
             listed = ", ".join(list(by_name)[:10]) or "none, the file has no adapters"
             raise _wrong(path, f"aliases.{alias}", _shown(target), f"the id of an adapter: {listed}")
-
-
-def _check_base_model(path: Path, document: _RegistryDocument, base_model: str | None) -> None:
-    if base_model is None:
-        return
-    for index, entry in enumerate(document.adapters):
-        if entry.base_model != base_model:
-            raise _wrong(
-                path, f"adapters[{index}].base_model", _shown(entry.base_model), f"the served {base_model!r}"
-            )
 
 
 def _adapters(path: Path, document: _RegistryDocument) -> tuple[Adapter, ...]:

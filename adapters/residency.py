@@ -123,7 +123,7 @@ class Residency:
         return LoadDecision(victim)
 
     def victim(self, held: Collection[str], now: float) -> str | None:
-        """The adapter to evict: one that is not resident, else the idle unpinned one with the least demand."""
+        """The adapter to evict: one not resident, else the idle unpinned one with the least demand."""
         free = [name for name in held if name not in self._users and name not in self._pinned]
         orphans = [name for name in free if name not in self._resident]
         if orphans:

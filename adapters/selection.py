@@ -36,16 +36,21 @@ class AdapterOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterChoice:
-    """The adapter, ``None`` for the base model, and what decided.
+class Lease:
+    """The adapter of a request, ``None`` for the base model, and what decided.
 
-    ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session on an alias'
-    canary. ``missing`` is the named adapter when the base model is used instead.
+    ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session on an alias' canary;
+    ``missing`` the named adapter when the base model is used instead.
     """
 
     adapter: Adapter | None
     rule: str
     missing: str | None = None
+
+    @property
+    def adapter_id(self) -> str | None:
+        """The adapter's id; ``None`` for the base model."""
+        return None if self.adapter is None else self.adapter.adapter_id
 
 
 def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
@@ -62,7 +67,7 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
     return None, NONE
 
 
-def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
+def select(selection: Selection, offer: AdapterOffer) -> Lease:
     """The adapter of a request; for one that a rule names, the base model may answer instead.
 
     Raises UnknownAdapter when the wish, or the deciding rule, names an adapter that is not served, and
@@ -70,13 +75,13 @@ def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
     """
     wish, rule = choose(selection)
     if wish is None:
-        return AdapterChoice(None, rule)
+        return Lease(None, rule)
     if isinstance(wish, SelectionRule):
         found = _by_labels(wish.labels, offer)
         if found is None:
-            return AdapterChoice(None, NONE)
+            return Lease(None, NONE)
         check_allowed(found, (found,), selection.allowed)
-        return AdapterChoice(offer.adapters[found], rule)
+        return Lease(offer.adapters[found], rule)
     alias, name = offer.aliases.get(wish), wish
     if alias is not None:
         version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
@@ -87,11 +92,11 @@ def select(selection: Selection, offer: AdapterOffer) -> AdapterChoice:
         name = version
     try:
         check_allowed(wish, (wish, name), selection.allowed)
-        return AdapterChoice(_served(name, offer, selection), rule)
+        return Lease(_served(name, offer, selection), rule)
     except (UnknownAdapter, AdapterForbidden):
         if not selection.or_base or selection.adapter_id is not None:
             raise
-        return AdapterChoice(None, rule, missing=name)
+        return Lease(None, rule, missing=name)
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from adapters.verify import MAX_BYTES, MAX_FILES
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 _PIECE = 1 << 20
+_Read = Callable[[str], IO[bytes]]  # opens a member by its name
 
 
 def is_archive(path: Path) -> bool:
@@ -47,7 +48,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
             for member, name in zip(files, names, strict=True):
                 target = into / (name.relative_to(around) if around else name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with read(member) as source, target.open("xb") as out:
+                with read(member.name) as source, target.open("xb") as out:
                     while piece := source.read(_PIECE):
                         written += len(piece)
                         if written > max_bytes:
@@ -62,37 +63,29 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
         ) from error
 
 
-class _Reader:
-    """Opens one member of the archive."""
-
-    def __init__(self, source: tarfile.TarFile | zipfile.ZipFile) -> None:
-        self._source = source
-
-    def __call__(self, member: _Member) -> IO[bytes]:
-        if isinstance(self._source, zipfile.ZipFile):
-            return self._source.open(member.name)
-        found = self._source.extractfile(member.name)
-        if found is None:
-            raise tarfile.TarError(f"{member.name} is no file")
-        return found
-
-
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[list[_Member], _Reader]]:
+def _opened(archive: Path) -> Iterator[tuple[list[_Member], _Read]]:
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             infos = packed.infolist()
             _check_number(archive, len(infos))
             # The upper half of the attributes is the Unix mode; its type 0o12 is a link.
             members = [_Member(i.filename, (i.external_attr >> 28) in (0, 0o10), i.is_dir()) for i in infos]
-            yield members, _Reader(packed)
+            yield members, packed.open
         return
     with tarfile.open(archive) as tar:
         found: list[_Member] = []
         for info in tar:
             found.append(_Member(info.name, info.isreg(), info.isdir()))
             _check_number(archive, len(found))
-        yield found, _Reader(tar)
+
+        def read(name: str) -> IO[bytes]:
+            source = tar.extractfile(name)
+            if source is None:
+                raise tarfile.TarError(f"{name} is no file")
+            return source
+
+        yield found, read
 
 
 def _check_number(archive: Path, number: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from types import MappingProxyType, TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from admission.events import AdmissionEvent, SlotOutcome
 from admission.gate import BackendGate
@@ -42,12 +42,23 @@ class AdmissionController:
         self._random = random
         self._queues: dict[str, AdmissionQueue] = {}
 
-    def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self, demand: Demand) -> AsyncIterator[Slot]:
         """``async with admit(demand) as slot``: waits in the queue on entry, gives the slot back on exit.
 
         Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
         """
-        return _Admission(self._queue(demand.backend), demand)
+        queue = self._queue(demand.backend)
+        slot = await queue.enter(demand)
+        default = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
+        try:
+            yield slot
+            default = SlotOutcome.SUCCEEDED
+        except Exception:
+            default = SlotOutcome.DROPPED
+            raise
+        finally:
+            queue.leave(slot, default)
 
     def wake(self, backend: str) -> None:
         """The backend has run a step: read its load, and hand more on if possible."""
@@ -64,7 +75,7 @@ class AdmissionController:
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"factor is {factor:g}; allowed: above 0, at most 1")
         queue = self._queue(backend)
-        queue.gate.scale(factor)
+        queue.gate.work.scale = factor
         if queue.gate.queued:
             queue.look()
 
@@ -98,38 +109,3 @@ class AdmissionController:
                 emit=self._emit,
             )
         return queue
-
-
-class _Admission(AbstractAsyncContextManager[Slot]):
-    """One pass through admission. Entered once: a slot belongs to one block of code."""
-
-    __slots__ = ("_demand", "_entered", "_queue", "_slot")
-
-    def __init__(self, queue: AdmissionQueue, demand: Demand) -> None:
-        self._queue = queue
-        self._demand = demand
-        self._entered = False
-        self._slot: Slot | None = None
-
-    async def __aenter__(self) -> Slot:
-        if self._entered:
-            raise RuntimeError("an admission is entered once; ask admit() for another")
-        self._entered = True
-        self._slot = await self._queue.enter(self._demand)
-        return self._slot
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        slot, self._slot = self._slot, None
-        if slot is None:
-            return
-        # An Exception: the work failed. A cancellation, or another BaseException, is no failure of the
-        # backend.
-        if error is None:
-            default = SlotOutcome.SUCCEEDED
-        elif isinstance(error, Exception):
-            default = SlotOutcome.DROPPED
-        else:
-            default = SlotOutcome.IGNORED
-        self._queue.leave(slot, default)

@@ -32,16 +32,16 @@ class BackendGate:
 
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
         self.limits = limits
-        self._queue = FairQueue(aging_s=limits.aging_s)
+        self.queue = FairQueue(aging_s=limits.aging_s)
         self._tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
         self._hold: Hold | None = None
-        self._work = InFlightWork(limits)
+        self.work = InFlightWork(limits)
         self._ladders = Ladders(limits.rungs)
         self.circuit = Circuit()
-        self.rates = self._work.estimator.rates
-        self.limit = self._work.estimator.limit
-        self.pace = self._work.estimator.pace
-        self.forecast = self._work.memory.forecast
+        self.rates = self.work.estimator.rates
+        self.limit = self.work.estimator.limit
+        self.pace = self.work.estimator.pace
+        self.forecast = self.work.memory.forecast
         self._random = random
         self._numbers = 0
         self._displaced: list[AdmissionTicket] = []
@@ -52,13 +52,9 @@ class BackendGate:
         """The engine's load after a step; ``None`` changes nothing and is no sign of life."""
         if load is None:
             return
-        self._work.report(load, now)
-        if self._queue:
-            self._work.memory.refresh(now)  # here once a step, not in the decisions after it
-
-    def scale(self, factor: float) -> None:
-        """Use only this share of the sequences and blocks from now on; above 0, at most 1."""
-        self._work.scale = factor
+        self.work.report(load, now)
+        if self.queue:
+            self.work.memory.refresh(now)  # here once a step, not in the decisions after it
 
     # The life of a request
 
@@ -75,7 +71,7 @@ class BackendGate:
         """
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
-        work = self._work
+        work = self.work
         work.note_priority(demand.priority, now)
         uncached, due = work.estimator.uncached(demand), demand.due(limits)
         waiting = self._waiting_in_all
@@ -122,7 +118,7 @@ class BackendGate:
         )
         ticket = AdmissionTicket(demand, item, demand.kind, uncached, max_tokens, expected, wait_s, first_s)
         self._tickets[item.number] = ticket
-        self._queue.join(item)
+        self.queue.join(item)
         return ticket
 
     def displaced(self) -> list[AdmissionTicket]:
@@ -136,26 +132,26 @@ class BackendGate:
         Requests that are too late, and all while the circuit is open, are refused: see :meth:`displaced`.
         """
         handed_on: list[AdmissionTicket] = []
-        if not self._queue:
+        if not self.queue:
             self._hold = None
             return handed_on
         if self.circuit.state(now) is CircuitState.OPEN:
             self._refuse_all(Reason.CIRCUIT_OPEN, now)
             return handed_on
-        self._queue.age(now)
-        while (item := self._queue.peek()) is not None:
+        self.queue.age(now)
+        while (item := self.queue.peek()) is not None:
             ticket = self._tickets[item.number]
-            self._hold = self._work.holds(ticket, now)
+            self._hold = self.work.holds(ticket, now)
             if self._hold is not None:
                 break
             del self._tickets[item.number]
-            if self._work.too_late(ticket, now):
-                self._queue.leave(item)
+            if self.work.too_late(ticket, now):
+                self.queue.leave(item)
                 self._mark_refused(ticket, Reason.WAIT_EXCEEDED, now)
                 self._displaced.append(ticket)
                 continue
-            self._queue.serve(item)
-            self._work.add(ticket, now)
+            self.queue.serve(item)
+            self.work.add(ticket, now)
             handed_on.append(ticket)
         return handed_on
 
@@ -163,7 +159,7 @@ class BackendGate:
         """Requests whose wait budget or deadline has passed: refused with the reason that held them."""
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         out = []
-        for item in self._queue.expired(now):
+        for item in self.queue.expired(now):
             ticket = self._tickets.pop(item.number)
             by_deadline = item.leave_at < item.arrived_at + self._wait_of(ticket)
             self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
@@ -172,13 +168,13 @@ class BackendGate:
 
     def next_change(self) -> float | None:
         """When time alone will change something."""
-        return self._queue.next_change()
+        return self.queue.next_change()
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
         """Its answer has its first token."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
-        self._work.first_token(ticket, now, cached_tokens)
+        self.work.first_token(ticket, now, cached_tokens)
 
     def release(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
@@ -186,12 +182,12 @@ class BackendGate:
         """Its work has ended, or it left the queue by itself; a second call changes nothing."""
         if ticket.state is TicketState.WAITING:
             del self._tickets[ticket.number]
-            self._queue.leave(ticket.waiting)
+            self.queue.leave(ticket.waiting)
             ticket.state = TicketState.GONE
             return
         if ticket.state is not TicketState.HANDED_ON:
             return
-        self._work.remove(ticket, outcome, now, output_tokens=output_tokens)
+        self.work.remove(ticket, outcome, now, output_tokens=output_tokens)
         if outcome is not SlotOutcome.IGNORED:
             self.circuit.record(outcome is SlotOutcome.DROPPED, now)
 
@@ -201,30 +197,30 @@ class BackendGate:
         """Seconds until it would be handed on, and to its first token."""
         ahead, by_memory = NONE_AHEAD, False
         if self._tickets:
-            requests = self._queue.ahead_of(demand.tenant, demand.priority)
+            requests = self.queue.ahead_of(demand.tenant, demand.priority)
             if requests:
-                ahead = Ahead(requests, self._queue.tokens * requests // len(self._tickets))
+                ahead = Ahead(requests, self.queue.tokens * requests // len(self._tickets))
             by_memory = self._hold is Hold.MEMORY
-        return self._work.estimates(demand, uncached, ahead, now, by_memory=by_memory)
+        return self.work.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
     def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
-        workers = self._work.signals.workers
+        workers = self.work.signals.workers
         if not waiting:
-            work = self._work
+            work = self.work
             return limits.max_queue == 0 and work.sequences + work.foreign >= work.capacity(now)
         return (
             waiting >= limits.max_queue * factor * workers
-            or self._queue.tokens + demand.input_tokens > limits.max_queue_tokens * workers
-            or self._queue.size_bytes + demand.size_bytes > limits.max_queue_bytes
+            or self.queue.tokens + demand.input_tokens > limits.max_queue_tokens * workers
+            or self.queue.size_bytes + demand.size_bytes > limits.max_queue_bytes
         )
 
     def _make_room(self, demand: Demand, now: float) -> bool:
         """Displace a waiting request of a lower class, if there is one."""
-        least = self._queue.least()
+        least = self.queue.least()
         if least is None or least.rank >= demand.priority:
             return False
         ticket = self._tickets.pop(least.number)
-        self._queue.leave(least)
+        self.queue.leave(least)
         self._mark_refused(ticket, Reason.LOW_PRIORITY_SHED, now)
         self._displaced.append(ticket)
         return True
@@ -232,7 +228,7 @@ class BackendGate:
     def _refuse_all(self, reason: Reason, now: float) -> None:
         """Refuse all waiting requests; :meth:`displaced` returns them."""
         for ticket in self._tickets.values():
-            self._queue.leave(ticket.waiting)
+            self.queue.leave(ticket.waiting)
             self._mark_refused(ticket, reason, now)
             self._displaced.append(ticket)
         self._tickets.clear()
@@ -246,7 +242,7 @@ class BackendGate:
         ticket.refusal = self._refusal(reason, wait_s, now, queued=True)
 
     def _refusal(self, reason: Reason, wait_s: float, now: float, *, queued: bool = False) -> Refusal:
-        turnover_s = self._work.hold_s(now) / max(1, self.limit.value)
+        turnover_s = self.work.hold_s(now) / max(1, self.limit.value)
         again_s = retry_after_s(wait_s, turnover_s, self._random.random())
         if reason is Reason.CIRCUIT_OPEN:
             again_s = max(again_s, self.circuit.retry_after_s(now))
@@ -258,15 +254,6 @@ class BackendGate:
 
     # Figures, for display and tests
 
-    @property
-    def load(self) -> BackendLoad | None:
-        """The backend's last report."""
-        return self._work.signals.load
-
-    def silent_s(self, now: float) -> float:
-        """Seconds since the backend's last report."""
-        return self._work.signals.silent_s(now)
-
     def rung(self, rungs: tuple[Rung, ...] | None = None) -> tuple[int, Rung]:
         """The overload level of a new request, by these rungs or the gate's own, and what it says."""
         ladder = self._ladders.look(self.limits.rungs if rungs is None else rungs)
@@ -274,43 +261,9 @@ class BackendGate:
         return climbed, ladder.rung(climbed)
 
     @property
-    def factor(self) -> float:
-        """Share of the sequences and blocks that is used."""
-        return self._work.scale
-
-    @property
-    def prefill_backlog(self) -> int:
-        """Uncached prompt tokens handed on and without a first token."""
-        return self._work.prefill.total
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Uncached prompt tokens in the queue."""
-        return self._queue.tokens
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the queued requests."""
-        return self._queue.size_bytes
-
-    def capacity(self, now: float) -> int:
-        """Sequences that may be in flight now."""
-        return self._work.capacity(now)
-
-    @property
     def in_flight(self) -> int:
         """Requests handed on and not released."""
-        return len(self._work.tickets)
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of those requests."""
-        return self._work.sequences
-
-    @property
-    def running(self) -> Collection[AdmissionTicket]:
-        """Requests handed on and not released, in order."""
-        return self._work.tickets.values()
+        return len(self.work.tickets)
 
     @property
     def waiting(self) -> Collection[AdmissionTicket]:
@@ -320,27 +273,19 @@ class BackendGate:
     @property
     def queued(self) -> int:
         """Number of queued requests."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def hold(self) -> Hold | None:
         """What held the next request at the last :meth:`pump`; ``None`` with an empty queue."""
-        return self._hold if self._queue else None
+        return self._hold if self.queue else None
 
     @property
     def depth(self) -> int:
         """Requests that wait for each of the backend's engines, rounded down; with one engine all of them."""
-        return self._waiting_in_all // self._work.signals.workers
+        return self._waiting_in_all // self.work.signals.workers
 
     @property
     def _waiting_in_all(self) -> int:
         """Queued here, and other callers' requests queued inside the backend."""
-        return len(self._tickets) + self._work.foreign_waiting
-
-    def queue_counts(self) -> dict[tuple[int, str], int]:
-        """Waiting requests by class and tenant."""
-        return self._queue.counts()
-
-    def usage(self, now: float) -> tuple[float, float]:
-        """Share of the KV pool in use now, and at the forecast's peak."""
-        return self._work.memory.usage(now)
+        return len(self._tickets) + self.work.foreign_waiting

@@ -157,7 +157,7 @@ class AdmissionQueue:
     def _listen(self, now: float) -> None:
         # The same report read again is no sign of life: it may be an old one.
         load = self._load()
-        if load is not None and load != self.gate.load:
+        if load is not None and load != self.gate.work.signals.load:
             self.gate.report(load, now)
 
     def _settle(self, now: float) -> None:
@@ -213,7 +213,7 @@ class AdmissionQueue:
             priority=demand.priority,
             estimated_wait_s=ticket.estimated_wait_s,
             queue_depth=self.gate.queued,
-            kv_usage=self.gate.load.kv_usage if self.gate.load else 0.0,
+            kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
             in_flight=self.gate.in_flight,
             waited_s=ticket.handed_on_at - ticket.waiting.arrived_at,
             shrunk=ticket.shrunk,
@@ -230,7 +230,7 @@ class AdmissionQueue:
                 estimated_wait_s=refusal.estimated_wait_s,
                 retry_after_s=refusal.retry_after_s,
                 queue_depth=self.gate.queued,
-                kv_usage=self.gate.load.kv_usage if self.gate.load else 0.0,
+                kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
                 in_flight=self.gate.in_flight,
                 queued=refusal.queued,
             )

@@ -64,7 +64,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     for number in range(queued + running):
         gate.offer(ask(number), now)
         gate.pump(now)
-    going = list(gate.running)
+    going = list(gate.work.tickets.values())
     spent: dict[str, list[tuple[float, float]]] = {"offer": [], "hand on": [], "look": [], "release": []}
     for number in range(rounds):
         now += 0.01

@@ -59,7 +59,7 @@ class Watched(GatePolicy):
     def look(self, load: BackendLoad, now: float) -> Moves:
         """As the gate, noting how full the pool is and will be."""
         moves = super().look(load, now)
-        used, peak = self.gate.usage(now)
+        used, peak = self.gate.work.memory.usage(now)
         self._seen.at.append(now)
         self._seen.used.append(used)
         self._seen.foreseen.append(peak)

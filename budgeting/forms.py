@@ -77,7 +77,7 @@ class Form:
 
 
 def learn_form(render: Render) -> Form:
-    """What a template takes; ``render`` renders it without the generation prompt, or raises TemplateRefused."""
+    """What a template takes; ``render`` adds no generation prompt, and may raise TemplateRefused."""
     user, answer, system = Role.USER, Role.ASSISTANT, Role.SYSTEM
     if not _shows(render, (user,)):
         return Form()  # it takes nothing that we know how to write

@@ -145,7 +145,7 @@ class Front:
 
     def _listen(self, now: float) -> None:
         load = self.pool.load(now)
-        if load is not None and load != self.gate.load:
+        if load is not None and load != self.gate.work.signals.load:
             self.gate.report(load, now)
 
     def _settle(self, now: float) -> list[tuple[SimulatedRequest, int]]:

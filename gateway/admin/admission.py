@@ -107,7 +107,7 @@ class AdmissionAdmin:
 
 def _classes(gate: BackendGate) -> dict[str, int]:
     classes = {"high": 0, "normal": 0, "low": 0}
-    for (rank, _), count in gate.queue_counts().items():
+    for (rank, _), count in gate.queue.counts().items():
         classes[class_of(rank)] += count
     return classes
 
@@ -115,19 +115,19 @@ def _classes(gate: BackendGate) -> dict[str, int]:
 def _figures(
     name: str, gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float
 ) -> GateFigures:
-    used, peak = gate.usage(now)
+    used, peak = gate.work.memory.usage(now)
     return GateFigures(
         name=name,
         queued=_classes(gate),
-        waiting_tokens=gate.waiting_tokens,
-        in_flight=gate.sequences,
-        limit=gate.capacity(now),
+        waiting_tokens=gate.queue.tokens,
+        in_flight=gate.work.sequences,
+        limit=gate.work.capacity(now),
         rungs={"": gate.rung()[0], **{route: gate.rung(rungs)[0] for route, rungs in ladders.items()}},
-        factor=gate.factor,
+        factor=gate.work.scale,
         circuit=gate.circuit.state(now).value,
         kv_usage=used,
         kv_forecast=peak,
-        prefill_backlog=gate.prefill_backlog,
+        prefill_backlog=gate.work.prefill.total,
         pace=gate.pace.share,
     )
 
@@ -143,14 +143,14 @@ def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str,
 
 
 def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, Any]:
-    used, peak = gate.usage(now)
-    load, rates = gate.load, gate.rates
-    tenants = sorted(gate.queue_counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
+    used, peak = gate.work.memory.usage(now)
+    load, rates = gate.work.signals.load, gate.rates
+    tenants = sorted(gate.queue.counts().items(), key=lambda entry: (-entry[0][0], -entry[1], entry[0][1]))
     return {
         "queue": {
             "requests": gate.queued,
-            "tokens": gate.waiting_tokens,
-            "bytes": gate.waiting_bytes,
+            "tokens": gate.queue.tokens,
+            "bytes": gate.queue.size_bytes,
             "held_by": gate.hold.value if gate.hold else None,
             "classes": _classes(gate),
             "tenants": [
@@ -160,13 +160,13 @@ def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: floa
         },
         "in_flight": {
             "requests": gate.in_flight,
-            "sequences": gate.sequences,
-            "limit": gate.capacity(now),
+            "sequences": gate.work.sequences,
+            "limit": gate.work.capacity(now),
             "adaptive_limit": gate.limit.value,
             "engine_limit": (load.max_running or None) if load is not None else None,
             "pace_of_target": None if gate.pace.share is None else round(gate.pace.share, 3),
-            "factor": gate.factor,
-            "prefill_tokens": gate.prefill_backlog,
+            "factor": gate.work.scale,
+            "prefill_tokens": gate.work.prefill.total,
         },
         "memory": {"used": round(used, 4), "forecast": round(peak, 4)},
         "ladder": {
@@ -191,7 +191,7 @@ def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: floa
             "running": load.running,
             "waiting": load.waiting,
             "workers": load.workers,
-            "silent_ms": _ms(gate.silent_s(now)),
+            "silent_ms": _ms(gate.work.signals.silent_s(now)),
         },
     }
 

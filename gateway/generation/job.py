@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from adapters.registry import Lease
+from adapters.selection import Lease
 from budgeting.values import Plan
 from gateway.backends.port import Backend, features_asked
 from gateway.contracts.features import Feature

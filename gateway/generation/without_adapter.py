@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.registry import Lease
+from adapters.selection import Lease
 from admission.errors import Refused
 from gateway.backends.lora_slots import PARAM
 from gateway.generation.answer_stream import AnswerStream

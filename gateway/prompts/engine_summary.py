@@ -109,7 +109,7 @@ class EngineSummarizer:
         return len(self._waiting)
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
-        """The longest written summary that fits, and picked sentences for the rest; requests what is missing."""
+        """The longest written summary that fits, then picked sentences; orders what is missing."""
         keys = _beginnings(turns)
         covered, known = 0, ""
         for number in range(len(turns), 0, -1):

@@ -6,7 +6,7 @@ import orjson
 from msgspec.structs import replace
 
 from accounting.values import UsageRow
-from adapters.registry import Lease
+from adapters.selection import Lease
 from gateway.contracts.values import (
     Answer,
     BudgetReport,

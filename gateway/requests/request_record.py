@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from accounting.values import UsageRow
-from adapters.registry import Lease
+from adapters.selection import Lease
 from budgeting.values import Plan
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError

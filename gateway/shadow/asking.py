@@ -139,7 +139,7 @@ class Asker:
         return (
             not gate.depth
             and gate.circuit.state(now) is CircuitState.CLOSED
-            and gate.sequences < max(1.0, self._idle_share * gate.capacity(now))
+            and gate.work.sequences < max(1.0, self._idle_share * gate.work.capacity(now))
             and (load is None or load.kv_usage < self._idle_share)
         )
 

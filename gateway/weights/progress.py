@@ -28,6 +28,7 @@ class LogProgress:
         self._next_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
+        """Called after each chunk, from any thread."""
         with self._lock:
             now = self._clock()
             if self._began is None:

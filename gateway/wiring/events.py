@@ -48,4 +48,4 @@ class AdmissionLink:
 
     def queued(self, backend: str) -> int:
         """The requests that wait for a backend here."""
-        return 0 if self._admission is None else sum(self._admission.gate(backend).queue_counts().values())
+        return 0 if self._admission is None else sum(self._admission.gate(backend).queue.counts().values())

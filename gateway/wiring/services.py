@@ -113,6 +113,6 @@ def make_prompt_admin(core: Core) -> PromptAdmin:
         text=lambda: model.text.service,
         revision=core.control.revision,
         fleet=core.backends.fleet,
-        adapter_ids=core.adapters.registry.names,
+        adapter_ids=core.adapters.registry.ids,
         block_size=core.base.settings.engine.block_size,
     )

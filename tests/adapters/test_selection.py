@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapters.catalogue import AdapterState, Alias
 from adapters.errors import AdapterForbidden, UnknownAdapter
-from adapters.selection import AdapterChoice, AdapterOffer, choose, select, session_fraction
+from adapters.selection import AdapterOffer, Lease, choose, select, session_fraction
 from adapters.values import Adapter, Selection, SelectionRule
 
 RULES = (
@@ -132,7 +132,7 @@ def test_where_a_rule_leads_to_what_is_not_served_the_base_may_answer_and_a_wish
 ) -> None:
     rules = (SelectionRule({}, name),)
     chosen = select(Selection(None, rules, allowed=allowed, or_base=True), OFFER)
-    assert chosen == AdapterChoice(None, "rule[0]", missing=name)
+    assert chosen == Lease(None, "rule[0]", missing=name)
     for refused in (Selection(None, rules, allowed=allowed), Selection(name, allowed=allowed, or_base=True)):
         with pytest.raises((UnknownAdapter, AdapterForbidden)):
             select(refused, OFFER)
@@ -144,7 +144,7 @@ def test_an_alias_that_has_only_a_canary_serves_only_its_sessions() -> None:
     assert served
     for key in keys:
         if key in served:
-            assert select(Selection("early", sticky_key=key), OFFER) == AdapterChoice(V2, "canary(10%)")
+            assert select(Selection("early", sticky_key=key), OFFER) == Lease(V2, "canary(10%)")
         else:
             with pytest.raises(UnknownAdapter, match="no version for all sessions yet"):
                 select(Selection("early", sticky_key=key), OFFER)
@@ -164,7 +164,7 @@ def test_a_rule_by_labels_leads_to_the_newest_active_version_that_has_them_all()
         return AdapterOffer({"v1": V1, "v2": V2}, {"v1": AdapterState.ACTIVE, "v2": second})
 
     rule = SelectionRule({}, None, {"kind": "x"})
-    assert select(Selection(None, (rule,)), offer(AdapterState.STAGED)) == AdapterChoice(V1, "rule[0]")
-    assert select(Selection(None, (rule,)), offer(AdapterState.ACTIVE)) == AdapterChoice(V2, "rule[0]")
+    assert select(Selection(None, (rule,)), offer(AdapterState.STAGED)) == Lease(V1, "rule[0]")
+    assert select(Selection(None, (rule,)), offer(AdapterState.ACTIVE)) == Lease(V2, "rule[0]")
     nobody = SelectionRule({}, None, {"kind": "y"})
-    assert select(Selection(None, (nobody,)), offer(AdapterState.ACTIVE)) == AdapterChoice(None, "none")
+    assert select(Selection(None, (nobody,)), offer(AdapterState.ACTIVE)) == Lease(None, "none")

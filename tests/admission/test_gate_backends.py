@@ -19,7 +19,7 @@ from tests.admission.gates import IDLE, Door, ask
 def test_a_request_of_several_texts_takes_as_many_places() -> None:
     door = Door()
     wide = door.enter(ask(sequences=3, max_output_tokens=150))
-    assert (door.gate.in_flight, door.gate.sequences) == (1, 3)
+    assert (door.gate.in_flight, door.gate.work.sequences) == (1, 3)
     assert door.enter().state is TicketState.HANDED_ON
     waiting = door.enter()
     assert (waiting.state, door.gate.hold) == (TicketState.WAITING, Hold.SLOTS)
@@ -30,7 +30,7 @@ def test_several_texts_share_a_prompt_and_grow_side_by_side() -> None:
     def peak(sequences: int) -> float:
         door = Door(load=replace(IDLE, max_running=16))
         door.enter(ask(input_tokens=160, max_output_tokens=100 * sequences, sequences=sequences))
-        return door.gate.usage(door.now)[1] * 16_000
+        return door.gate.work.memory.usage(door.now)[1] * 16_000
 
     assert peak(1) == 160 + 100 + 8
     assert peak(4) == 160 + 4 * (100 + 8)
@@ -87,7 +87,7 @@ def test_a_route_has_a_ladder_and_a_queue_of_its_own() -> None:
     assert door.gate.queued == 1
     assert door.enter().max_tokens == 50
     assert door.reason(ask(limits=strict)) is Reason.QUEUE_FULL
-    door.end(next(iter(door.gate.running)))
+    door.end(next(iter(door.gate.work.tickets.values())))
     assert door.enter(ask(limits=strict)).max_tokens == 10
 
 
@@ -113,10 +113,10 @@ def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:
     door = Door(replace(AdmissionLimits(), max_wait_s=60.0))
     tickets = [door.enter() for _ in range(20)]
     for _ in range(8):  # each one that fails makes room for another
-        door.end(next(iter(door.gate.running)), SlotOutcome.DROPPED)
+        door.end(next(iter(door.gate.work.tickets.values())), SlotOutcome.DROPPED)
     assert door.gate.queued == 8
     for _ in range(2):
-        door.end(next(iter(door.gate.running)), SlotOutcome.DROPPED)
+        door.end(next(iter(door.gate.work.tickets.values())), SlotOutcome.DROPPED)
     gone = door.gate.displaced()
     assert door.gate.queued == 0 and gone and gone == [t for t in tickets if t.refusal is not None]
     assert {ticket.refusal.reason for ticket in gone if ticket.refusal} == {Reason.CIRCUIT_OPEN}
@@ -208,21 +208,21 @@ def test_the_rate_is_learned_of_the_tokens_that_the_engine_really_computed() -> 
 
 def test_a_scaled_backend_takes_its_share_of_sequences_and_never_none() -> None:
     door = Door(load=replace(IDLE, max_running=8))
-    door.gate.scale(0.5)
+    door.gate.work.scale = 0.5
     tickets = [door.enter() for _ in range(6)]
     assert [ticket.state for ticket in tickets].count(TicketState.HANDED_ON) == 4
     assert door.gate.hold is Hold.SLOTS
-    door.gate.scale(1.0)
+    door.gate.work.scale = 1.0
     assert door.gate.pump(door.now) == tickets[4:]
     small = Door(load=replace(IDLE, max_running=8))
-    small.gate.scale(0.01)
+    small.gate.work.scale = 0.01
     assert small.enter().state is TicketState.HANDED_ON
 
 
 def test_a_scaled_backend_takes_its_share_of_blocks() -> None:
     def taken(factor: float) -> int:
         door = Door(load=replace(IDLE, total_blocks=100, max_running=50))  # 1,600 tokens
-        door.gate.scale(factor)
+        door.gate.work.scale = factor
         tickets = [door.enter(ask(input_tokens=100, max_output_tokens=1)) for _ in range(30)]
         assert door.gate.hold is Hold.MEMORY
         return [ticket.state for ticket in tickets].count(TicketState.HANDED_ON)

@@ -141,14 +141,14 @@ class Traffic(RuleBasedStateMachine):
         gate = self.gate
         assert gate.queued == len(gate.waiting) == len(self.waiting)
         assert gate.in_flight == len(gate.forecast) == len(self.running)
-        assert gate.sequences == sum(ticket.demand.sequences for ticket in self.running.values())
-        assert gate.waiting_tokens == sum(ticket.uncached for ticket in self.waiting.values())
-        assert gate.waiting_bytes == sum(ticket.demand.size_bytes for ticket in self.waiting.values())
+        assert gate.work.sequences == sum(ticket.demand.sequences for ticket in self.running.values())
+        assert gate.queue.tokens == sum(ticket.uncached for ticket in self.waiting.values())
+        assert gate.queue.size_bytes == sum(ticket.demand.size_bytes for ticket in self.waiting.values())
         begun = [ticket for ticket in self.running.values() if ticket.first_token_at is None]
-        assert gate.prefill_backlog == sum(ticket.uncached for ticket in begun)
-        assert sum(gate.queue_counts().values()) == len(self.waiting)
+        assert gate.work.prefill.total == sum(ticket.uncached for ticket in begun)
+        assert sum(gate.queue.counts().values()) == len(self.waiting)
         if not self.running:
-            assert (gate.forecast.now_tokens, gate.prefill_backlog) == (0, 0)
+            assert (gate.forecast.now_tokens, gate.work.prefill.total) == (0, 0)
 
     @invariant()
     def nobody_waits_beyond_the_wait_budget(self) -> None:
@@ -164,12 +164,12 @@ class Traffic(RuleBasedStateMachine):
             match self.gate.hold:
                 case Hold.SLOTS:
                     ours = sum(ticket.demand.sequences for ticket in self.running.values())
-                    told = self.gate.load.running if self.gate.load else 0
+                    told = self.gate.work.signals.load.running if self.gate.work.signals.load else 0
                     assert max(ours + self.foreign, told) >= MAX_RUNNING
                 case Hold.PREFILL:
-                    assert self.gate.prefill_backlog >= LIMITS.max_prefill_tokens
+                    assert self.gate.work.prefill.total >= LIMITS.max_prefill_tokens
                 case Hold.MEMORY:
-                    assert self.gate.usage(self.now)[1] > 0.0
+                    assert self.gate.work.memory.usage(self.now)[1] > 0.0
                 case None:
                     raise AssertionError("somebody waits for nothing")
 
@@ -227,7 +227,7 @@ class Traffic(RuleBasedStateMachine):
         """The last one handed on to an engine that is at work was within the limits when it was."""
         ours = sum(ticket.demand.sequences for ticket in self.running.values())
         assert ours - last.demand.sequences < MAX_RUNNING
-        load = self.gate.load
+        load = self.gate.work.signals.load
         assert load is not None
         pressure, watermark = LIMITS.pressure_of(last.demand.priority)
         assert load.kv_usage < pressure
@@ -250,8 +250,8 @@ class Traffic(RuleBasedStateMachine):
     def books(self) -> tuple[object, ...]:
         gate = self.gate
         return (
-            gate.queued, gate.in_flight, len(gate.forecast), gate.forecast.now_tokens, gate.prefill_backlog,
-            gate.waiting_tokens, gate.circuit.error_rate(self.now), gate.limit.value, gate.rates.hold_s.samples,
+            gate.queued, gate.in_flight, len(gate.forecast), gate.forecast.now_tokens, gate.work.prefill.total,
+            gate.queue.tokens, gate.circuit.error_rate(self.now), gate.limit.value, gate.rates.hold_s.samples,
         )  # fmt: skip
 
 

@@ -241,5 +241,5 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
         gate.report(replace(load, running=8), now)
     assert gate.limit.value == 5, "8 · 50 / 79 ms"
     assert enter().state is TicketState.WAITING
-    gate.release(next(iter(gate.running)), SlotOutcome.SUCCEEDED, now, output_tokens=tokens)
+    gate.release(next(iter(gate.work.tickets.values())), SlotOutcome.SUCCEEDED, now, output_tokens=tokens)
     assert gate.pump(now) == []

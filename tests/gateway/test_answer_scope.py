@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.registry import Lease
+from adapters.selection import Lease
 from adapters.values import Adapter
 from budgeting.values import EvidenceChunk, Message, Plan, Role, SectionCounts
 from gateway.backends.scripted import ScriptedBackend

@@ -174,7 +174,7 @@ async def test_a_backend_that_callers_use_is_left_to_them(watch: Watch, ask: Ask
     limits = replace(watched.house.admission.gate("other").limits, max_in_flight=1)
     async with watched.house.admission.admit(replace(demand, limits=limits)):
         gate = watched.house.admission.gate("other")
-        busy = int(gate.capacity(watched.house.journey.clock()) * 0.5)
+        busy = int(gate.work.capacity(watched.house.journey.clock()) * 0.5)
         held = [watched.house.admission.admit(demand) for _ in range(busy)]
         for one in held:
             await one.__aenter__()
