@@ -150,9 +150,9 @@ def test_admission_takes_the_lowered_load() -> None:
         later=bench._later,
         emit=bench.told.append,
     )
-    before = admission.gate("local").capacity(bench.now)
+    before = admission.gate("local").work.capacity(bench.now)
     bench.fail(FailureKind.CUDA_OOM, "tuned")
-    lowered = admission.gate("local").capacity(bench.now)
+    lowered = admission.gate("local").work.capacity(bench.now)
     assert lowered == int(before * 0.7)
     bench.pass_s(61.0)
-    assert admission.gate("local").capacity(bench.now) == before
+    assert admission.gate("local").work.capacity(bench.now) == before

@@ -59,8 +59,8 @@ class House:
 async def test_memory_that_ran_out_on_one_backend_lowers_the_gate_of_its_engine() -> None:
     house = House()
     await house.fail(FailureKind.CUDA_OOM, "tuned")
-    assert house.admission.gate("local").factor == 0.7
-    assert house.admission.gate("elsewhere").factor == 1.0
+    assert house.admission.gate("local").work.scale == 0.7
+    assert house.admission.gate("elsewhere").work.scale == 1.0
 
 
 async def test_a_failing_device_restarts_the_engine_in_process_and_no_other() -> None:
