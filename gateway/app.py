@@ -1,7 +1,5 @@
 """The application: every path of the HTTP edge on one FastAPI app."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,36 +1,7 @@
-"""Errors that callers see, and the one table that turns every error of the house into an HTTP answer.
+"""Errors that callers see, and the one table that turns every error into an HTTP answer.
 
-::
-
-    GatewayError
-    ├── InvalidRequest          400/422 invalid_request
-    │   ├── InvalidJson         400     invalid_json
-    │   └── BodyTooSlow         408     invalid_request (``gateway.http.body``)
-    ├── UnknownPromptVersion    422     unknown_prompt_version
-    │   └── NoSuchPrompt        404     unknown_prompt_version (``gateway.http.admin.prompts``)
-    ├── NoSuchAdapter           404     unknown_adapter
-    ├── NoSuchKey               404     unknown_key
-    ├── MissingKey              401     missing_key
-    ├── InvalidKey              401     invalid_key
-    ├── Forbidden               403     forbidden
-    ├── UnknownRoute            404     unknown_route
-    ├── UnknownModel            404     unknown_model
-    ├── DuplicateRequest        409     duplicate_request
-    ├── IdempotencyConflict     409     idempotency_conflict
-    ├── RevisionConflict        409     revision_conflict
-    ├── BodyTooLarge            413     body_too_large
-    ├── RateLimited             429     rate_limited
-    ├── QuotaExceeded           429     quota_exceeded
-    ├── BackendUnavailable      503     backend_unavailable
-    ├── Draining                503     draining
-    ├── DeadlineExceeded        504     deadline_exceeded
-    └── Internal                500     internal
-
-The leaves' errors (``Refused``, ``ContextTooLong``, ``AdapterNotLoaded``, ``BackendFailure``…) are not of
-this tree; :func:`public_error` knows them.
+The errors of the other packages are no subclasses of :class:`GatewayError`; :data:`LEAF_ERRORS` lists them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,10 +31,13 @@ class PublicError:
 
 
 class GatewayError(Exception):
-    """An error the gateway itself raises; subclasses fix status and code."""
+    """An error that the gateway itself raises; its subclasses have a status and a code."""
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal"
+    status: ClassVar[int]
+    code: ClassVar[str]
+
+    def __init_subclass__(cls, *, status: int, code: str) -> None:
+        cls.status, cls.code = status, code
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_ms: int | None = None) -> None:
         self.message = message
@@ -72,144 +46,84 @@ class GatewayError(Exception):
         super().__init__(message)
 
 
-class InvalidRequest(GatewayError):
+class InvalidRequest(GatewayError, status=422, code="invalid_request"):
     """A field is missing, of the wrong type, out of range, or cannot be honoured."""
 
-    status = 422
-    code = "invalid_request"
 
-
-class InvalidJson(InvalidRequest):
+class InvalidJson(InvalidRequest, status=400, code="invalid_json"):
     """The body is not JSON."""
 
-    status = 400
-    code = "invalid_json"
 
-
-class UnknownPromptVersion(GatewayError):
+class UnknownPromptVersion(GatewayError, status=422, code="unknown_prompt_version"):
     """No prompt version of that id is registered."""
 
-    status = 422
-    code = "unknown_prompt_version"
 
-
-class NoSuchAdapter(GatewayError):
+class NoSuchAdapter(GatewayError, status=404, code="unknown_adapter"):
     """An operator names a version or an alias that is not registered."""
 
-    status = 404
-    code = "unknown_adapter"
 
-
-class NoSuchKey(GatewayError):
+class NoSuchKey(GatewayError, status=404, code="unknown_key"):
     """An admin names a key that was not made, or that is revoked."""
 
-    status = 404
-    code = "unknown_key"
 
-
-class MissingKey(GatewayError):
+class MissingKey(GatewayError, status=401, code="missing_key"):
     """No key was sent."""
 
-    status = 401
-    code = "missing_key"
 
-
-class InvalidKey(GatewayError):
+class InvalidKey(GatewayError, status=401, code="invalid_key"):
     """The key is unknown, expired or revoked."""
 
-    status = 401
-    code = "invalid_key"
 
-
-class Forbidden(GatewayError):
+class Forbidden(GatewayError, status=403, code="forbidden"):
     """The key may not do this."""
 
-    status = 403
-    code = "forbidden"
 
-
-class UnknownRoute(GatewayError):
+class UnknownRoute(GatewayError, status=404, code="unknown_route"):
     """The routing config has no such route."""
 
-    status = 404
-    code = "unknown_route"
 
-
-class UnknownModel(GatewayError):
+class UnknownModel(GatewayError, status=404, code="unknown_model"):
     """Neither a base model, nor an adapter, nor a backend has that name."""
 
-    status = 404
-    code = "unknown_model"
 
-
-class DuplicateRequest(GatewayError):
+class DuplicateRequest(GatewayError, status=409, code="duplicate_request"):
     """The tenant has a request of the same id in flight."""
 
-    status = 409
-    code = "duplicate_request"
 
-
-class IdempotencyConflict(GatewayError):
+class IdempotencyConflict(GatewayError, status=409, code="idempotency_conflict"):
     """The idempotency key was used with another body."""
 
-    status = 409
-    code = "idempotency_conflict"
 
-
-class RevisionConflict(GatewayError):
+class RevisionConflict(GatewayError, status=409, code="revision_conflict"):
     """Another routing revision came first."""
 
-    status = 409
-    code = "revision_conflict"
 
-
-class BodyTooLarge(GatewayError):
+class BodyTooLarge(GatewayError, status=413, code="body_too_large"):
     """The body is over ``server.max_body_bytes``."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class RateLimited(GatewayError):
+class RateLimited(GatewayError, status=429, code="rate_limited"):
     """The key's requests or tokens of a minute are used up."""
 
-    status = 429
-    code = "rate_limited"
 
-
-class QuotaExceeded(GatewayError):
+class QuotaExceeded(GatewayError, status=429, code="quota_exceeded"):
     """The key's tokens of a day are used up."""
 
-    status = 429
-    code = "quota_exceeded"
 
-
-class BackendUnavailable(GatewayError):
+class BackendUnavailable(GatewayError, status=503, code="backend_unavailable"):
     """No backend of the route can take the request."""
 
-    status = 503
-    code = "backend_unavailable"
 
-
-class Draining(GatewayError):
+class Draining(GatewayError, status=503, code="draining"):
     """The gateway is stopping and takes nothing new."""
 
-    status = 503
-    code = "draining"
 
-
-class DeadlineExceeded(GatewayError):
+class DeadlineExceeded(GatewayError, status=504, code="deadline_exceeded"):
     """The caller's deadline passed before the first token."""
 
-    status = 504
-    code = "deadline_exceeded"
 
-
-class Internal(GatewayError):
+class Internal(GatewayError, status=500, code="internal"):
     """A defect of ours; the details are in the log under the request id."""
-
-    status = 500
-    code = "internal"
 
 
 def _ms(seconds: float | None) -> int | None:

@@ -9,8 +9,6 @@ The journey is a coroutine that pushes into a sink: a slow reader slows its own 
 leaves, one cancellation runs through the frames that hold slot, lease and sequence, and each is given back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

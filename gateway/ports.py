@@ -1,7 +1,5 @@
 """What the HTTP edge needs of the gateway's inside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

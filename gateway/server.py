@@ -1,7 +1,5 @@
 """The server process: runs a gateway on uvicorn, drains on SIGTERM, exits 0."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

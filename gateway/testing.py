@@ -1,7 +1,5 @@
 """Fakes of :mod:`gateway.ports`, and a server that runs on them; for tests and benchmarks."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

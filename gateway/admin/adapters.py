@@ -1,15 +1,11 @@
 """The LoRA registry for operators: add, check, promote, retire versions; each change is audited."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from adapters import changes
@@ -137,18 +133,12 @@ class AdaptersBody(TypedDict):
     fetching: list[AdapterFetch]
 
 
-class VerifiedBody(TypedDict):
+@dataclass(frozen=True, slots=True)
+class VerifiedBody(Verified):
     """The result of checking a version's copy."""
 
     id: str
-    verified: bool
-    rank: int
-    alpha: float
-    target_modules: list[str]
-    size_bytes: int
-    sha256: str
-    base_name: str | None
-    shapes_checked: bool
+    verified: bool = True
 
 
 AdapterOrAlias = AdapterBody | AliasBody
@@ -164,19 +154,16 @@ class AdapterAdmin:
     state store is away) and BackendFailure (the engine).
 
     Args:
-        book: the registry.
         registry: counts leases.
-        rooms: what is loaded in this process.
+        loader: what is loaded in this process.
         orders: to the other processes.
         source: brings and checks.
-        audit: who did what.
-        base_model: the served one.
-        routed: where the routing in force names an adapter: paths of its rules.
+        routed: the paths of the rules, in the routing in force, that name an adapter.
     """
 
-    book: AdapterProjection
+    projection: AdapterProjection
     registry: AdapterRegistry
-    rooms: LoraLoader
+    loader: LoraLoader
     orders: AdapterOrders
     source: AdapterSource
     audit: Audit
@@ -185,15 +172,15 @@ class AdapterAdmin:
 
     def show_all(self) -> AdaptersBody:
         """Every version and alias, what is loaded here, what is being fetched."""
-        catalogue = self.book.catalogue
+        catalogue = self.projection.catalogue
         refused = self.registry.offered.refused
         return {
             "number": catalogue.number,
             "adapters": [self._version_shown(one, catalogue) for one in catalogue.versions.values()],
             "aliases": [_alias_shown(alias) for _, alias in sorted(catalogue.aliases.items())],
             "refused": [{"id": name, "reason": reason} for name, reason in sorted(refused.items())],
-            "places": self.rooms.places,
-            "resident": sorted(self.rooms.resident),
+            "places": self.loader.places,
+            "resident": sorted(self.loader.resident),
             "fetching": [
                 {"location": location, "done_bytes": one.done, "total_bytes": one.total or None}
                 for location, one in sorted(self.source.progress.items())
@@ -202,21 +189,19 @@ class AdapterAdmin:
 
     def show(self, name: str) -> AdapterOrAlias:
         """One version, or the alias of that name. Raises NoSuchAdapter."""
-        if name not in self.book.catalogue.aliases:
+        if name not in self.projection.catalogue.aliases:
             self._version(name)
-        return self._shown(name, self.book.catalogue)
+        return self._shown(name, self.projection.catalogue)
 
     async def add(self, given: AddBody, *, who: str) -> AdapterOrAlias:
         """Bring, check and register a version, staged; of a dry run only bring and check."""
 
-        async def checked(check: Callable[..., Awaitable[Verified]]) -> Verified:
-            changes.check_new(self.book.catalogue, given.id, given.labels)
+        async def registering(check: Callable[..., Awaitable[Verified]]) -> Decide:
+            changes.check_new(self.projection.catalogue, given.id, given.labels)
             try:
-                return await check(given.location, sha256=given.sha256)
+                verified = await check(given.location, sha256=given.sha256)
             except AdapterRejected as error:
                 raise AdapterRejected(error.code, f"{given.location}: {error.detail}") from error
-
-        def registering(verified: Verified) -> Decide:
             return lambda catalogue: changes.register(
                 catalogue,
                 given.id,
@@ -228,21 +213,20 @@ class AdapterAdmin:
             )
 
         async def adding() -> AdapterOrAlias:
-            await self.book.change(registering(await checked(self.source.take)), author=who)
+            await self.projection.change(await registering(self.source.take), author=who)
             return self.show(given.id)
 
         if given.dry_run:
-            return self._preview(registering(await checked(self.source.check)), given.id, who)
+            return self._preview(await registering(self.source.check), given.id, who)
         return await self.audit.attempt(who, "adapter.add", given.id, adding(), comment=given.comment)
 
     async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
-        """Check a version's copy on this machine anew."""
+        """Check a version's copy on this machine again."""
         self._version(adapter_id)
-
-        async def verifying() -> VerifiedBody:
-            return _verified_shown(adapter_id, await self.source.check_kept(adapter_id))
-
-        return await self.audit.attempt(who, "adapter.verify", adapter_id, verifying())
+        verified = await self.audit.attempt(
+            who, "adapter.verify", adapter_id, self.source.check_kept(adapter_id)
+        )
+        return VerifiedBody(**asdict(verified), id=adapter_id)
 
     async def preload(self, adapter_id: str, *, who: str) -> AdapterBody:
         """Load a version now, ahead of its first request, here and in every other gateway process.
@@ -254,22 +238,18 @@ class AdapterAdmin:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
 
         async def loading() -> AdapterBody:
-            told = await self.orders.send(adapter_id, self.book.catalogue.number, author=who)
-            await self.rooms.preload(self.book.adapter(adapter_id))
-            catalogue = self.book.catalogue
-            shown = self._version_shown(catalogue.version(adapter_id), catalogue)
-            shown["others_told"] = told
-            return shown
+            ordered = await self.orders.send(adapter_id, self.projection.catalogue.number, author=who)
+            await self.loader.preload(self.projection.adapter(adapter_id))
+            shown = self._version_shown(self._version(adapter_id), self.projection.catalogue)
+            return {**shown, "others_told": ordered}
 
         return await self.audit.attempt(who, "adapter.preload", adapter_id, loading())
 
     async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
         """Lead an alias to a version, for all sessions or a share; without an alias make it active."""
         self._version(adapter_id)
-        action = "adapter.promote" + (".forced" if given.force else "")
-        target = f"{adapter_id} as {given.alias or 'itself'} at {given.percent:g}%"
 
-        def promoting(catalogue: Catalogue) -> bytes | None:
+        def promoting(catalogue: Catalogue) -> bytes:
             return changes.promote(
                 catalogue,
                 adapter_id,
@@ -279,7 +259,14 @@ class AdapterAdmin:
                 comment=given.comment,
             )
 
-        return await self._change(who, action, adapter_id, promoting, given, target=target)
+        return await self._change(
+            who,
+            "promote.forced" if given.force else "promote",
+            adapter_id,
+            promoting,
+            given,
+            target=f"{adapter_id} as {given.alias or 'itself'} at {given.percent:g}%",
+        )
 
     async def retire(self, adapter_id: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
         """Serve a version no more; it is unloaded when its last request has ended."""
@@ -294,7 +281,7 @@ class AdapterAdmin:
                 )
             return changes.retire(catalogue, adapter_id, comment=given.comment)
 
-        return await self._change(who, "adapter.retire", adapter_id, retiring, given)
+        return await self._change(who, "retire", adapter_id, retiring, given)
 
     async def pin(self, adapter_id: str, pinned: bool, *, who: str) -> AdapterOrAlias:
         """Keep a version loaded in every process, or no longer."""
@@ -303,53 +290,49 @@ class AdapterAdmin:
         def pinning(catalogue: Catalogue) -> bytes | None:
             if catalogue.version(adapter_id).pinned == pinned:
                 return None
-            held = [one.adapter_id for one in catalogue.versions.values() if one.pinned]
-            places = self.rooms.least_places
-            if pinned and places and len(held) + 1 >= max(places, 2):
+            count = sum(one.pinned for one in catalogue.versions.values())
+            places = self.loader.least_places
+            if pinned and places and count + 1 >= max(places, 2):
                 raise CatalogueError(
-                    f"{len(held)} adapters are pinned, and the engine or a worker holds {places}; one place "
+                    f"{count} adapters are pinned, and the engine or a worker holds {places}; one place "
                     "must be left for the others: take a pin away, or raise engine.max_loras (of workers: "
                     "max_loaded_adapters)"
                 )
             return changes.pin(catalogue, adapter_id, pinned)
 
-        return await self._change(who, "adapter.pin" if pinned else "adapter.unpin", adapter_id, pinning)
+        return await self._change(who, "pin" if pinned else "unpin", adapter_id, pinning)
 
     async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> AdapterOrAlias:
         """Give a version other labels."""
         self._version(adapter_id)
-
-        def labelling(catalogue: Catalogue) -> bytes | None:
-            return changes.label(catalogue, adapter_id, given.labels)
-
-        return await self._change(who, "adapter.label", adapter_id, labelling)
+        return await self._change(
+            who, "label", adapter_id, lambda now: changes.label(now, adapter_id, given.labels)
+        )
 
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
         """Store an evaluation's report with a version."""
         self._version(adapter_id)
-
-        def evaluating(catalogue: Catalogue) -> bytes | None:
-            return changes.evaluate(catalogue, adapter_id, given.report)
-
-        return await self._change(who, "adapter.evaluated", adapter_id, evaluating)
+        return await self._change(
+            who, "evaluated", adapter_id, lambda now: changes.evaluate(now, adapter_id, given.report)
+        )
 
     async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:
         """Lead an alias back to the version before, or to the one named."""
         self._check_alias(alias)
-
-        def rolling_back(catalogue: Catalogue) -> bytes | None:
-            return changes.roll_back(catalogue, alias, to=given.to, comment=given.comment)
-
-        return await self._change(who, "adapter.rollback", alias, rolling_back, given)
+        return await self._change(
+            who,
+            "rollback",
+            alias,
+            lambda now: changes.roll_back(now, alias, to=given.to, comment=given.comment),
+            given,
+        )
 
     async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
         """Give all of an alias' sessions back to the version that has the others."""
         self._check_alias(alias)
-
-        def ending(catalogue: Catalogue) -> bytes | None:
-            return changes.end_canary(catalogue, alias, comment=given.comment)
-
-        return await self._change(who, "adapter.end_canary", alias, ending, given)
+        return await self._change(
+            who, "end_canary", alias, lambda now: changes.end_canary(now, alias, comment=given.comment), given
+        )
 
     async def _change(
         self,
@@ -366,13 +349,15 @@ class AdapterAdmin:
             return self._preview(decide, name, who)
 
         async def changing() -> AdapterOrAlias:
-            await self.book.change(decide, author=who)
+            await self.projection.change(decide, author=who)
             return self.show(name)
 
-        return await self.audit.attempt(who, action, target or name, changing(), comment=given.comment)
+        return await self.audit.attempt(
+            who, f"adapter.{action}", target or name, changing(), comment=given.comment
+        )
 
     def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:
-        now = self.book.catalogue
+        now = self.projection.catalogue
         event = decide(now)
         then = now if event is None else apply(now, event, number=now.number + 1, author=who, at=0.0)
         shown = self._shown(name, then)
@@ -380,13 +365,13 @@ class AdapterAdmin:
         return shown
 
     def _version(self, adapter_id: str) -> Version:
-        found = self.book.catalogue.versions.get(adapter_id)
+        found = self.projection.catalogue.versions.get(adapter_id)
         if found is None:
             raise NoSuchAdapter(f"adapter {adapter_id[:140]!r} is not registered", param="id")
         return found
 
     def _check_alias(self, alias: str) -> None:
-        if alias not in self.book.catalogue.aliases:
+        if alias not in self.projection.catalogue.aliases:
             raise NoSuchAdapter(f"there is no alias {alias[:140]!r}", param="alias")
 
     def _shown(self, name: str, catalogue: Catalogue) -> AdapterOrAlias:
@@ -411,9 +396,9 @@ class AdapterAdmin:
             "location": version.location,
             "labels": dict(version.labels),
             "pinned": version.pinned,
-            "resident": name in self.rooms.resident,
+            "resident": name in self.loader.resident,
             "leases": self.registry.leased().get(name, 0),
-            "heat": round(self.rooms.demand_of(name), 3),
+            "heat": round(self.loader.demand_of(name), 3),
             "evaluation": dict(version.report) or None,
             "author": version.author,
             "at": datetime.fromtimestamp(version.at, UTC).isoformat(timespec="seconds"),
@@ -427,18 +412,4 @@ def _alias_shown(alias: Alias) -> AliasBody:
         "canary": alias.canary,
         "percent": alias.percent if alias.canary else None,
         "history": list(alias.history),
-    }
-
-
-def _verified_shown(adapter_id: str, verified: Verified) -> VerifiedBody:
-    return {
-        "id": adapter_id,
-        "verified": True,
-        "rank": verified.rank,
-        "alpha": verified.alpha,
-        "target_modules": list(verified.target_modules),
-        "size_bytes": verified.size_bytes,
-        "sha256": verified.sha256,
-        "base_name": verified.base_name,
-        "shapes_checked": verified.shapes_checked,
     }

@@ -1,14 +1,11 @@
 """Admission for operators: each gate's state, the limits in force, the last decisions."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from admission.controller import AdmissionController

@@ -1,15 +1,11 @@
 """The canary for operators: start, pause, resume, abort; each order is audited."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated, NotRequired
 
 from pydantic import Field, field_validator
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body

@@ -1,15 +1,11 @@
 """Deliberate faults for admins: show and replace; each change is audited."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.backends.fault_controls import Chaos

@@ -1,8 +1,5 @@
 """Taking this process out of service, for operators."""
 
-from __future__ import annotations
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.requests.drain import Drain

@@ -1,15 +1,11 @@
 """Keys for admins: list, make, revoke; each change is audited."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from accounting.keys import KeyLimits, KeyRecord, KeyRing, KeyRole, NewSecret, StoredKey, draw_key

@@ -1,11 +1,8 @@
 """Prompts for operators: the registered versions, and what would be sent for a request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from budgeting.plan import BudgetPlanner

@@ -1,15 +1,11 @@
 """The routing's revisions for operators: show, change, undo; each change is audited."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body

@@ -1,7 +1,5 @@
 """How shadowed requests compare, for operators."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol

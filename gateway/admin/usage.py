@@ -1,7 +1,5 @@
 """The ledger for operators: sums, rows, and a reconciliation with the engines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import Select
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from accounting.errors import LedgerUnavailable

@@ -1,7 +1,5 @@
 """The backends' sections of the configuration, told apart by ``kind``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, get_args

@@ -1,7 +1,5 @@
 """The section ``chaos``: faults injected on purpose, to test what callers get."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

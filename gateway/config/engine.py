@@ -1,7 +1,5 @@
 """The engine's section of the configuration, and the names that operators of vLLM know its keys by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The section ``ledger``: where usage rows are stored, and what an answer waits for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

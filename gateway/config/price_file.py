@@ -1,7 +1,5 @@
 """The price file: what tokens cost, version after version."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The section of the configuration for Ray Serve; it does nothing under ``sluice serve``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator

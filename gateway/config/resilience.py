@@ -1,7 +1,5 @@
 """The section ``resilience``: the retry budget, and degenerate answers."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator

@@ -1,7 +1,5 @@
 """The section ``response_cache``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The base of every section of the configuration."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

@@ -5,8 +5,6 @@ Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that opera
 :class:`ConfigError` that names its place, the given value and the allowed ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json
@@ -18,8 +16,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from admission.ladder import RUNGS, Rung
-from admission.values import AdmissionLimits
+from gateway.config.admission import AdmissionConfig
 from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
@@ -111,56 +108,6 @@ class PromptsConfig(Section):
     def _off_is_a_word(cls, value: object) -> object:
         """YAML reads a bare ``off`` as false."""
         return "off" if value is False else value
-
-
-class RungConfig(Section):
-    """A rung of the ladder: the limits of new requests from ``depth`` waiting ones on."""
-
-    depth: Annotated[int, Field(ge=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    shed_low: bool = False
-    shed_all: bool = False
-
-
-class AdmissionConfig(Section):
-    """Admission thresholds; :class:`AdmissionLimits` has the reasons for the defaults."""
-
-    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
-    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 3600
-    max_queue_tokens: Annotated[int, Field(ge=1)] = 400_000
-    max_queue_bytes: Annotated[int, Field(ge=1)] = 64 << 20
-    kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
-    watermark_low: Annotated[float, Field(gt=0, le=1)] = 0.90
-    watermark_normal: Annotated[float, Field(gt=0, le=1)] = 0.95
-    watermark_high: Annotated[float, Field(gt=0, le=1)] = 0.98
-    output_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    max_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
-    max_in_flight: Annotated[int, Field(ge=1)] = 256
-    aging_seconds: Annotated[float, Field(ge=0)] = 10.0
-    tpot_slo_ms: Annotated[float, Field(gt=0)] | None = None
-    ladder: tuple[RungConfig, ...] | None = None
-
-    def limits(self) -> AdmissionLimits:
-        """The thresholds in admission's units."""
-        return AdmissionLimits(
-            max_queue=self.max_queue,
-            max_queue_tokens=self.max_queue_tokens,
-            max_queue_bytes=self.max_queue_bytes,
-            max_wait_s=self.max_wait_ms / 1000,
-            max_input_tokens=self.max_input_tokens,
-            kv_pressure=self.kv_pressure,
-            watermarks=(self.watermark_low, self.watermark_normal, self.watermark_high),
-            oom_watermark=self.watermark_high,
-            output_share=self.output_quantile,
-            max_prefill_tokens=self.max_prefill_tokens,
-            max_in_flight=self.max_in_flight,
-            aging_s=self.aging_seconds,
-            tpot_slo_s=None if self.tpot_slo_ms is None else self.tpot_slo_ms / 1000,
-            rungs=RUNGS
-            if self.ladder is None
-            else tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in self.ladder),
-        )
 
 
 class Settings(Section):

@@ -1,7 +1,5 @@
 """The section ``shadow``."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

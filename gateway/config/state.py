@@ -1,7 +1,5 @@
 """The section ``state``: the state store."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

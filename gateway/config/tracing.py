@@ -1,7 +1,5 @@
 """The section ``tracing``: where spans go, and which."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

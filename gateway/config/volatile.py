@@ -1,7 +1,5 @@
 """The policy for volatile content in callers' system texts."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """The port between a public contract and the HTTP edge: parse a body, write the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

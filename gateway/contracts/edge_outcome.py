@@ -1,7 +1,5 @@
 """How a request that never reached the journey ended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """What a request can ask of a backend beyond plain generation."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

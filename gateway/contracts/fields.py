@@ -1,7 +1,5 @@
 """The strict base of every request model, and the field types they share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self

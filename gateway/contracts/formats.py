@@ -1,7 +1,5 @@
 """From the many ways to ask for a shape to one :class:`ResponseFormat`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 

@@ -1,7 +1,5 @@
 """A model that callers can name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The native contract's request: strict pydantic at the edge, :class:`GenerateRequest` inside."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field

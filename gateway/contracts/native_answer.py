@@ -1,10 +1,9 @@
 """The native contract's answers: JSON, server-sent events, and the events of the WebSocket."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from types import MappingProxyType
-from typing import Final, NotRequired
+from typing import Any, Final, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
@@ -13,52 +12,13 @@ from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.native import NativeRequest, NativeSampling, to_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob
+from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob, Usage
 from gateway.errors import PublicError
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {name: f"sampling.{name}" for name in NativeSampling.model_fields}
 )
 """Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
-
-
-class UsageBody(TypedDict):
-    """Tokens of an answer; ``cached_tokens`` is part of ``input_tokens``."""
-
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int
-
-
-class TimingsBody(TypedDict):
-    """Milliseconds from arrival."""
-
-    queue_wait_ms: float
-    ttft_ms: float | None
-    total_ms: float
-
-
-class FallbackBody(TypedDict):
-    """The leg of the fallback chain that answered, and why."""
-
-    kind: str
-    reason: str
-    retry_after_ms: int | None
-
-
-class BudgetBody(TypedDict):
-    """Tokens sent, section by section, and what was left out."""
-
-    system: int
-    retrieval: int
-    recent_turns: int
-    older_summary: int
-    generation_reserve: int
-    dropped_chunks: list[str]
-    dropped_turns: int
-    cut_chunks: NotRequired[list[str]]
-    merged_chunks: NotRequired[list[str]]
-    summarized_turns: NotRequired[int]
 
 
 class AnswerBody(TypedDict):
@@ -70,10 +30,10 @@ class AnswerBody(TypedDict):
     trace_id: str
     output_text: NotRequired[str]
     finish_reason: str
-    usage: UsageBody
-    timings: TimingsBody
-    fallback: FallbackBody | None
-    budget: BudgetBody
+    usage: Usage
+    timings: Timings
+    fallback: Fallback | None
+    budget: BudgetReport
     warnings: list[str]
 
 
@@ -93,41 +53,13 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
-def timings_body(timings: Timings) -> TimingsBody:
-    """Rounded to microseconds: finer digits are noise."""
-    ttft = timings.ttft_ms
-    return {
-        "queue_wait_ms": round(timings.queue_wait_ms, 3),
-        "ttft_ms": None if ttft is None else round(ttft, 3),
-        "total_ms": round(timings.total_ms, 3),
-    }
+_ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns"})
 
 
-def fallback_body(fallback: Fallback | None) -> FallbackBody | None:
-    """``None`` when the meant backend answered."""
-    if fallback is None:
-        return None
-    return {"kind": fallback.kind, "reason": fallback.reason, "retry_after_ms": fallback.retry_after_ms}
-
-
-def budget_body(budget: BudgetReport) -> BudgetBody:
-    """The budget's report."""
-    body: BudgetBody = {
-        "system": budget.system,
-        "retrieval": budget.retrieval,
-        "recent_turns": budget.recent_turns,
-        "older_summary": budget.older_summary,
-        "generation_reserve": budget.generation_reserve,
-        "dropped_chunks": list(budget.dropped_chunks),
-        "dropped_turns": budget.dropped_turns,
-    }
-    if budget.cut_chunks:
-        body["cut_chunks"] = list(budget.cut_chunks)
-    if budget.merged_chunks:
-        body["merged_chunks"] = list(budget.merged_chunks)
-    if budget.summarized_turns:
-        body["summarized_turns"] = budget.summarized_turns
-    return body
+def budget_body(budget: BudgetReport) -> dict[str, Any]:
+    """The budget's report, without the later additions to it that have nothing to say."""
+    fields = ((one.name, getattr(budget, one.name)) for one in dataclass_fields(budget))
+    return {name: value for name, value in fields if value or name not in _ONLY_WHEN_SET}
 
 
 def error_detail(error: PublicError, request_id: str) -> ErrorDetail:
@@ -147,24 +79,19 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     return error.status, orjson.dumps(body)
 
 
-def metadata(answer: Answer) -> AnswerBody:
+def metadata(answer: Answer) -> dict[str, Any]:
     """All of an answer but its text: what the stream's ``done`` event says."""
-    usage = answer.usage
     return {
         "request_id": answer.request_id,
         "backend": answer.backend,
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
-        "finish_reason": answer.finish_reason.value,
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "output_tokens": usage.output_tokens,
-            "cached_tokens": usage.cached_tokens,
-        },
-        "timings": timings_body(answer.timings),
-        "fallback": fallback_body(answer.fallback),
+        "finish_reason": answer.finish_reason,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "fallback": answer.fallback,
         "budget": budget_body(answer.budget),
-        "warnings": list(answer.warnings),
+        "warnings": answer.warnings,
     }
 
 

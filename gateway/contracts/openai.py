@@ -1,7 +1,5 @@
 """OpenAI's requests (chat and text completions), with vLLM's extensions, mapped to the inside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, cast

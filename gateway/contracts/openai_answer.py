@@ -1,25 +1,16 @@
 """OpenAI's answers and errors, and what Sluice adds to them in the one object ``sluice``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NotRequired
+from typing import Any, Final, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
 from gateway.contracts.dialect import Cuts, Header
-from gateway.contracts.native_answer import (
-    BudgetBody,
-    FallbackBody,
-    TimingsBody,
-    budget_body,
-    fallback_body,
-    timings_body,
-)
+from gateway.contracts.native_answer import budget_body
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.contracts.values import Answer, FinishReason, Usage
+from gateway.contracts.values import Answer, BudgetReport, Fallback, FinishReason, Timings, Usage
 from gateway.errors import PublicError
 
 
@@ -47,9 +38,9 @@ class SluiceBody(TypedDict):
     backend_version: str
     trace_id: str
     finish_reason: str
-    fallback: FallbackBody | None
-    budget: BudgetBody
-    timings: TimingsBody
+    fallback: Fallback | None
+    budget: BudgetReport
+    timings: Timings
     warnings: list[str]
 
 
@@ -131,7 +122,7 @@ def usage_body(usage: Usage) -> OpenAIUsage:
     }
 
 
-def sluice_body(answer: Answer) -> SluiceBody:
+def sluice_body(answer: Answer) -> dict[str, Any]:
     """The object ``sluice`` of an answer, or of a stream's last chunk."""
     return {
         "request_id": answer.request_id,
@@ -139,17 +130,17 @@ def sluice_body(answer: Answer) -> SluiceBody:
         "backend": answer.backend,
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
-        "finish_reason": answer.finish_reason.value,
-        "fallback": fallback_body(answer.fallback),
+        "finish_reason": answer.finish_reason,
+        "fallback": answer.fallback,
         "budget": budget_body(answer.budget),
-        "timings": timings_body(answer.timings),
-        "warnings": list(answer.warnings),
+        "timings": answer.timings,
+        "warnings": answer.warnings,
     }
 
 
 def completion_json(answer: Answer, *, id: str, object: str, model: str, choices: list[ChoiceBody]) -> bytes:
     """The body of a whole answer."""
-    body: CompletionBody = {
+    body = {
         "id": id,
         "object": object,
         "created": answer.created,

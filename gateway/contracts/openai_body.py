@@ -1,7 +1,5 @@
 """The fields that all of OpenAI's request bodies share."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

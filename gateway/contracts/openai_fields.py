@@ -4,8 +4,6 @@ Each is accepted with the values that ask for nothing, so that clients which alw
 refused by name with any other. ``ANYTHING`` marks labels that have no effect on an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final

@@ -1,7 +1,5 @@
 """Log-probabilities in the shapes of OpenAI's two paths."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterable
 

@@ -1,19 +1,15 @@
 """OpenAI's sampling fields and vLLM's shaping fields, mapped to the inside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gateway.contracts.fields import MAX_TOKEN_ID, stops
 from gateway.contracts.formats import Shapes, choice_shape, from_format, schema_shape, text_shape
+from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, path_of
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from gateway.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from gateway.contracts.openai_body import OpenAIBody
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""

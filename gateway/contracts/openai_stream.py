@@ -1,7 +1,5 @@
 """OpenAI's stream of chunks, written around one JSON string a token, and the two dialects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -110,70 +108,27 @@ class ChunkFrames:
         return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
 
 
-def _chat_choice(index: int, choice: Choice) -> ChoiceBody:
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
-        "finish_reason": FINISH_REASONS[choice.finish_reason],
-    }
+class OpenAIDialect:
+    """One of OpenAI's paths, as the HTTP edge uses it: chat, or text completions."""
 
-
-def _text_choice(index: int, choice: Choice) -> ChoiceBody:
-    return {
-        "index": index,
-        "text": choice.text,
-        "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs, Offsets()),
-        "finish_reason": FINISH_REASONS[choice.finish_reason],
-    }
-
-
-class ChatDialect:
-    """``POST /v1/chat/completions``, as the HTTP edge uses it."""
+    def __init__(self, *, chat: bool) -> None:
+        self._chat = chat
+        self._kind = "chat.completion" if chat else "text_completion"
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
-        return chat_request(parse(ChatRequest, body), origin)
-
-    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """A ``chat.completion``."""
-        return completion_json(
-            answer,
-            id=f"chatcmpl-{answer.generation_id}",
-            object="chat.completion",
-            model=asked.request.model or answer.model,
-            choices=[_chat_choice(index, choice) for index, choice in enumerate(answer.choices)],
-        )
-
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
-        """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(cuts)
-
-    def frames(self, asked: ParsedRequest) -> ChunkFrames:
-        """A stream of ``chat.completion.chunk``."""
-        id = f"chatcmpl-{asked.request.generation_id}"
-        return ChunkFrames(asked, id=id, object="chat.completion.chunk", chat=True)
-
-    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        """OpenAI's error object."""
-        return error_json(error, request_id)
-
-
-class CompletionDialect:
-    """``POST /v1/completions``, as the HTTP edge uses it."""
-
-    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
+        if self._chat:
+            return chat_request(parse(ChatRequest, body), origin)
         return completion_request(parse(CompletionRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """A ``text_completion``."""
+        """A ``chat.completion`` or ``text_completion``."""
         return completion_json(
             answer,
-            id=f"cmpl-{answer.generation_id}",
-            object="text_completion",
+            id=self._id(answer.generation_id),
+            object=self._kind,
             model=asked.request.model or answer.model,
-            choices=[_text_choice(index, choice) for index, choice in enumerate(answer.choices)],
+            choices=[self._choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
@@ -181,10 +136,29 @@ class CompletionDialect:
         return trimmed_headers(cuts)
 
     def frames(self, asked: ParsedRequest) -> ChunkFrames:
-        """A stream of ``text_completion`` objects."""
-        id = f"cmpl-{asked.request.generation_id}"
-        return ChunkFrames(asked, id=id, object="text_completion", chat=False)
+        """A stream of ``chat.completion.chunk`` or ``text_completion`` objects."""
+        kind = f"{self._kind}.chunk" if self._chat else self._kind
+        return ChunkFrames(asked, id=self._id(asked.request.generation_id), object=kind, chat=self._chat)
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
         """OpenAI's error object."""
         return error_json(error, request_id)
+
+    def _id(self, generation_id: str) -> str:
+        return f"{'chatcmpl' if self._chat else 'cmpl'}-{generation_id}"
+
+    def _choice(self, index: int, choice: Choice) -> ChoiceBody:
+        logprobs, reason = choice.logprobs, FINISH_REASONS[choice.finish_reason]
+        if self._chat:
+            return {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": None if logprobs is None else chat_logprobs(logprobs),
+                "finish_reason": reason,
+            }
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": None if logprobs is None else completion_logprobs(logprobs, Offsets()),
+            "finish_reason": reason,
+        }

@@ -1,7 +1,5 @@
 """What the edge knows of a request besides its body."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gateway.contracts.values import Caller

@@ -1,7 +1,5 @@
 """Free JSON inside a request (``context``, schemas): bounded, finite, and text that is text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Final

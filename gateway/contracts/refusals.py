@@ -4,8 +4,6 @@ A message names the field's path, what was given (its type, or a short number) a
 It never repeats text from the body, except the name of a field, shortened.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

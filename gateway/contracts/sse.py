@@ -1,7 +1,5 @@
 """Reads server-sent events from bytes that arrive in any pieces; sans I/O."""
 
-from __future__ import annotations
-
 # The longest event. A chunk with log-probabilities of 20 alternatives for a hundred tokens is some 200 KB, a
 # final event with 2,000 dropped chunk ids of 128 characters 260 KB.
 MAX_EVENT_BYTES = 1024 * 1024

@@ -1,7 +1,5 @@
 """``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
 
-from __future__ import annotations
-
 from typing_extensions import TypedDict
 
 from gateway.contracts import openai_fields

@@ -1,7 +1,5 @@
 """What every conversation must be, whichever contract it came in by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from budgeting.values import Message, Role

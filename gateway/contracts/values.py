@@ -1,7 +1,5 @@
 """The values that travel through the journey; every public contract maps to them and from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -182,7 +180,7 @@ class TokenLogprob:
 
     data: bytes
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()
+    top: "tuple[TokenLogprob, ...]" = ()
 
     @property
     def text(self) -> str:

@@ -1,7 +1,5 @@
 """How long the gateway took from its process' start until it was first ready."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The GPUs' figures for deep health, from the driver's own tool."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

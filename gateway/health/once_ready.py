@@ -6,8 +6,6 @@ engine yet. From then on it is plain liveness again: a container must not be kil
 restarts, or it would never finish loading.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from gateway.errors import BackendUnavailable

@@ -1,7 +1,5 @@
 """The three tiers of health: alive, ready, and generating."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rolling figures of the last minute, for readiness and deep health."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Who may ask: the caller behind the key, and the role that an endpoint needs."""
 
-from __future__ import annotations
-
 from accounting.keys import NO_LIMITS
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Forbidden

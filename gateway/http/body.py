@@ -1,7 +1,5 @@
 """Reading a request's body, within bounds of size and time."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 
@@ -18,10 +16,8 @@ LINGER_FACTOR: Final = 4
 first and reads afterwards gets its 413 rather than a reset connection."""
 
 
-class BodyTooSlow(InvalidRequest):
+class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
     """The body did not arrive in time."""
-
-    status = 408
 
 
 async def read_body(

@@ -1,7 +1,5 @@
 """How the server notifies the request in progress on a connection of its caller's disconnect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Cancels work whose caller has disconnected or reads nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

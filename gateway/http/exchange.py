@@ -1,7 +1,5 @@
 """One HTTP exchange: its ids, its caller, and how its bytes are sent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +84,7 @@ class Exchange:
         scope[_SCOPE_KEY] = self
 
     @staticmethod
-    def of(scope: Scope) -> Exchange:
+    def of(scope: Scope) -> "Exchange":
         """The exchange that the middleware made for this scope."""
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange

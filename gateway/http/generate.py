@@ -1,7 +1,5 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Final, Protocol

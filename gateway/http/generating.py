@@ -1,7 +1,5 @@
 """The paths that generate: plain ASGI apps, by contract; decision 015 has the reason."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from starlette.types import ASGIApp
@@ -11,7 +9,7 @@ from gateway.contracts.native import NativeRequest
 from gateway.contracts.native_answer import AnswerBody, NativeDialect
 from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
-from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
 from gateway.http.routes import RawRoute, errors
@@ -38,7 +36,7 @@ def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIAp
     dialects: dict[str, ContractDialect] = {
         "/v1/generate": NativeDialect(),
         "/invocations": NativeDialect(),
-        "/v1/chat/completions": ChatDialect(),
-        "/v1/completions": CompletionDialect(),
+        "/v1/chat/completions": OpenAIDialect(chat=True),
+        "/v1/completions": OpenAIDialect(chat=False),
     }
     return {path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()}

@@ -8,8 +8,6 @@
   when written (the answer exists and is sent; the loss is logged).
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """The gateway's outermost ASGI layer: ids on every response, an event for each, an answer to every defect."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, MutableMapping

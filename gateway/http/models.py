@@ -1,12 +1,8 @@
 """``/v1/models``: what a caller's key may name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.contracts.model_card import ModelCard

@@ -1,7 +1,5 @@
 """The paths that monitors read: ``/ping``, ``/ready``, ``/health/deep``, ``/metrics``."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """``/docs``: Swagger UI, whose scripts are served from here and not from a network."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from fastapi.openapi.docs import get_swagger_ui_html

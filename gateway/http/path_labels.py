@@ -1,7 +1,5 @@
 """The label of a path in traces and logs; the path that a caller sent may contain anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

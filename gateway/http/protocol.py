@@ -8,8 +8,6 @@ A connection that costs the gateway something and serves no request is closed: o
 headers are too long or do not arrive, one whose body is no longer read, one that does not read its answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from typing import ClassVar, cast

@@ -1,7 +1,5 @@
 """Errors as HTTP answers, in the shape of the contract that the path belongs to."""
 
-from __future__ import annotations
-
 import logging
 import math
 import traceback

@@ -1,7 +1,5 @@
 """The routes on FastAPI, with the edge's own checks before it; and raw ASGI apps in the OpenAPI document."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from http import HTTPStatus

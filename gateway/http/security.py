@@ -1,7 +1,5 @@
 """Headers of every answer for browsers and caches, and the bounds of a connection."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.contracts.dialect import Header

@@ -1,7 +1,5 @@
 """Where the journey's events go: one whole answer, server-sent events, or a WebSocket."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

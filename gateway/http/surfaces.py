@@ -1,7 +1,5 @@
 """Which paths a port offers, when operators have one of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send

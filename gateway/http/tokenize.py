@@ -1,7 +1,5 @@
 """``/tokenize`` and ``/detokenize``: the served model's tokenizer, asked directly."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import orjson

@@ -10,8 +10,6 @@ The first client frame is the request; later frames are ignored; a close cancels
 A key that is missing or wrong is refused in the handshake with the HTTP status and body of any other path.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import replace

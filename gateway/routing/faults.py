@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from gateway.config.admission import RungConfig
 from gateway.contracts.refusals import allowed
 from gateway.routing.file import (
     AdapterRule,
@@ -18,7 +19,7 @@ from gateway.routing.file import (
     Slo,
     WeightedBackend,
 )
-from gateway.routing.route_limits import RouteAdmission, RouteRung
+from gateway.routing.route_limits import RouteAdmission
 from gateway.routing.route_resume import RouteResume
 
 # Longest part of a path, or of a wrong value, that a message repeats.
@@ -31,7 +32,7 @@ _PARTS: Mapping[str, type[BaseModel]] = MappingProxyType(
         "shadow": RouteShadow,
         "budgets": BudgetsConfig,
         "admission": RouteAdmission,
-        "ladder": RouteRung,
+        "ladder": RungConfig,
         "resume": RouteResume,
     }
 )

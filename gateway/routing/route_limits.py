@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from admission.ladder import Rung
 from admission.values import AdmissionLimits
-
-
-class RouteRung(BaseModel):
-    """A rung of the route's own ladder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    depth: Annotated[int, Field(ge=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    shed_low: bool = False
-    shed_all: bool = False
+from gateway.config.admission import RungConfig
 
 
 class RouteAdmission(BaseModel):
@@ -46,7 +35,7 @@ class RouteAdmission(BaseModel):
     watermark_low: Annotated[float, Field(gt=0, le=1)] | None = None
     watermark_normal: Annotated[float, Field(gt=0, le=1)] | None = None
     watermark_high: Annotated[float, Field(gt=0, le=1)] | None = None
-    ladder: tuple[RouteRung, ...] | None = None
+    ladder: tuple[RungConfig, ...] | None = None
     refuse_late: bool = False
     limit_follows: tuple[Literal["ttft", "tpot"], ...] | None = None
 
@@ -70,7 +59,7 @@ def route_limits(
     if route.max_wait_ms is not None:
         own["max_wait_s"] = route.max_wait_ms / 1000
     if route.ladder is not None:
-        own["rungs"] = tuple(Rung(r.depth, r.max_tokens, r.shed_low, r.shed_all) for r in route.ladder)
+        own["rungs"] = tuple(one.rung() for one in route.ladder)
     default = base or AdmissionLimits()
     if route.refuse_late:
         own["first_token_within_s"] = ttft_slo_ms / 1000

@@ -1,7 +1,5 @@
 """The layer of access: API keys, and their limits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from gateway.wiring.state_store import make_limit_store
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
-    """API keys; ``projection`` keeps the ring up to date with the state store."""
+    """API keys; ``projection`` updates the ring from the state store."""
 
     ring: KeyRing
     authority: Keys
@@ -62,17 +60,10 @@ def require_admin_key(settings: Settings, admin_key: str | None) -> None:
 
 
 def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
-    """Build it over what ``state`` of the configuration says; ``admin_key`` is the first admin's.
-
-    Raises:
-        ConfigError: the url of the limits' store is not understood, or what it needs is not installed.
-    """
+    """Build it; ``admin_key`` is the first admin's. Raises ConfigError: the store of the limits."""
     config = base.settings.state
-    url = (
-        parse_state_url(config.url)
-        if config.limits_url is None
-        else parse_state_url(config.limits_url, key="state.limits_url")
-    )
+    key = "state.url" if config.limits_url is None else "state.limits_url"
+    url = parse_state_url(config.limits_url or config.url, key=key)
     store = make_limit_store(url, namespace=config.namespace, unix_time=base.unix_time)
     shared = None
     if store is not None:

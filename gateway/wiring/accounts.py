@@ -1,7 +1,5 @@
 """The layer of accounting: the price book, the ledger, and the engines' own token counters."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,14 +22,7 @@ from resilience.leg_limits import LegPrice as LegPrice
 
 @dataclass(frozen=True, slots=True)
 class AccountParts:
-    """Accounting.
-
-    Args:
-        ledger: stores usage rows.
-        accounts: prices requests and writes their rows.
-        target_price: what a backend costs as a fallback target or as a shadow.
-        engine_counts: stores the engines' own counters in the ledger's database.
-    """
+    """Accounting; ``target_price`` is what a backend costs as a fallback target or as a shadow."""
 
     ledger: Ledger
     accounts: Accounts
@@ -40,11 +31,7 @@ class AccountParts:
 
 
 def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
-    """Build the ledger with its journal; nothing is opened yet.
-
-    Raises:
-        ConfigError: the price file cannot be used.
-    """
+    """Build the ledger with its journal; nothing is opened yet. Raises ConfigError: the price file."""
     section, unix_time = base.settings.ledger, base.unix_time
     prices = make_prices(base.settings)
     ledger = Ledger(
@@ -92,8 +79,7 @@ def make_engine_counts(
 def make_prices(settings: Settings) -> PriceBook:
     """The price file together with the prices of the backends' own sections.
 
-    Raises:
-        ConfigError: the file cannot be used, or prices a backend that a section prices too.
+    Raises ConfigError: the file cannot be used, or prices a backend that a section prices too.
     """
     path = settings.ledger.prices
     own: dict[str, Price] = {}

@@ -1,7 +1,5 @@
 """The layer of LoRA adapters: their registry, files, loader and import."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -29,16 +27,7 @@ from observability.collectors import AdapterFigures
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """LoRA adapters.
-
-    Args:
-        registry: what requests lease from.
-        projection: the registered versions, from the state store.
-        source: brings and checks an adapter's files.
-        loader: loads adapters into the engine and the workers.
-        orders: preload orders, from and to the other processes.
-        importer: registers what ``adapters.file`` lists.
-    """
+    """LoRA adapters; requests lease from ``registry``, and ``orders`` connects to the other processes."""
 
     registry: AdapterRegistry
     projection: AdapterProjection
@@ -70,11 +59,7 @@ class AdapterParts:
 
 
 def make_adapters(base: Foundation) -> AdapterParts:
-    """Build what ``adapters`` of the configuration says; the loader's workers are attached later.
-
-    Raises:
-        RegistryFileError: the file cannot be used.
-    """
+    """Build it; the loader's workers are attached later. Raises RegistryFileError."""
     settings, state = base.settings, base.state
     section, model_id = settings.adapters, settings.engine.model_id
     content = read_registry_file(Path(section.file)) if section.file else RegistryContent((), {})

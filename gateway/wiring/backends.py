@@ -1,7 +1,5 @@
 """The layer of backends: the engine in process, pools of workers, Bedrock, and injected faults."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -47,9 +45,7 @@ class ResidentBackend(Backend, Resident, Protocol):
 class PoolLinks:
     """What a pool of engines that run elsewhere is connected to.
 
-    Args:
-        queued: the requests that wait for the pool here.
-        limit_context: receives the context length of the engines; the shortest one holds.
+    ``queued`` counts the requests that wait for it here; ``limit_context`` receives its context length.
     """
 
     queued: Callable[[], int]
@@ -94,15 +90,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """The backends.
-
-    Args:
-        engines: what generates.
-        fleet: the backends as requests meet them: with the faults injected on purpose, if any.
-        chaos: controls these faults; ``None`` when they are off.
-        admission: to be attached to admission.
-        summaries: writes summaries with the engine; ``None`` when no prompt version asks for it.
-    """
+    """The backends; those of ``fleet`` have the faults that ``chaos`` controls, those of ``engines`` none."""
 
     engines: Engines
     fleet: Fleet
@@ -125,9 +113,7 @@ def make_backends(
     """Build the backends; nothing runs yet.
 
     With ``engine_pool`` the engine runs elsewhere: it makes the backends of kind ``engine``.
-
-    Raises:
-        ConfigError: a backend cannot be made of what the configuration says.
+    Raises ConfigError.
     """
     link, stats, text = AdmissionLink(), base.rolling_stats, model.text
 
@@ -176,20 +162,11 @@ def make_engines(
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     engine_pool: Callable[[str], ResidentBackend] | None = None,
 ) -> Engines:
-    """Build what generates.
-
-    Raises:
-        ConfigError: a backend cannot be made of what the configuration says.
-    """
+    """Build what generates. Raises ConfigError."""
     host = None
     if engine_pool is None:
         host = make_engine(
-            settings,
-            token_bytes=token_bytes,
-            clock=clock,
-            on_step=on_step,
-            emit=emit,
-            make_slots=make_slots,
+            settings, token_bytes=token_bytes, clock=clock, on_step=on_step, emit=emit, make_slots=make_slots
         )
 
     def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
@@ -217,11 +194,7 @@ def make_engines(
 def make_chaos(
     section: ChaosSection, backends: Mapping[str, Backend]
 ) -> tuple[Mapping[str, Backend], Chaos | None]:
-    """The backends, wrapped only when faults are wanted.
-
-    Raises:
-        ConfigError: a rule names a backend that does not exist.
-    """
+    """The backends, wrapped only when faults are wanted. Raises ConfigError: a rule's backend."""
     if not section.enabled:
         return backends, None
     structlog.get_logger("gateway").warning(

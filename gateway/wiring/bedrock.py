@@ -1,7 +1,5 @@
 """Builds a Bedrock backend from its section of the configuration."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 
@@ -22,11 +20,7 @@ from resilience.failures import BackendFailure
 
 
 def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], float]) -> BedrockBackend:
-    """Build the backend; nothing connects, and boto3 is not imported yet.
-
-    Raises:
-        ConfigError: boto3 is not installed.
-    """
+    """Build the backend; nothing connects yet. Raises ConfigError: boto3 is not installed."""
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'")
     counter = EstimatingCounter()

@@ -1,7 +1,5 @@
 """The composition root: the only room that knows concrete classes and constructs them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -28,10 +26,7 @@ def build(
     """Construct a gateway.
 
     Args:
-        settings: the configuration, valid in itself.
-        admin_key: the bootstrap admin key (``SLUICE_ADMIN_KEY``).
-        clock: monotonic seconds.
-        unix_time: seconds since 1970.
+        admin_key: the first admin key (``SLUICE_ADMIN_KEY``).
         observe: also receives the record of each finished request (benchmarks).
         engine_pool: makes the backends of kind ``engine``, whose engines run elsewhere (Ray).
         dropped_log_lines: the log lines that this process has lost, for its metrics.

@@ -1,7 +1,5 @@
 """Builds the response cache, and the limits of fallback targets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +26,7 @@ MAX_CONNECTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The response cache.
-
-    Args:
-        cache: looks up and remembers answers.
-        resident: stores the remembered answers while the gateway runs; ``None`` without a cache.
-        place: where answers are stored, without a password.
-        similar: whether similar questions are answered too.
-    """
+    """The response cache; ``place`` is where it stores answers, without a password."""
 
     cache: AnswerCache
     resident: ResponseCache | None
@@ -54,11 +45,7 @@ def make_answers(
     unix_time: Callable[[], float],
     emit: Callable[[CacheEvent], None],
 ) -> Answers:
-    """Build the response cache.
-
-    Raises:
-        ConfigError: its url or its model cannot be used.
-    """
+    """Build the response cache. Raises ConfigError: its url or its model."""
     section = settings.response_cache
     deployment = settings.engine.model_id
     if section.capacity == 0:
@@ -133,10 +120,7 @@ def _store(
     section = settings.response_cache
     if section.url is None:
         store = MemoryStore(
-            capacity=section.capacity,
-            max_bytes=section.max_bytes,
-            ttl_s=section.ttl_seconds,
-            clock=clock,
+            capacity=section.capacity, max_bytes=section.max_bytes, ttl_s=section.ttl_seconds, clock=clock
         )
         return store, "this process"
     if not re.match(r"rediss?://\S+$", section.url):

@@ -1,7 +1,5 @@
 """The layer of control: the routing in force, its canary, and admission."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The layers below the one that serves, built in order: each uses only those before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

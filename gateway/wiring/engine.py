@@ -1,7 +1,5 @@
 """Makes the engine in process: embedded or vLLM, under its supervisor."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 from pathlib import Path

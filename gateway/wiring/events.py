@@ -1,7 +1,5 @@
 """The event bus, and the link from backends to admission: built before the parts that they connect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The first layer: settings, clocks, ids, the event bus, tracing, the state store and the audit log."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import secrets
 import time
@@ -22,18 +20,8 @@ from observability.tracing import Tracing
 class Foundation:
     """What every other layer may use.
 
-    Args:
-        settings: the configuration; the model it names is a local folder.
-        weights: the model's files, which may have to be fetched.
-        version: the installed version.
-        clock: monotonic seconds.
-        unix_time: seconds since 1970.
-        new_id: makes an id that begins with the given prefix.
-        events: where parts emit their events.
-        rolling_stats: the last minute's requests.
-        tracing: trace ids and spans.
-        state: the state store.
-        audit: what operators did.
+    ``settings`` name the model by a local folder, whose ``weights`` may have to be fetched yet; ``new_id``
+    takes the prefix of the id.
     """
 
     settings: Settings
@@ -55,12 +43,7 @@ def make_foundation(
     clock: Callable[[], float] = time.monotonic,
     unix_time: Callable[[], float] = time.time,
 ) -> Foundation:
-    """Fetch the model's small files, and build what does not depend on any other layer.
-
-    Raises:
-        ConfigError: the state store or the trace collector cannot be used as configured.
-        FetchError: the model's small files cannot be fetched.
-    """
+    """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
     settings, weights = prepare(settings)
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     return Foundation(

@@ -1,7 +1,5 @@
 """The layer of generation: the guard around every backend, the response cache and the fallback chain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,15 +17,7 @@ from resilience.leg_limits import LegLimits
 
 @dataclass(frozen=True, slots=True)
 class GenerationParts:
-    """What generates an answer, and what answers when that fails.
-
-    Args:
-        dispatcher: runs a request on one backend, guarded.
-        fallback: tries the fallback targets and the response cache.
-        answers: the response cache.
-        target_limits: what fallback targets may run and spend.
-        retries_left: of the retry budget, by backend.
-    """
+    """What generates an answer, and what answers when that fails."""
 
     dispatcher: Dispatcher
     fallback: FallbackChain
@@ -43,11 +33,7 @@ def make_generation(
     accounts: AccountParts,
     control: ControlParts,
 ) -> GenerationParts:
-    """Build it.
-
-    Raises:
-        ConfigError: the response cache or a limit of ``fallback.limits`` cannot be used.
-    """
+    """Build it. Raises ConfigError: the response cache, or a limit of ``fallback.limits``."""
     settings, emit, engines = base.settings, base.events.emit, backends.engines
     resilience = make_resilience(
         settings.resilience,

@@ -1,7 +1,5 @@
 """The layer of the served model's text: tokenizer, prompts and their versions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from budgeting.counting import ChatTokenizer
@@ -25,11 +23,7 @@ class ModelParts:
 
 
 def make_model(base: Foundation) -> ModelParts:
-    """Read the tokenizer and the prompt versions.
-
-    Raises:
-        TokenizerError, PromptFileError: a file cannot be used.
-    """
+    """Read the tokenizer and the prompt versions. Raises TokenizerError, PromptFileError."""
     settings = base.settings
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)

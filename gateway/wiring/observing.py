@@ -1,7 +1,5 @@
 """Connects the metrics: what each part shows when scraped, and the events that are counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.registry import Collector

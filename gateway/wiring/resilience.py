@@ -1,7 +1,5 @@
 """Builds the retry loop, the output guard and the remedies for failures."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -38,13 +36,7 @@ def make_resilience(
 ) -> Resilience:
     """Build it.
 
-    Args:
-        section: the configuration.
-        admission: its gates are scaled when a backend's memory runs out.
-        on_engine: names of the backends on the engine in process.
-        restart_engine: restarts the engine, given the reason; ``None`` without one in process.
-        emit: takes each event; must not block.
-        clock: monotonic seconds.
+    ``admission``'s gates are scaled when a backend's memory runs out; ``restart_engine`` takes the reason.
     """
 
     def restart(backend: str, reason: str) -> None:

@@ -1,7 +1,5 @@
 """A whole gateway while it runs: what is started, in which order, and how it is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -44,12 +42,8 @@ class Gateway:
 
         The engine loads in the background: the gateway is alive before it is ready.
 
-        Raises:
-            PromptChanged: a published prompt version has another text now.
-            ExceptionGroup: holding the RoutingFileError when the routing file is wrong and the state store
-                has no revision to use instead.
-            ExceptionGroup: holding the EngineStartError when the engine cannot start and nothing else
-                could answer.
+        Raises PromptChanged, and as an ExceptionGroup: RoutingFileError (the state store has no revision to
+        use instead), EngineStartError (there is no other backend).
         """
         core, host = self.core, self.core.backends.engines.host
         ledger, state = core.accounts.ledger, core.base.state

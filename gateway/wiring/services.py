@@ -1,7 +1,5 @@
 """What the HTTP edge is given: the operators' services and the rest of :class:`gateway.ports.Services`."""
 
-from __future__ import annotations
-
 from admission.events import Admitted, RefusedEvent
 from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
@@ -85,9 +83,9 @@ def make_adapter_admin(core: Core) -> AdapterAdmin:
     """The operators' side of LoRA adapters."""
     parts, revision = core.adapters, core.control.revision
     return AdapterAdmin(
-        book=parts.projection,
+        projection=parts.projection,
         registry=parts.registry,
-        rooms=parts.loader,
+        loader=parts.loader,
         orders=parts.orders,
         source=parts.source,
         audit=core.base.audit,

@@ -1,7 +1,5 @@
 """The layer that serves: the journey of a request, health, and the drain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,11 +31,7 @@ class ServingParts:
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
-    """Build it; ``observe`` also receives the record of each finished request.
-
-    Raises:
-        ConfigError: the ``shadow`` section cannot be used.
-    """
+    """Build it; ``observe`` also receives each finished request's record. Raises ConfigError: ``shadow``."""
     base, control = core.base, core.control
     shadow = make_shadow(
         base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission

@@ -1,7 +1,5 @@
 """The part that mirrors requests to other backends."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,13 +32,7 @@ REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": keep_all}
 
 @dataclass(frozen=True, slots=True)
 class ShadowParts:
-    """Mirrored requests.
-
-    Args:
-        shadow: takes copies of requests, and runs them on other backends.
-        pairs: the stored pairs of answers.
-        limits: what shadows spend.
-    """
+    """Mirrored requests, the stored pairs of answers, and what shadows may spend."""
 
     shadow: Shadow
     pairs: ShadowPairStore
@@ -69,11 +61,7 @@ def make_shadow(
     accounts: AccountParts,
     admission: AdmissionController,
 ) -> ShadowParts:
-    """Build it; a gateway whose routes shadow nothing has one that sleeps.
-
-    Raises:
-        ConfigError: a redactor, a check or the judge's backend cannot be used.
-    """
+    """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
     section, text = base.settings.shadow, model.text
     redact, checks = _redactor(section.redact), _checks(section)
     _check_judge(section, fleet)

@@ -1,7 +1,5 @@
 """Builds the state store, the idempotent replies, and the followers of streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,14 +22,7 @@ from observability.collectors import StreamStatus
 class StateParts:
     """The state store.
 
-    Args:
-        shown: its url without the password.
-        path: the file, of SQLite.
-        shared: whether other machines use it too.
-        store: the streams.
-        idempotency: the idempotent replies.
-        copies: the folder of local copies; ``None``: there are none.
-        clock: monotonic seconds.
+    ``shown`` is its url without the password, ``path`` SQLite's file, ``copies`` the folder of local copies.
     """
 
     shown: str
@@ -114,11 +105,7 @@ class StateParts:
 def make_state(
     config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]
 ) -> StateParts:
-    """Build the store of the section ``state``.
-
-    Raises:
-        ConfigError: the url is not understood, or what it needs is not installed.
-    """
+    """Build the store. Raises ConfigError: the url, or what it needs is not installed."""
     url = parse_state_url(config.url)
     return StateParts(
         shown=url.shown,
@@ -135,8 +122,5 @@ def make_state(
 
 def published_store(state: StateParts) -> StreamPublished:
     """Published prompts in the state store, with those that an earlier version wrote to its SQLite file."""
-    return (
-        StreamPublished(state.store)
-        if state.path is None
-        else StreamPublished(state.store, table_of(state.path))
-    )
+    earlier = () if state.path is None else (table_of(state.path),)
+    return StreamPublished(state.store, *earlier)

@@ -1,7 +1,5 @@
 """Builds the summarizer that writes with the engine, where a prompt version asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 
 import structlog

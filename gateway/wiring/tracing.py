@@ -1,7 +1,5 @@
 """Builds tracing."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -15,22 +13,14 @@ from observability.tracing import Sender, Tracing
 
 
 def make_tracing(config: TracingConfig, version: str) -> Tracing:
-    """Trace ids, and spans when there is a collector.
-
-    Raises:
-        ConfigError: something the configuration names cannot be used; names the key.
-    """
+    """Trace ids, and spans when there is a collector. Raises ConfigError, which names the key."""
     if config.otlp_endpoint is None:
         return Tracing()
     try:
         sender = _sender(config, config.otlp_endpoint, version)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from None
-    return Tracing(
-        sender,
-        sample_ratio=config.sample_ratio,
-        follow_callers=config.follow_callers,
-    )
+    return Tracing(sender, sample_ratio=config.sample_ratio, follow_callers=config.follow_callers)
 
 
 def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
@@ -64,11 +54,7 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
             log.warning("trace collector does not take spans", reason=reason)
 
     return TraceSender(
-        exporter,
-        resource=resource,
-        version=version,
-        scrub=redaction(config.redact),
-        on_change=on_change,
+        exporter, resource=resource, version=version, scrub=redaction(config.redact), on_change=on_change
     )
 
 

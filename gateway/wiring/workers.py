@@ -1,7 +1,5 @@
 """Builds a pool of workers from its section of the configuration."""
 
-from __future__ import annotations
-
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,12 +41,9 @@ def make_workers(
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
 ) -> WorkersBackend:
-    """Build the pool; nothing connects yet.
+    """Build the pool; nothing connects yet. Raises ConfigError: the variable that ``api_key_env`` names.
 
     ``bring`` puts an adapter's files into the gateway's folder before a worker loads them.
-
-    Raises:
-        ConfigError: the variable that ``api_key_env`` names is not set, or cannot be sent.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)

@@ -21,6 +21,7 @@ from gateway.admin.adapters import (
     PromoteBody,
     ReportBody,
     RollbackBody,
+    VerifiedBody,
 )
 from gateway.app import create_app
 from gateway.testing import ADMIN_KEY, CALLER_KEY, OPERATOR_KEY, fake_services, serving
@@ -48,7 +49,7 @@ ONE: Mapping[str, object] = {
     "author": "key_4",
     "at": "2026-11-22T00:00:00+00:00",
 }
-VERIFIED: Mapping[str, object] = {
+VERIFIED: Mapping[str, Any] = {
     "id": "v1",
     "verified": True,
     "rank": 8,
@@ -92,9 +93,9 @@ class FakeAdapters:
     async def add(self, given: AddBody, *, who: str) -> Mapping[str, object]:
         return self._done("add", given, who)
 
-    async def verify(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
+    async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
         self._done("verify", adapter_id, who)
-        return VERIFIED
+        return VerifiedBody(**VERIFIED)
 
     async def preload(self, adapter_id: str, *, who: str) -> Mapping[str, object]:
         return self._done("preload", adapter_id, who)

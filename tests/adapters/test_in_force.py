@@ -432,7 +432,7 @@ async def test_a_version_for_another_base_model_is_registered_and_not_offered(tm
 async def test_each_check_of_a_kept_copy_reads_it_anew(tmp_path: Path) -> None:
     async with gate(MemoryStreams(), tmp_path / "1") as one:
         await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key")
-        assert (await one.desk.verify("v1", who="key"))["verified"] is True
+        assert (await one.desk.verify("v1", who="key")).verified
         weights = Path(one.book.adapter("v1").path) / "adapter_model.safetensors"
         weights.chmod(0o600)
         weights.write_bytes(weights.read_bytes()[:-4])

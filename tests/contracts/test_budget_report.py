@@ -13,4 +13,4 @@ def test_what_was_cut_merged_and_summarized_is_told_only_where_something_was() -
     }  # fmt: skip
     told = BudgetReport(1, 2, 3, 4, 5, cut_chunks=("b",), merged_chunks=("c", "d"), summarized_turns=6)
     body = budget_body(told)
-    assert (body["cut_chunks"], body["merged_chunks"], body["summarized_turns"]) == (["b"], ["c", "d"], 6)
+    assert (body["cut_chunks"], body["merged_chunks"], body["summarized_turns"]) == (("b",), ("c", "d"), 6)

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai_logprobs import Offsets
-from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.values import Answer, Choice, FinishReason, TokenLogprob
 from gateway.testing import answer_for
 from tests.contracts.test_stream_frames import REQUEST, events
@@ -32,7 +32,7 @@ def answer(**changes: Any) -> Answer:
 
 
 def test_a_chats_logprobs_tell_text_and_bytes_of_every_token() -> None:
-    body = json.loads(ChatDialect().whole(ParsedRequest(REQUEST), answer()))
+    body = json.loads(OpenAIDialect(chat=True).whole(ParsedRequest(REQUEST), answer()))
     choice = ChatCompletion.model_validate(body, strict=True).choices[0]
     assert choice.logprobs is not None and choice.logprobs.content is not None
     first, half, rest, end = choice.logprobs.content
@@ -44,7 +44,7 @@ def test_a_chats_logprobs_tell_text_and_bytes_of_every_token() -> None:
 
 
 def test_a_completions_logprobs_are_parallel_lists_and_show_the_token_that_came() -> None:
-    body = json.loads(CompletionDialect().whole(ParsedRequest(REQUEST), answer()))
+    body = json.loads(OpenAIDialect(chat=False).whole(ParsedRequest(REQUEST), answer()))
     logprobs = Completion.model_validate(body, strict=True).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["Hi", "\ufffd", "\ufffd", "<end>"]
@@ -67,8 +67,8 @@ def test_offsets_count_characters_however_the_bytes_are_cut(text: str, cuts: lis
         at, turn = at + len(piece), turn + 1
 
 
-@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionDialect()])
-def test_every_choice_has_its_index_text_and_end(dialect: ChatDialect | CompletionDialect) -> None:
+@pytest.mark.parametrize("dialect", [OpenAIDialect(chat=True), OpenAIDialect(chat=False)])
+def test_every_choice_has_its_index_text_and_end(dialect: OpenAIDialect) -> None:
     several = answer_for(
         REQUEST,
         "one",
@@ -84,7 +84,7 @@ def test_every_choice_has_its_index_text_and_end(dialect: ChatDialect | Completi
 
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_chats_stream_of_several_choices_tells_each_role_once_and_each_end(usage: bool) -> None:
-    stream = ChatDialect().frames(ParsedRequest(REQUEST, usage))
+    stream = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST, usage))
     data = stream.opening + stream.delta("b", 1) + stream.delta("a") + stream.delta("bb", 1)
     closing = answer_for(
         REQUEST, "a", others=(Choice("bbb", FinishReason.LENGTH), Choice("", FinishReason.STOP))
@@ -104,7 +104,7 @@ def test_a_chats_stream_of_several_choices_tells_each_role_once_and_each_end(usa
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_streams_logprobs_joined_are_those_of_the_whole(chat: bool) -> None:
-    dialect = ChatDialect() if chat else CompletionDialect()
+    dialect = OpenAIDialect(chat=chat)
     stream = dialect.frames(ParsedRequest(REQUEST))
     data = (
         stream.delta("Hi", 0, TOKENS[:1])

@@ -11,7 +11,7 @@ from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai import ChatRequest, CompletionRequest
-from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, Sampling
 from gateway.errors import InvalidRequest
@@ -31,12 +31,12 @@ TURN = {"role": "user", "content": SECRET}
 
 def chat(**fields: Any) -> ParsedRequest:
     body = {"model": "demo", "messages": [TURN], **fields}
-    return ChatDialect().parse(json.dumps(body).encode(), ORIGIN)
+    return OpenAIDialect(chat=True).parse(json.dumps(body).encode(), ORIGIN)
 
 
 def completion(**fields: Any) -> ParsedRequest:
     body = {"model": "demo", "prompt": SECRET, **fields}
-    return CompletionDialect().parse(json.dumps(body).encode(), ORIGIN)
+    return OpenAIDialect(chat=False).parse(json.dumps(body).encode(), ORIGIN)
 
 
 def test_the_smallest_chat_is_a_model_and_one_user_turn() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.native_answer import NativeFrames
-from gateway.contracts.openai_stream import ChatDialect, CompletionDialect
+from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.values import Caller, CallerRole, Contract, Fallback, FinishReason, GenerateRequest
 from gateway.errors import PublicError
 from gateway.testing import answer_for
@@ -31,7 +31,7 @@ ERROR = PublicError(503, "backend_unavailable", "engine gone", retry_after_ms=15
 def frames(kind: str, *, include_usage: bool = False) -> Frames:
     if kind == "native":
         return NativeFrames()
-    dialect = ChatDialect() if kind == "chat" else CompletionDialect()
+    dialect = OpenAIDialect(chat=kind == "chat")
     return dialect.frames(ParsedRequest(REQUEST, include_usage))
 
 

@@ -1,7 +1,5 @@
 """``/admin/adapters``: the LoRA registry, for operators; promoting by force is for admins."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 
 from gateway.admin.adapters import (

@@ -1,7 +1,5 @@
 """``/admin/canary``: the canary, for operators."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody

@@ -1,7 +1,5 @@
 """``/admin/chaos``: deliberate faults, for admins. The path exists only while ``chaos.enabled`` is true."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends

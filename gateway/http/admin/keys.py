@@ -1,10 +1,6 @@
 """``/admin/keys``: callers' and operators' keys, for admins."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Response
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from accounting.keys import KeyLimits

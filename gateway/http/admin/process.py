@@ -1,7 +1,5 @@
 """``/admin/admission`` and ``/admin/drain``: this process, for operators."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from gateway.admin.admission import AdmissionBody

@@ -1,14 +1,10 @@
 """``/admin/prompts`` and ``/admin/budget/preview``: registered prompt versions, and what would be sent."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import BeforeValidator
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
@@ -22,10 +18,8 @@ from gateway.http.generate import origin_of
 from gateway.http.routes import OPERATORS, Asking, Edge, OperatorRoute
 
 
-class NoSuchPrompt(UnknownPromptVersion):
+class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_version"):
     """The path names a prompt version that is not registered."""
-
-    status = 404
 
 
 class PreviewRoute(OperatorRoute):

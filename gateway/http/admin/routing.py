@@ -1,12 +1,8 @@
 """``/admin/routing`` and ``/admin/audit``: routing revisions, and the actions of operators; for operators."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-
-# Pydantic reads TypedDicts of this module alone before Python 3.12.
 from typing_extensions import TypedDict
 
 from gateway.admin.routing import (

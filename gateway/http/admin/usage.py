@@ -1,7 +1,5 @@
 """``/admin/usage`` and ``/admin/shadow``: what the ledger's database holds, for operators."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
