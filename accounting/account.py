@@ -1,11 +1,9 @@
 """One account per generation: opened before the work, settled exactly once whatever happens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from msgspec.structs import replace
 
@@ -17,9 +15,8 @@ ERROR = "error"
 
 
 class Outbox(Protocol):
-    """Where settled rows go.
-
-    Invariant: ``append`` neither blocks nor raises; ``False``: the row is lost, which the ledger reports.
+    """Where settled rows go. ``append`` neither blocks nor raises; ``False``: the row is lost, which the
+    ledger reports.
     """
 
     @property
@@ -30,10 +27,7 @@ class Outbox(Protocol):
         """Take a row to be written."""
 
     async def durable(self) -> bool:
-        """Wait until the rows so far are as durable as they must be before an answer is sent.
-
-        ``False``: they are not, and no answer may be sent.
-        """
+        """Wait until the rows so far are durable; ``False``: no answer may be sent."""
 
 
 def unpriced(row: UsageRow) -> UsageRow:
@@ -52,7 +46,7 @@ class Account(AbstractContextManager["Account"]):
 
     def __init__(
         self,
-        accounts: Accounts,
+        accounts: "Accounts",
         row: UsageRow,
         so_far: Callable[[BaseException], PartialUsage] | None,
         on_settled: Callable[[UsageRow], None],
@@ -64,9 +58,8 @@ class Account(AbstractContextManager["Account"]):
         self._entered = self._usable = False
 
     def settle(self, row: UsageRow) -> None:
-        """Bill the exact figures, once; without an await, so that nothing can interrupt it.
-
-        Raises AlreadySettled; ValueError for a row of another generation.
+        """Bill the exact figures, once; without an await, so that nothing can interrupt it. Raises
+        AlreadySettled; ValueError for a row of another generation.
         """
         if not self._usable:
             raise AlreadySettled(self._row.generation_id)
@@ -79,7 +72,7 @@ class Account(AbstractContextManager["Account"]):
         self._accounts.outbox.append(row)
         self._on_settled(row)
 
-    def __enter__(self) -> Account:
+    def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("an account is entered once; call open() for another")
         self._entered = self._usable = True
@@ -102,14 +95,8 @@ class Account(AbstractContextManager["Account"]):
 
 
 class Accounts:
-    """Opens accounts whose rows go to one outbox.
-
-    Args:
-        outbox: where settled rows go.
-        price: adds what a row costs; must not raise.
-
-    Attributes:
-        open_now: accounts whose block is not left yet; 0 when idle.
+    """Opens accounts whose rows go to ``outbox``. ``price`` adds what a row costs and must not raise;
+    ``open_now`` counts the accounts in use.
     """
 
     def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced) -> None:
@@ -125,9 +112,9 @@ class Accounts:
     ) -> AbstractContextManager[Account]:
         """``with open(row) as account``: leaving the block settles the account, if the block did not.
 
-        Then what ``so_far`` returns for the exception is billed (without it, ``row``). Its ``finish_reason``
-        is ``cancelled`` when a cancellation (or the end of the interpreter or of a generator) left the
-        block, else ``error``. ``on_settled`` gets the priced row in either case. Neither may raise.
+        Then what ``so_far`` returns for the exception is billed (without it, ``row``), with the
+        ``finish_reason`` ``cancelled`` for a cancellation and ``error`` for everything else. ``on_settled``
+        gets the priced row in either case. Neither may raise.
 
         Raises NotRecorded: no row may be lost, and this one might be.
         """
@@ -136,10 +123,7 @@ class Accounts:
         return Account(self, row, so_far, on_settled)
 
     async def durable(self) -> None:
-        """Wait until what is settled is as durable as it must be before an answer is sent.
-
-        Raises NotRecorded: it is not, and no answer may be sent.
-        """
+        """Wait until settled rows are durable. Raises NotRecorded: no answer may be sent."""
         if not await self.outbox.durable():
             raise NotRecorded("usage cannot be recorded now; the answer was not given")
 

@@ -1,7 +1,5 @@
 """Stores the engines' own token counters by hour, so that the ledger can be compared with them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,13 +27,8 @@ class _Hour:
 
 
 class HourlyCounts:
-    """Differences of counters, by hour. Sans-I/O: readings with their time in, lines of the table out.
-
-    A counter that has decreased belongs to a restarted engine, and counts from 0.
-
-    Args:
-        observer: this process' name in the table.
-        own: engines of this process, whose counters start at 0 with it.
+    """Differences of counters by hour, for the table's column ``observer``. A counter that has decreased
+    belongs to a restarted engine and counts from 0; those of ``own`` engines start at 0 with this process.
     """
 
     def __init__(self, observer: str, own: Sequence[Engine] = ()) -> None:
@@ -76,13 +69,8 @@ class HourlyCounts:
 
 
 class EngineCounts:
-    """The loop around :class:`HourlyCounts`.
-
-    Args:
-        counts: collects the readings.
-        read: the counters now, by backend and engine; must neither block nor raise.
-        write: writes lines to the table; raises LedgerUnavailable when that is not possible now.
-        unix_time: seconds since 1970.
+    """Reads the counters at intervals and writes them. ``read`` must neither block nor raise; ``write``
+    raises LedgerUnavailable.
     """
 
     def __init__(

@@ -1,15 +1,4 @@
-"""Errors of accounting.
-
-::
-
-    AccountingError
-    ├── LedgerUnavailable   the ledger's url cannot be used, or its rows cannot be read now
-    ├── NotRecorded         usage cannot be made durable now, and no answer may be sent without that
-    ├── PriceError          the price book cannot be used
-    └── AlreadySettled      an account was used after it was settled: a defect of the caller
-"""
-
-from __future__ import annotations
+"""The closed tree of accounting's errors."""
 
 
 class AccountingError(Exception):

@@ -1,19 +1,13 @@
 """Events of the ledger and of keys' limits, for metrics and logs. Times are Unix seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaDecided:
-    """A limit was checked.
-
-    Args:
-        kind: ``request`` or ``tokens``.
-        refused_by: the limit's name; ``None``: allowed.
-        shared: decided for all processes; else by this one alone: the store did not answer or there is none.
+    """A limit on ``request`` or ``tokens`` was checked. ``refused_by`` is the limit's name, ``None`` when it
+    allowed; ``shared`` is false when this process decided alone.
     """
 
     kind: str
@@ -73,10 +67,8 @@ class RowsWritten:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """A batch could not be written; its rows stay and are written again.
-
-    ``failures`` counts since the last success; ``error_type`` is the exception's class, never its text,
-    which may contain a row's values.
+    """A batch could not be written and is tried again. ``failures`` counts since the last success;
+    ``error_type`` is the exception's class, because its text may contain a row's values.
     """
 
     error_type: str
@@ -115,8 +107,7 @@ class JournalSynced:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The journal could not be written: ``rows`` of one group are in memory only until the database has
-    them."""
+    """The journal could not be written: ``rows`` of one group are in memory only."""
 
     error_type: str
     rows: int
@@ -133,9 +124,8 @@ class JournalRefused:
 
 @dataclass(frozen=True, slots=True)
 class RowsReplayed:
-    """A journal file's rows are in the database; ``adopted``: of another process that has ended.
-
-    Includes rows that were there already. ``damaged_bytes`` could not be read; such a file is set aside.
+    """A journal file's rows are in the database, those included that were there before; ``adopted``: of
+    another process that has ended. ``damaged_bytes`` could not be read; such a file is set aside.
     """
 
     count: int

@@ -4,8 +4,6 @@ The event loop gathers rows into groups; a thread writes and syncs one group whi
 commit). All rows of a group share one sync, and the loop never waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -17,9 +15,10 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from accounting.errors import LedgerUnavailable
-from accounting.events import JournalEvent, JournalFailed, JournalRefusal, JournalRefused, JournalSynced
+from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced
 from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
+from accounting.options import LedgerOptions
 from accounting.values import UsageRow
 
 # A file stays open until the database has all its rows: 1 GiB of waiting rows are 64 files. 16 MiB are
@@ -28,11 +27,6 @@ SEGMENT_BYTES: Final = 16 << 20
 # A longer file in use is closed at the next occasion, so that it can be deleted: after a kill at most a few
 # of these are read again in vain.
 ROTATE_BYTES: Final = 1 << 20
-# Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
-WAIT_S: Final = 1.0
-# Least time between the beginnings of two syncs. Each wakes the writing thread and then the loop, so a busy
-# gateway shares them; on an idle gateway an answer does not wait.
-SYNC_GAP_S: Final = 0.001
 # Pause after a failed write, before the next try.
 REST_S: Final = 1.0
 # Longest that closing waits for the last group.
@@ -41,14 +35,8 @@ CLOSE_S: Final = 2.0
 
 @dataclass(eq=False, slots=True)
 class PendingRow:
-    """A row on its way to the database.
-
-    Args:
-        row: the usage row.
-        at: when it arrived, seconds on the clock.
-        held: whether it is in memory; otherwise it is read back from the journal.
-        segment: the file with the row, once it is synced.
-        written: whether the database has it.
+    """A row that arrived at ``at`` on the clock. If not ``held`` in memory, it is read back from the journal;
+    ``segment`` is its file once it is synced; ``written``: the database has it.
     """
 
     row: UsageRow
@@ -87,47 +75,23 @@ class _Group:
 class Journal:
     """One process' files in a folder that processes of one machine share. Not for several threads.
 
-    A full or failing disk fails no request: it is reported (:class:`~accounting.events.JournalRefused`,
-    :class:`~accounting.events.JournalFailed`) and tried again after a pause; until then rows are only in
-    memory, and :meth:`durable` returns ``False``.
-
-    Args:
-        folder: on a local disk; created when missing.
-        max_bytes: most bytes of all files of this process together.
-        new_name: names files; names sort by time.
-        on_lost: called for each row that is neither in memory nor in a file.
-        emit: takes each event; must not block.
-        clock: seconds, monotonic.
-        unix_time: seconds, for events.
-        wait_s: longest that an answer waits.
-        gap_s: least time between the beginnings of two syncs.
-        segment_bytes: a file's size, about.
+    A full or failing disk fails no request: it is reported by an event and tried again after a pause; until
+    then rows are only in memory, and :meth:`durable` returns ``False``. ``on_lost`` is called for each row
+    that is neither in memory nor in a file; names of ``new_name`` sort by time.
     """
 
     def __init__(
         self,
         folder: Path,
+        options: LedgerOptions,
         *,
-        max_bytes: int,
-        new_name: Callable[[], str],
         on_lost: Callable[[PendingRow], None],
-        emit: Callable[[JournalEvent], None],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        wait_s: float = WAIT_S,
-        gap_s: float = SYNC_GAP_S,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._options = options
         self._segment_bytes = segment_bytes
-        self._new_name = new_name
         self._on_lost = on_lost
-        self._emit = emit
-        self._clock = clock
-        self._unix_time = unix_time
-        self._wait_s = wait_s
-        self._gap_s = gap_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -172,10 +136,8 @@ class Journal:
     # Rows
 
     def append(self, entry: PendingRow) -> bool:
-        """Take a row to be synced with the next group; never waits, never raises.
-
-        ``False``: it is not journaled, because the journal is full, failing or closed, or the row cannot be
-        encoded.
+        """Take a row for the next group; never waits or raises. ``False``: the journal is full, failing or
+        closed, or the row cannot be encoded.
         """
         if self._loop is None or self._stopped.is_set():
             return False
@@ -187,7 +149,7 @@ class Journal:
             return self._refuse(JournalRefusal.UNENCODABLE)
         ahead = len(self._syncing.data) if self._syncing is not None else 0
         group = self._gathering
-        if self._bytes + ahead + len(group.data) + len(data) > self._max_bytes:
+        if self._bytes + ahead + len(group.data) + len(data) > self._options.journal_bytes:
             self._full = True
             return self._refuse(JournalRefusal.FULL)
         self._full = False
@@ -198,7 +160,7 @@ class Journal:
         return True
 
     async def durable(self) -> bool:
-        """Wait until all rows so far are synced, at most ``wait_s``; whether they are."""
+        """Wait until all rows so far are synced, at most ``sync_wait_s``; whether they are."""
         group = self._gathering if self._gathering.entries else self._syncing
         if group is None or self._loop is None:
             return self.working
@@ -267,7 +229,7 @@ class Journal:
     # The loop's side
 
     def _hand_over_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        rest_s = self._handed_at + self._gap_s - loop.time()
+        rest_s = self._handed_at + self._options.sync_gap_s - loop.time()
         if rest_s > 0:
             loop.call_later(rest_s, self._hand_over)
         else:
@@ -280,7 +242,7 @@ class Journal:
             return
         self._gathering, self._syncing = _Group(), group
         self._handed_at = self._loop.time()
-        self._late = self._loop.call_later(self._wait_s, self._timed_out, group)
+        self._late = self._loop.call_later(self._options.sync_wait_s, self._timed_out, group)
         self._work.put(lambda: self._store(group))
 
     def _timed_out(self, group: _Group) -> None:
@@ -299,7 +261,9 @@ class Journal:
             self._retry_at = None
             group.synced = True
             self._place(group.entries, segment, len(group.data))
-            self._emit(JournalSynced(len(group.entries), len(group.data), took_s, self._unix_time()))
+            self._options.emit(
+                JournalSynced(len(group.entries), len(group.data), took_s, self._options.unix_time())
+            )
         else:
             self._fail(type(error).__name__, len(group.entries))
             for entry in group.entries:
@@ -347,15 +311,15 @@ class Journal:
             self._full = False
 
     def _refuse(self, reason: JournalRefusal) -> bool:
-        self._emit(JournalRefused(reason, self._unix_time()))
+        self._options.emit(JournalRefused(reason, self._options.unix_time()))
         return False
 
     def _fail(self, error_type: str, rows: int) -> None:
-        self._retry_at = self._clock() + REST_S
-        self._emit(JournalFailed(error_type, rows, self._unix_time()))
+        self._retry_at = self._options.clock() + REST_S
+        self._options.emit(JournalFailed(error_type, rows, self._options.unix_time()))
 
     def _resting(self) -> bool:
-        return self._retry_at is not None and self._clock() < self._retry_at
+        return self._retry_at is not None and self._options.clock() < self._retry_at
 
     # The thread's side
 
@@ -364,21 +328,21 @@ class Journal:
             work()
 
     def _store(self, group: _Group) -> None:
-        began = self._clock()
+        began = self._options.clock()
         try:
             active = self._active
             if active is not None and active.size + len(group.data) > self._segment_bytes:
                 self._close_active()
                 active = None
             if active is None:
-                active = self._active = create(self._folder, self._new_name)
+                active = self._active = create(self._folder, self._options.new_name)
             active.write(bytes(group.data))
         except OSError as error:
             # Earlier rows in this file are synced; after a failed write its end is undefined.
             self._close_active()
             self._call_loop(self._stored, group, None, error, 0.0)
         else:
-            self._call_loop(self._stored, group, active, None, self._clock() - began)
+            self._call_loop(self._stored, group, active, None, self._options.clock() - began)
 
     def _close_active(self) -> None:
         active, self._active = self._active, None

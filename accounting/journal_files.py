@@ -4,8 +4,6 @@ A process holds the lock of the file that it writes, and the system releases the
 So a file that can be locked is an orphan; the first process to lock it adopts it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -27,15 +25,8 @@ UNFINISHED_S: Final = 60.0
 
 @dataclass(eq=False, slots=True)
 class JournalSegment:
-    """One file, open and locked.
-
-    Args:
-        path: where it is.
-        fd: its descriptor.
-        size: bytes in it.
-        waiting: rows in it that the database does not have yet and memory holds.
-        spilled: whether some of its rows are only here, so that they must be read back.
-        closed: whether it is complete.
+    """One file, open and locked. ``waiting`` counts its rows that memory holds and the database lacks;
+    ``spilled``: some of its rows are only here, so that they must be read back; ``closed``: it is complete.
     """
 
     path: Path

@@ -5,8 +5,6 @@ the payload, the row as MessagePack with its fields' names. So rows of older ver
 missing field has its default, an unknown one is ignored.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator
@@ -43,12 +41,8 @@ def frame(row: UsageRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The content of a file.
-
-    Args:
-        rows: the complete ones, in order.
-        torn_bytes: bytes after the last complete row, where a write was cut off; 0 for a complete file.
-        damaged: whether more is wrong than a cut-off write: a file of another kind, or changed bytes.
+    """The complete rows of a file, the bytes after the last one (where a write was cut off), and whether more
+    is wrong than a cut-off write: a file of another kind, or changed bytes.
     """
 
     rows: tuple[UsageRow, ...]

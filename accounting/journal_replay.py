@@ -1,56 +1,31 @@
 """Reads rows back from the journal: those that memory had no room for, and those of ended processes."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 
 from accounting.events import RowsReplayed
 from accounting.journal import Journal
 from accounting.journal_files import JournalSegment
 from accounting.journal_records import read
-from accounting.values import UsageRow
+from accounting.options import LedgerOptions
+from accounting.writer import Writer
 
 
 class Replay:
-    """Reads files back, and deletes them once the database has their rows.
+    """Reads files back, and deletes them once the database has their rows: ``write`` returns ``False`` when
+    it was closed before that.
 
     After a kill in between the file is read again; rows that the database has stay unchanged.
-
-    Args:
-        journal: holds this process' files, and finds orphans.
-        write: makes rows durable, however long that takes; ``False``: closed before.
-        batch_rows: most rows of one ``write``.
-        failed: called with errors of files.
-        emit: takes each event; must not block.
-        clock: seconds, monotonic.
-        unix_time: seconds, for events.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        write: Callable[[Sequence[UsageRow]], Awaitable[bool]],
-        *,
-        batch_rows: int,
-        failed: Callable[[BaseException], None],
-        emit: Callable[[RowsReplayed], None],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-    ) -> None:
+    def __init__(self, journal: Journal, writer: Writer, options: LedgerOptions) -> None:
         self._journal = journal
-        self._write = write
-        self._batch_rows = batch_rows
-        self._failed = failed
-        self._emit = emit
-        self._clock = clock
-        self._unix_time = unix_time
+        self._writer = writer
+        self._options = options
         self._since: float | None = None
 
     @property
     def since(self) -> float | None:
-        """When the first row that waits to be read back arrived, seconds on the clock; ``None``: none
-        waits."""
+        """When the first row that waits to be read back arrived, on the clock; ``None``: none waits."""
         return self._since
 
     def spilled(self, at: float) -> None:
@@ -63,10 +38,10 @@ class Replay:
         try:
             adopted = await asyncio.to_thread(self._journal.orphans)
         except OSError as error:
-            self._failed(error)
+            self._writer.failed(error)
             adopted = []
         if adopted:
-            self.spilled(self._clock())
+            self.spilled(self._options.clock())
         for number, segment in enumerate(adopted):
             if not await self._segment(segment, adopted=True):
                 for other in adopted[number + 1 :]:
@@ -84,14 +59,14 @@ class Replay:
         try:
             contents = read(await asyncio.to_thread(segment.content))
         except OSError as error:
-            self._failed(error)
+            self._writer.failed(error)
             self._journal.abandon(segment)
             return True
-        for start in range(0, len(contents.rows), self._batch_rows):
-            if not await self._write(contents.rows[start : start + self._batch_rows]):
+        for start in range(0, len(contents.rows), self._options.batch_rows):
+            if not await self._writer.write_again(contents.rows[start : start + self._options.batch_rows]):
                 self._journal.abandon(segment)
                 return False
         self._journal.done(segment, damaged=contents.damaged)
         bad_bytes = contents.torn_bytes if contents.damaged else 0
-        self._emit(RowsReplayed(len(contents.rows), adopted, bad_bytes, self._unix_time()))
+        self._options.emit(RowsReplayed(len(contents.rows), adopted, bad_bytes, self._options.unix_time()))
         return True

@@ -1,7 +1,5 @@
 """The accepted keys: the first admin key, given at the start, and the keys that operators created."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os
@@ -47,18 +45,9 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key's properties; the key cannot be derived from them.
-
-    Args:
-        key_id: its public id.
-        tenant: that its requests are billed to.
-        role: its permissions.
-        max_priority: cap of its requests' priorities.
-        routes: the routes that it may use; ``None``: all.
-        adapters: the adapters and aliases that it may use; ``None``: all.
-        limits: on requests and tokens.
-        expires_at: Unix seconds of its expiry; ``None``: never.
-        org: the tenant's organization; usage is reported by it too.
+    """A key's properties, from which the key cannot be derived. ``routes`` and ``adapters`` (aliases
+    included) are those that it may use, ``None`` all; ``max_priority`` caps its requests' priorities;
+    ``expires_at`` is Unix seconds; ``org`` is the tenant's organization.
     """
 
     key_id: str
@@ -74,15 +63,8 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A created key as it is stored.
-
-    Args:
-        record: its properties.
-        prefix: the public part of the key, for its lookup.
-        salt, digest: of the whole key.
-        comment: its creator's.
-        author: the id of the key that created it.
-        created_at: Unix seconds.
+    """A created key as it is stored: ``prefix`` is its public part, for its lookup; ``digest`` is of salt and
+    whole key; ``author`` is the id of the key that created it.
     """
 
     record: KeyRecord
@@ -126,13 +108,8 @@ def salted_digest(salt: bytes, key: bytes) -> bytes:
 
 
 class KeyRing:
-    """The accepted keys, each stored as a salted SHA-256.
-
-    Args:
-        admin_key: the first admin key; ``None`` or empty: there is none.
-        enabled: whether keys are required.
-        unix_time: seconds since 1970, for keys that expire.
-        digest: of salt and key.
+    """The accepted keys, each stored as a salted SHA-256. Without ``enabled`` no key is required; without an
+    ``admin_key`` there are only the created ones.
     """
 
     __slots__ = (

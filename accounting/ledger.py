@@ -1,126 +1,54 @@
 """The usage ledger: rows are taken without waiting, written in batches, and never billed twice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Select
 
 from accounting.errors import LedgerUnavailable
-from accounting.events import LedgerEvent, LossReason
+from accounting.events import LossReason
 from accounting.journal import Journal, PendingRow
 from accounting.journal_replay import Replay
+from accounting.options import Durability, LedgerOptions
 from accounting.store import GenerationStore
 from accounting.values import EngineCount, UsageRow
-from accounting.writer import DATABASE_CALL_S, FIRST_RETRY_S, GATHER_S, Writer
+from accounting.writer import DATABASE_CALL_S, Writer
 
 # Longest wait of a start for a database that does not answer.
 OPEN_S = 5.0
 # Extra time of closing after its flush: a thread in a database call cannot be interrupted.
 DISPOSE_S = 2.0
-# Interval of checks for journals of ended processes, and for rows to be read back.
-ADOPT_S = 2.0
-
-
-class Durability(StrEnum):
-    """What the end of an answer waits for, and what happens when that fails.
-
-    * ``strict``: its row is on disk; otherwise no answer, and no new work.
-    * ``group``: its row is on disk; otherwise the answer is sent and the fault reported.
-    * ``relaxed``: nothing; the row is on disk some milliseconds later.
-    * ``memory``: nothing, and there is no journal; the row is in the database some 0.1 s later.
-    """
-
-    STRICT = "strict"
-    GROUP = "group"
-    RELAXED = "relaxed"
-    MEMORY = "memory"
 
 
 class Ledger:
-    """A journal and an outbox in memory in front of a table.
+    """A journal and an outbox in memory in front of a table. Not for several threads.
 
     ``append`` never waits, so the database never delays a request. While the database is unavailable, rows
     wait (``outbox_rows`` in memory, the others in the journal only) and are tried again without an end. Lost
-    rows (no room, closed before written, refused by the database) are counted and reported as
-    :class:`~accounting.events.RowsLost`. Not for several threads.
-
-    Args:
-        url: ``sqlite+aiosqlite:///file`` or ``postgresql+asyncpg://…``.
-        emit: takes each event; must not block.
-        clock: seconds, monotonic.
-        unix_time: seconds, for events.
-        outbox_rows: most rows that wait in memory.
-        batch_rows: most rows of one transaction.
-        gather_s: how long a row may wait for others of its transaction, seconds.
-        first_retry_s: pause after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
-        store: creates the store of a url.
-        durability: what an answer waits for.
-        journal_folder: of the journal; ``None``: no journal, as with ``memory``.
-        journal_bytes: most bytes of the journal.
-        new_name: names the journal's files; names sort by time.
-        adopt_s: seconds between two checks for orphaned journals and rows to be read back.
+    rows (no room, closed before written, refused by the database) are reported as
+    :class:`~accounting.events.RowsLost`. ``url`` is ``sqlite+aiosqlite:///file`` or
+    ``postgresql+asyncpg://…``.
     """
 
     def __init__(
         self,
         url: str,
+        options: LedgerOptions,
         *,
-        emit: Callable[[LedgerEvent], None],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        outbox_rows: int = 10_000,
-        batch_rows: int = 500,
-        first_retry_s: float = FIRST_RETRY_S,
-        gather_s: float = GATHER_S,
         store: Callable[[str], GenerationStore] = GenerationStore,
-        durability: Durability = Durability.GROUP,
-        journal_folder: Path | None = None,
-        journal_bytes: int = 1 << 30,
-        new_name: Callable[[], str] = lambda: "0",
-        adopt_s: float = ADOPT_S,
     ) -> None:
         self._store = store(url)
-        self._writer = Writer(
-            self._store,
-            done=self._done,
-            emit=emit,
-            clock=clock,
-            unix_time=unix_time,
-            outbox_rows=outbox_rows,
-            batch_rows=batch_rows,
-            first_retry_s=first_retry_s,
-            gather_s=gather_s,
-        )
-        self._clock = clock
-        self._durability = durability
-        self._adopt_s = adopt_s
+        self._options = options
+        self._writer = Writer(self._store, options, done=self._done)
+        self._clock = options.clock
+        self._durability = options.durability
         self._journal: Journal | None = None
         self._replay: Replay | None = None
-        if journal_folder is not None and durability is not Durability.MEMORY:
-            self._journal = Journal(
-                journal_folder,
-                max_bytes=journal_bytes,
-                new_name=new_name,
-                on_lost=self._row_lost,
-                emit=emit,
-                clock=clock,
-                unix_time=unix_time,
-            )
-            self._replay = Replay(
-                self._journal,
-                self._writer.write_again,
-                batch_rows=batch_rows,
-                failed=self._writer.failed,
-                emit=emit,
-                clock=clock,
-                unix_time=unix_time,
-            )
+        if options.journal_folder is not None and options.durability is not Durability.MEMORY:
+            self._journal = Journal(options.journal_folder, options, on_lost=self._row_lost)
+            self._replay = Replay(self._journal, self._writer, options)
 
     @property
     def depth(self) -> int:
@@ -170,7 +98,7 @@ class Ledger:
         """Create the tables, or migrate them to this version.
 
         An unavailable database does not prevent the start: ``healthy`` is false then, and :meth:`run` keeps
-        trying. Raises LedgerUnavailable only for a url that can never work, or a journal's folder.
+        trying. Raises LedgerUnavailable for a url that can never work, or a journal's folder.
         """
         self._store.connect()
         if self._journal is not None:
@@ -182,9 +110,7 @@ class Ledger:
             self._writer.failed(error)
 
     async def run(self) -> None:
-        """The writer: sleeps until a row comes, writes, retries; ends after :meth:`close`.
-
-        Runs in the lifespan's task group. Cancelling it loses no row: rows leave the outbox only when
+        """Write rows until :meth:`close`. Cancelling it loses no row: rows leave the outbox only when
         durable.
         """
         async with asyncio.TaskGroup() as both:
@@ -195,12 +121,11 @@ class Ledger:
     async def _read_back(self, replay: Replay) -> None:
         while not self._writer.closing:
             await replay.once(caught_up=self._writer.caught_up)
-            await self._writer.rest(self._adopt_s)
+            await self._writer.rest(self._options.adopt_s)
 
     def append(self, row: UsageRow) -> bool:
-        """Take a row; never waits, never raises.
-
-        ``False`` when there is no room, or after closing: the row is lost, counted and reported.
+        """Take a row; never waits or raises. ``False`` when there is no room, or after closing: the row is
+        lost and reported.
         """
         if self._writer.closing:
             self._writer.lose((row,), LossReason.CLOSED)
@@ -224,10 +149,8 @@ class Ledger:
         return kept or self._durability is not Durability.STRICT
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Write waiting rows, for at most ``timeout_s`` seconds, then close the database.
-
-        Rows not written by then stay in the journal for the next start; without a journal they are lost,
-        counted and reported. A second call does nothing.
+        """Write waiting rows, for at most ``timeout_s`` seconds, then close the database. The other rows stay
+        in the journal for the next start; without a journal they are lost and reported.
         """
         if self._writer.closing:
             return
@@ -246,22 +169,19 @@ class Ledger:
             await self._let_go()
 
     async def rows(self, *, limit: int = 100) -> list[UsageRow]:
-        """The newest ``limit`` (1 to 10,000) durable rows, newest first.
-
-        Raises LedgerUnavailable when the database cannot be read now.
-        """
+        """The newest ``limit`` (1 to 10,000) durable rows, newest first. Raises LedgerUnavailable."""
         if not 1 <= limit <= 10_000:
             raise ValueError(f"limit is {limit}; allowed: 1 to 10,000")
         async with self._reading():
             return await self._store.newest(limit)
 
     async def select(self, query: Select[Any]) -> list[dict[str, Any]]:
-        """What a query finds. Raises LedgerUnavailable when the database cannot be read now."""
+        """The result of a query. Raises LedgerUnavailable."""
         async with self._reading():
             return await self._store.select(query)
 
     async def write_counts(self, counts: Sequence[EngineCount]) -> None:
-        """Keep what engines counted. Raises LedgerUnavailable when the database is away."""
+        """Store engines' counts. Raises LedgerUnavailable."""
         if counts:
             async with self._reading():
                 await self._store.write_counts(counts)
@@ -289,7 +209,7 @@ class Ledger:
             self._journal.written(entry)
 
     def _row_lost(self, entry: PendingRow) -> None:
-        """The journal could not keep a row that is nowhere else."""
+        """The journal could not store a row that is nowhere else."""
         if self._writer.has_room and not self._writer.closing:
             entry.held = True
             self._writer.hold(entry)

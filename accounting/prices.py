@@ -1,7 +1,5 @@
 """The price book: versions with dates, prices in whole nano US dollars (10⁻⁹)."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,10 +77,8 @@ class BookVersion:
 
 
 class PriceBook:
-    """All versions, oldest first. A version named in rows never changes: a new one follows it.
-
-    Raises:
-        PriceError: two versions have one name or one start, or two tariffs cover the same.
+    """All versions, oldest first. A version named in rows never changes: a new one follows it. Raises
+    PriceError when two versions have one name or one start, or two tariffs cover the same.
     """
 
     def __init__(self, versions: Sequence[BookVersion] = ()) -> None:
@@ -144,15 +140,8 @@ class PriceBook:
 
 
 def with_backends(book: PriceBook, backends: Mapping[str, Price], *, version: str) -> PriceBook:
-    """The book with the prices of backends' own sections added.
-
-    Args:
-        book: of the price file.
-        backends: price by backend.
-        version: name of the version made of these where the file has none.
-
-    Raises:
-        PriceError: a backend has a price in both places.
+    """The book with the prices of backends' own sections added; where the file has none, in a version named
+    ``version``. Raises PriceError when a backend has a price in both places.
     """
     if not backends:
         return book

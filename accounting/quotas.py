@@ -1,12 +1,9 @@
 """Keys' limits: sliding windows of requests and tokens. Sans-I/O.
 
 Tokens are held before they are generated, as many as the answer may have, and replaced by the used ones when
-the answer has ended. So a window never exceeds its limit, however many requests run at once. Tokens held by
-an ended process do not count. Redis decides by the same rules in a script of its own
-(``gateway/state/limits_redis.py``); one conformance suite runs over both.
+the answer has ended. So a window never exceeds its limit, however many requests run at once. Redis decides by
+the same rules in a script (``gateway/state/limits_redis.py``); one conformance suite runs over both.
 """
-
-from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
@@ -61,11 +58,8 @@ class HoldId:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """What a request needs; zero of both only reads the limits.
-
-    Args:
-        requests: to count at once.
-        tokens: to hold under ``hold``.
+    """The requests to count at once and the tokens to hold under ``hold``; zero of both only reads the
+    limits.
     """
 
     requests: int = 0
@@ -75,14 +69,9 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a request used.
-
-    Args:
-        hold: its hold; ``None``: none, the limits could not be reached then.
-        at: whole seconds of the store's clock at which it was held; ``None``: now.
-        used: tokens.
-        sure: it is sent for the first time. One that may have been sent before counts only while the tokens
-            are still held.
+    """What a request used, in tokens. ``hold`` is ``None`` when the limits could not be reached; ``at`` is
+    the whole second of the store's clock at which tokens were held, ``None`` now. One that is not ``sure``
+    may have been sent before, and counts only while the tokens are still held.
     """
 
     key_id: str
@@ -95,13 +84,8 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A limit that a request would go beyond.
-
-    Args:
-        name: the limit's, as admins set it.
-        limit: its value.
-        asked: what the request needs.
-        wait_s: seconds until a retry; ``None``: it can never pass.
+    """A limit, by the name that admins set, that a request would exceed. ``wait_s`` is the time until a
+    retry; ``None``: it can never pass.
     """
 
     name: str
@@ -121,12 +105,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
-    """Whether a request may pass, and the limits' state after it.
-
-    Args:
-        excess: why not; nothing was counted then.
-        figures: in the order of :data:`LIMITS`; ``None`` where there is no limit.
-        at: whole seconds of the clock that decided.
+    """Whether a request may pass: with an ``excess`` nothing was counted. ``figures`` are the limits' state
+    after it, in the order of :data:`LIMITS`, ``None`` where there is no limit; ``at`` is the whole second of
+    the clock that decided.
     """
 
     excess: Excess | None
@@ -141,13 +122,7 @@ class _Held:
 
 
 class QuotaWindow:
-    """The use within the last period.
-
-    Args:
-        limit: most of any period.
-        kind: of limit.
-        steps: ``[number, amount]``, oldest first.
-    """
+    """The use within the last period, as ``steps`` of ``[number, amount]``, oldest first."""
 
     __slots__ = ("_kind", "_steps", "_used", "limit")
 
@@ -180,9 +155,8 @@ class QuotaWindow:
         return max(0, self.limit - self._used - sum(one.tokens for one in self._counting(held, now)))
 
     def wait_s(self, amount: int, now: float) -> float | None:
-        """Seconds until ``amount`` may be used if nothing else is; ``None``: never, it is over the limit.
-
-        Held tokens may be released at any moment and are ignored; when only they are in the way, the wait is
+        """Seconds until ``amount`` may be used if nothing else is; ``None``: never, it exceeds the limit.
+        Held tokens may be released at any moment and are ignored; when only they exceed it, the wait is
         :data:`RETRY_HELD_S`.
         """
         if amount > self.limit:
@@ -223,12 +197,7 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 class KeyUsage:
-    """The use of one key.
-
-    Args:
-        limits: the key's.
-        stored: the result of :meth:`encode`.
-    """
+    """The use of one key; ``stored`` is a result of :meth:`encode`."""
 
     __slots__ = ("_held", "_windows", "limits")
 
@@ -248,12 +217,8 @@ class KeyUsage:
         return msgspec.msgpack.encode(_Stored(windows, held))
 
     def take(self, request: QuotaRequest, now: float, *, alive: Callable[[str], bool] = bool) -> QuotaVerdict:
-        """Count the requests and hold the tokens, unless one of the limits forbids it: then count nothing.
-
-        Args:
-            request: what is needed.
-            now: seconds.
-            alive: whether a holder still runs; holds of others are dropped.
+        """Count the requests and hold the tokens, or nothing when a limit forbids it. Holds are dropped whose
+        holder is not ``alive``.
         """
         self._forget(now, alive)
         excess = self._excess(request, now, tuple(self._held.values()))
@@ -308,12 +273,7 @@ class KeyUsage:
 
 
 class Quotas:
-    """The keys' use in this process alone. Lives on the event loop.
-
-    Args:
-        clock: monotonic seconds.
-        max_keys: beyond it the least recently used is evicted.
-    """
+    """The keys' use in this process alone; beyond ``max_keys`` the least recently used is evicted."""
 
     def __init__(self, *, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._clock = clock

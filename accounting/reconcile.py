@@ -5,8 +5,6 @@ undelivered answers, tokens generated again after a failure. A ledger that count
 billed tokens twice or estimated them, and needs a look.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

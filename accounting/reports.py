@@ -1,7 +1,5 @@
 """Usage reports: sums of the ledger's rows, and the rows page by page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -83,7 +81,7 @@ class UsageReport:
         return found.group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
 
     def line(self, found: Mapping[str, Any]) -> dict[str, object]:
-        """A line as it is told; ``margin_tokens`` are those billed that were not computed."""
+        """A line of the report; ``margin_tokens`` are those billed that were not computed."""
         line: dict[str, object] = {name: _told(name, found[f"by_{name}"]) for name in self.by}
         # PostgreSQL's sums of whole numbers are decimals, and of nothing are nothing.
         sums = {name: int(found[name] or 0) for name in _SUMS}
@@ -92,7 +90,7 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows of all kinds by start, behind the last one of the page before."""
+    """Rows of all kinds in the order of start and generation, after the last row of the page before."""
 
     span: Span
     limit: int = MAX_PAGE
@@ -113,7 +111,7 @@ class Page:
 
 
 def too_many(lines: Sequence[object]) -> bool:
-    """Whether a report has more lines than are told."""
+    """Whether a report has more lines than are returned."""
     return len(lines) > MAX_LINES
 
 

@@ -1,7 +1,5 @@
 """The table ``shadow_pairs`` in the ledger's database."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -44,12 +42,8 @@ POOL_CONNECTIONS = 2
 
 
 class ShadowPairStore:
-    """Stores pairs, and deletes the oldest beyond ``keep_pairs`` and those older than ``keep_s``.
-
-    Args:
-        url: the ledger's.
-        keep_pairs: most pairs.
-        keep_s: seconds.
+    """Stores pairs in the ledger's database; deletes the oldest beyond ``keep_pairs`` and those older than
+    ``keep_s``.
     """
 
     def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:

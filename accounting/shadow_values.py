@@ -1,6 +1,4 @@
-"""What is kept of a shadowed request: two answers side by side, measured."""
-
-from __future__ import annotations
+"""A pair of a shadowed request: both answers, measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +9,9 @@ _NO_CHECKS: Mapping[str, bool | None] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ShadowSide:
-    """One answer of a pair.
-
-    Times are milliseconds, without waiting for a place on the backend; ``checks`` has what each check said,
-    ``None`` where it had nothing to say. ``failure`` tells why there is no answer. ``text`` is redacted, and
-    kept only where the operator wants that.
+    """One answer of a pair. Times are milliseconds, without the wait for a slot of the backend; a check is
+    ``None`` where it does not apply; ``failure`` is why there is no answer. ``text`` is redacted, and stored
+    only where the operator wants that.
     """
 
     backend: str
@@ -35,15 +31,10 @@ class ShadowSide:
 
 @dataclass(frozen=True, slots=True)
 class ShadowPair:
-    """The answer that the caller had, and the one of the shadow; nothing of who asked or what.
-
-    Args:
-        pair_id: the shadow's generation id; its row in the ledger has the same.
-        generation_id: of the caller's request.
-        at: Unix seconds.
-        likeness: by characters, 0 to 1; ``None`` when one side has no answer.
-        meaning: by meaning, -1 to 1; ``None`` when nothing can be told.
-        judged: ``primary``, ``shadow``, ``tie`` or ``unclear``; ``None``: nobody was asked.
+    """The caller's answer and the shadow's, without the caller and the question. ``pair_id`` is the shadow's
+    generation id, also in the ledger; ``generation_id`` is of the caller's request. ``likeness`` by
+    characters is 0 to 1, ``meaning`` -1 to 1, both ``None`` when not known; ``judged`` is ``primary``,
+    ``shadow``, ``tie`` or ``unclear``, ``None`` without a judge.
     """
 
     pair_id: str

@@ -1,7 +1,5 @@
 """The ledger's database: creates the tables, writes batches, reads rows."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -89,11 +87,11 @@ class GenerationStore:
         self._prepared = self._ever_prepared = True
 
     async def write(self, batch: Sequence[UsageRow]) -> None:
-        """Make ``batch`` durable in one transaction; existing rows stay unchanged.
+        """Make ``batch`` durable in one transaction; existing rows stay unchanged. An empty batch only
+        creates the tables.
 
         Raises UnwritableRows when the database refuses the values of some rows, the others being durable;
-        after any other error no row is known to be durable, and the batch must be written again. An empty
-        batch only creates the tables.
+        after any other error the batch must be written again.
         """
         await self.prepare()
         if not batch:
@@ -212,10 +210,8 @@ def make_engine(url: URL, connections: int) -> AsyncEngine:
 
 
 def _repair_companions(database: Path) -> None:
-    """Give the companion files of a SQLite database its own permissions again.
-
-    SQLite creates them with the database's permissions of that moment. So after a time of being read-only a
-    database stays read-only until its companions are writable too.
+    """Give the companion files of a SQLite database its own permissions again: SQLite creates them with the
+    database's permissions of that moment, so after a time of being read-only they would keep it read-only.
     """
     if not os.access(database, os.W_OK):
         return

@@ -1,7 +1,5 @@
 """Migrates the ledger's tables, once even when several processes start together."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from sqlalchemy import Connection, text
@@ -15,10 +13,8 @@ ADVISORY_LOCK: Final = 0x51_75_1C_E0
 
 
 async def bring_up(engine: AsyncEngine) -> None:
-    """Run the missing migrations in one transaction under a lock.
-
-    Processes that start meanwhile wait in the database, then find nothing to do. A newer schema is left
-    unchanged: migrations only add, so an older gateway can still write.
+    """Run the missing migrations in one transaction under a lock. A newer schema is left unchanged:
+    migrations only add, so an older gateway can still write.
     """
     async with engine.connect() as connection:
         if await _version(connection) >= HEAD:

@@ -1,7 +1,5 @@
 """The ledger's tables, and the conversion of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
@@ -104,10 +102,9 @@ INSERTS: Mapping[str, Insert] = MappingProxyType(
 
 
 class RowInsert:
-    """The insert for one dialect, ready for the driver: SQL text, and a row's values in its order.
-
-    Rows go to the driver as they are. Every column has a driver's own type, so there is nothing that
-    SQLAlchemy's handling of each value, which costs as much as the insert, would have to convert.
+    """The insert for one dialect as SQL text, and a row's values in its order. Values go to the driver as
+    they are: every column has a driver's own type, and SQLAlchemy's handling of each value costs as much as
+    the insert.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -123,7 +120,7 @@ def from_columns(columns: Mapping[str, Any]) -> UsageRow:
 
 
 def counts_upsert(dialect: Dialect, counts: Sequence[EngineCount]) -> Insert:
-    """Puts counts into the table; those that are there already are replaced."""
+    """Inserts counts; existing ones are replaced."""
     make = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
     insert = make(engine_counts).values([asdict(one) for one in counts])
     newer = {name: insert.excluded[name] for name in ("prompt_tokens", "generation_tokens", "covered_s")}

@@ -1,7 +1,5 @@
 """Values of accounting: one usage row per generation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -16,14 +14,11 @@ Kind = Literal["request", "shadow"]
 class UsageRow(msgspec.Struct, frozen=True):
     """What one generation used; the unit of billing. Change one with ``msgspec.structs.replace``.
 
-    Tokens and milliseconds are totals of this generation; ``started_at`` is Unix time in seconds.
-    ``fallback`` is the fallback target that answered, if the intended backend did not; ``finish_reason`` is
-    ``error`` or ``cancelled`` for generations without a complete answer.
-
-    ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what the engine
-    counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is their cost to
-    the operator. The ``billable`` ones are the tenant's: zero for an undelivered answer and for ``shadow``
-    traffic.
+    ``started_at`` is Unix time in seconds. ``fallback`` is the fallback target that answered, if the intended
+    backend did not. ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what
+    the engine counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is
+    their cost to the operator. The ``billable`` ones are the tenant's: zero for an undelivered answer and for
+    ``shadow`` traffic.
     """
 
     # A struct: made and changed some four times a request, which takes a dataclass of as many fields
@@ -90,9 +85,8 @@ class PartialUsage:
 
 @dataclass(frozen=True, slots=True)
 class EngineCount:
-    """What one engine counted within an hour (since 1970), as one process observed it.
-
-    ``covered_s`` is the observed time, of 3,600 seconds.
+    """What one engine counted within an hour (since 1970), observed by one process for ``covered_s`` of its
+    3,600 seconds.
     """
 
     hour: int

@@ -1,7 +1,5 @@
 """The outbox: rows wait in memory and are written to the database in batches, with retries."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque
@@ -10,18 +8,13 @@ from itertools import islice
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from accounting.events import LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
+from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
 from accounting.journal import PendingRow
+from accounting.options import LedgerOptions
 from accounting.store import GenerationStore, UnwritableRows
 from accounting.values import UsageRow
 
-# Pauses between retries while the database is unavailable: short enough to catch up quickly after a lock,
-# long enough not to burden a server that is down.
-FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
-# How long the first row waits for others to share its transaction. A transaction costs 0.8 ms of CPU, a row
-# of a large one 0.02 ms: alone, a row would cost more than all other stages of its request together.
-GATHER_S = 0.1
 # Most generation ids named in one loss.
 MAX_NAMED = 20
 # Timeout of one call of the database.
@@ -31,44 +24,21 @@ MIGRATE_S = 3_600.0
 
 
 class Writer:
-    """The rows in memory, and their writer. Not for several threads.
-
-    Args:
-        store: writes them.
-        done: called for each row that the database has, or refuses for good.
-        emit: takes each event; must not block.
-        clock: seconds, monotonic.
-        unix_time: seconds, for events.
-        outbox_rows: most rows that wait.
-        batch_rows: most rows of one transaction.
-        first_retry_s: pause after the first failure, seconds; doubles up to ``LONGEST_RETRY_S``.
-        gather_s: how long a row may wait for others of its transaction, seconds.
+    """The rows in memory, and their writer. Not for several threads. ``done`` is called for each row that the
+    database has, or refuses for good.
     """
 
     def __init__(
-        self,
-        store: GenerationStore,
-        *,
-        done: Callable[[PendingRow], None],
-        emit: Callable[[LedgerEvent], None],
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        outbox_rows: int,
-        batch_rows: int,
-        first_retry_s: float,
-        gather_s: float,
+        self, store: GenerationStore, options: LedgerOptions, *, done: Callable[[PendingRow], None]
     ) -> None:
-        if outbox_rows < 1 or batch_rows < 1:
-            raise ValueError(f"outbox_rows is {outbox_rows}, batch_rows is {batch_rows}; allowed: 1 or more")
+        if options.outbox_rows < 1 or options.batch_rows < 1:
+            raise ValueError(
+                f"outbox_rows is {options.outbox_rows}, batch_rows is {options.batch_rows}; "
+                "allowed: 1 or more"
+            )
         self._store = store
+        self._options = options
         self._done = done
-        self._emit = emit
-        self._clock = clock
-        self._unix_time = unix_time
-        self._outbox_rows = outbox_rows
-        self._batch_rows = batch_rows
-        self._first_retry_s = first_retry_s
-        self._gather_s = gather_s
         self._outbox: deque[PendingRow] = deque()
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
@@ -92,7 +62,7 @@ class Writer:
     @property
     def has_room(self) -> bool:
         """Whether another row may wait."""
-        return len(self._outbox) < self._outbox_rows
+        return len(self._outbox) < self._options.outbox_rows
 
     @property
     def healthy(self) -> bool:
@@ -102,7 +72,7 @@ class Writer:
     @property
     def caught_up(self) -> bool:
         """Whether less than a batch waits."""
-        return self.healthy and len(self._outbox) < self._batch_rows
+        return self.healthy and len(self._outbox) < self._options.batch_rows
 
     @property
     def closing(self) -> bool:
@@ -113,13 +83,12 @@ class Writer:
         """Add a row; the caller has checked :attr:`has_room`."""
         self._outbox.append(entry)
         self._wake.set()
-        if len(self._outbox) >= min(self._batch_rows, self._outbox_rows // 2):
+        if len(self._outbox) >= min(self._options.batch_rows, self._options.outbox_rows // 2):
             self._enough.set()
 
     async def run(self) -> None:
-        """Sleep until a row comes, write, try again; ends after :meth:`stop`.
-
-        Cancelling it loses no row: rows leave only when durable.
+        """Write rows as they come, until :meth:`stop`. Cancelling it loses no row: rows leave only when
+        durable.
         """
         while not self._closing.is_set():
             self._wake.clear()
@@ -169,7 +138,7 @@ class Writer:
         return AsyncRetrying(
             sleep=rest,
             retry=retry_if_exception_type(Exception),
-            wait=wait_exponential(multiplier=self._first_retry_s, max=LONGEST_RETRY_S),
+            wait=wait_exponential(multiplier=self._options.first_retry_s, max=LONGEST_RETRY_S),
             stop=lambda _: ended(),
             after=self._failed_try,
             # stopped: the rows stay in the outbox for the next flush
@@ -178,8 +147,8 @@ class Writer:
 
     async def _write_batch(self) -> None:
         async with self.turn, self._bounded():
-            batch = tuple(islice(self._outbox, self._batch_rows))
-            began = self._clock()
+            batch = tuple(islice(self._outbox, self._options.batch_rows))
+            began = self._options.clock()
             unwritable: frozenset[str] = frozenset()
             try:
                 # an empty batch still creates the tables, so that a failed start recovers
@@ -197,8 +166,10 @@ class Writer:
             self.written += len(batch) - len(bad)
             if bad:
                 self.lose(bad, LossReason.UNWRITABLE)
-            took_s = self._clock() - began
-            self._emit(RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._unix_time()))
+            took_s = self._options.clock() - began
+            self._options.emit(
+                RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._options.unix_time())
+            )
 
     async def _write_rows(self, rows: Sequence[UsageRow]) -> bool:
         async with self.turn, self._bounded():
@@ -211,28 +182,28 @@ class Writer:
         return True
 
     def _bounded(self) -> asyncio.Timeout:
-        """The bound of a call; the first may bring a large table to another shape before it writes."""
+        """The bound of a call; the first may migrate a large table before it writes."""
         return asyncio.timeout(DATABASE_CALL_S if self._store.prepared else MIGRATE_S)
 
     async def _gather(self) -> None:
         """Let more rows come, but no more than a batch, and never so many that the outbox fills."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._gather_s):
+            async with asyncio.timeout(self._options.gather_s):
                 await self._enough.wait()
 
     # What went wrong
 
     def failed(self, error: BaseException) -> None:
-        """Tell that the database, or a file, did not do what it was asked."""
+        """Report an error of the database or of a file."""
         self._failures += 1
         kind = type(getattr(error, "orig", None) or error).__name__
-        self._emit(WriteFailed(kind, self._failures, len(self._outbox), self._unix_time()))
+        self._options.emit(WriteFailed(kind, self._failures, len(self._outbox), self._options.unix_time()))
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
-        """Count and tell rows that will never be written."""
+        """Count and report rows that will never be written."""
         self.lost += len(rows)
         named = tuple(row.generation_id for row in rows[:MAX_NAMED])
-        self._emit(RowsLost(len(rows), reason, named, self._unix_time()))
+        self._options.emit(RowsLost(len(rows), reason, named, self._options.unix_time()))
 
     def _failed_try(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None

@@ -1,5 +1,5 @@
-"""Loading adapters without a pause: files are read in a thread of its own while the engine steps, and what
-has been read is installed between two steps.
+"""Loads adapters while the engine steps: a thread reads their files, and they are installed between two
+steps.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ MAX_PENDING = 64
 
 
 class AdapterCommands:
-    """Carries out the commands about adapters, in the order in which they came."""
+    """Executes the commands about adapters in the order of their arrival."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class AdapterCommands:
         return bool(self._pending or self._refused)
 
     def take(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Begins a command."""
+        """Begin a command."""
         if len(self._pending) < MAX_PENDING:
             self._pending.append((command, self._reader.submit(self._read, command)))
         else:
@@ -41,7 +41,7 @@ class AdapterCommands:
             self._refused.append(_settled(command, error))
 
     def settle(self) -> Iterator[AdapterSettled]:
-        """Ends the commands whose turn it is and whose files have been read; called between two steps."""
+        """End the commands whose files have been read; called between two steps."""
         yield from self._refused
         self._refused.clear()
         while self._pending and self._pending[0][1].done():

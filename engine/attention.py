@@ -1,19 +1,16 @@
 """Paged attention in vectorised PyTorch.
 
-Keys and values of a token lie at the place ``position % block_size`` of one of its sequence's blocks. To
-attend, the blocks of a sequence are gathered side by side, in the order of its block table, and the fused
-attention of PyTorch runs over them.
-
-The sequences of a step differ in length, so they are put into groups that are each padded to one shape
-[rows, queries, keys]. The batch is flattened group by group; a group's queries are then one slice of it.
+Keys and values of a token are at ``position % block_size`` of one of its sequence's blocks. The blocks of a
+sequence are gathered in the order of its block table, and PyTorch's fused attention runs over them. The
+sequences of a step differ in length, so they are grouped, and each group is padded to one shape [rows,
+queries, keys]; the batch is flattened group by group.
 
     widths (queries)   37 64 | 1 1 1 1 | 1 1
     contexts (keys)    37 64 | 9 9 8 7 | 300
     groups             - 0 -   -- 1 --   -2-
 
-Sequences with one query each, which are all that answer, need neither copy nor padding where there is a
-kernel that reads blocks in place: a loop of ``kernels`` on the CPU, one of ``paged`` on CUDA. Then they are
-one group, the last.
+Where a kernel reads blocks in place (``kernels`` on the CPU, ``paged`` on CUDA), the sequences with one query
+each, which are all that decode, are the last group, without copy or padding.
 """
 
 import sys
@@ -44,19 +41,18 @@ class DecodeKernel(Protocol):
     """Attention of one query a sequence that reads the blocks where they are."""
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> Any:
-        """What all layers of a step need, from its block tables [rows, blocks] and its numbers of keys."""
+        """What all layers of a step share, from block tables [rows, blocks] and key counts."""
         ...
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[rows, heads * head_dim or more], of which the rest is ignored → [rows, heads * head_dim]."""
+        """[rows, heads * head_dim or more], the rest ignored → [rows, heads * head_dim]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the sequences of a step look like, in the order of the flattened batch: how many queries each
-    has, how many keys with the new ones, and its row of the block tables. ``sizes`` says how many make up
-    each group.
+    """The sequences of a step in the order of the flattened batch: their queries, their keys with the new
+    ones, their rows of the block tables, and the number of sequences in each group.
     """
 
     widths: IntArray
@@ -78,10 +74,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of similar shape: ``rows`` sequences, padded to ``width`` queries each.
-
-    ``queries`` is their slice of the flattened batch; ``blocks`` where the keys of their blocks are in the
-    cache, one table after the other, and then where the values are.
+    """``rows`` sequences of similar shape, padded to ``width`` queries each. ``queries`` is their slice of
+    the flattened batch; ``blocks`` are the places of their keys in the cache, and then of their values.
     ``pad`` maps [rows * width] to rows of that slice and ``unpad`` maps back; both are None when no query is
     padded.
     """
@@ -96,8 +90,8 @@ class Group:
 
 
 def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST_KEYS) -> list[list[int]]:
-    """Partitions sequences, given their query and key counts, so that padding wastes little and a group
-    gathers at most ``most_keys`` keys, unless one sequence alone has more.
+    """Groups sequences, given their query and key counts, so that padding wastes little and a group gathers
+    at most ``most_keys`` keys, unless one sequence alone has more.
     """
     order = sorted(range(len(widths)), key=lambda one: (widths[one], contexts[one]), reverse=True)
     groups: list[list[int]] = []
@@ -117,7 +111,7 @@ def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """All sequences with one query, as the kernel for them wants it."""
+    """All sequences with one query, prepared for the kernel."""
 
     queries: slice
     prepared: Any
@@ -127,7 +121,7 @@ Plan = list[Group | Singles]
 
 
 class GroupedAttention:
-    """Attention on any device. ``kernel``, if there is one, takes the sequences with one query."""
+    """Attention on any device. ``kernel``, if there is one, serves the sequences with one query."""
 
     def __init__(
         self,
@@ -157,7 +151,7 @@ class GroupedAttention:
         return [[wide[one] for one in group] for group in groups] + ([singles] if singles else [])
 
     def plan(self, batch: Batch) -> Plan:
-        """Prepares a step, or the last layer of one, for all of its layers."""
+        """Prepare a step, or the last layer of one."""
         only_singles = self.kernel is not None and batch.widths.max() == 1
         bounds = [0, len(batch.widths)] if only_singles else [0, *accumulate(batch.sizes)]
         plan: Plan = []
@@ -178,9 +172,9 @@ class GroupedAttention:
     def attend(self, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Attention of the flattened batch over one layer's cache.
 
-        ``query`` is [tokens, heads * head_dim or more], of which the rest is ignored; ``cache`` [blocks, 2,
-        block_size, kv_heads * head_dim] with the keys and values of this step stored already. Returns
-        [tokens, heads * head_dim], with zeros for tokens behind those of the plan.
+        ``query`` is [tokens, heads * head_dim or more], the rest ignored; ``cache`` [blocks, 2, block_size,
+        kv_heads * head_dim], with the keys and values of this step. Returns [tokens, heads * head_dim], with
+        zeros for tokens after those of the plan.
         """
         parts = []
         for group in plan:

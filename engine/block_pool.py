@@ -1,9 +1,9 @@
-"""The pool of KV blocks: who owns which block, and which one is used next. It knows ids, never tensors.
+"""The pool of KV blocks: who owns which block, and which one is used next. It knows ids, no tensors.
 
-Block 0 is the null block: it belongs to nobody, stays zero, and fills the unused end of a block table, so
-that a padded gather reads something finite. Ids 1 to ``num_blocks`` are handed out.
+Block 0 is the null block: nothing owns it, it stays zero, and it fills the unused end of a block table, so
+that a padded gather reads something finite. Ids 1 to ``num_blocks`` are allocated.
 
-    blank ──allocate──> in use ──release──> blank       nothing worth keeping in it
+    blank ──allocate──> in use ──release──> blank       its content is not needed
                           │ ▲
                    release│ │share
                           ▼ │
@@ -23,10 +23,9 @@ NULL_BLOCK = 0
 class BlockPool:
     """Fixed-size blocks with reference counts.
 
-    Blank blocks are a stack: what was given back last is used first, while it is still in the processor's
-    cache, and memory that no request has needed yet is never touched. Cached blocks are evicted in the order
-    in which they were released; of one release the last block goes first, since a block is of no use without
-    those before it.
+    Blank blocks are a stack: the last released is used first, while it is in the processor's cache, and
+    memory that no request has needed is never touched. Cached blocks are evicted in the order of their
+    release; of one release the last block goes first, since a block is useless without those before it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -86,9 +85,8 @@ class BlockPool:
                     self._blank.append(block)
 
     def remember(self, block: int, digest: bytes) -> None:
-        """Makes a block in use known: it is full and computed, and its content has this identity.
-
-        A block computed twice is known by its last copy, which outlives the other; that one becomes plain.
+        """Make a full and computed block in use known by ``digest``. A block computed twice is known by its
+        last copy, which outlives the other; the other becomes blank.
         """
         if self._references[block] == 0:
             raise ValueError(f"block {block} is free and cannot become known")
@@ -98,10 +96,8 @@ class BlockPool:
             self._blank.append(before)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless ``tables``, all block tables there are, explain every reference.
-
-        free + cached + in use = all; no block is in two of these or twice in one; what is free and known is
-        what is cached; the null block is never handed out.
+        """Raises AssertionError unless ``tables``, all block tables there are, explain every reference, and
+        each block is either free, cached or in use.
         """
         owned = Counter(block for table in tables for block in table)
         blank, cached = set(self._blank), set(self._cached)

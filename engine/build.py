@@ -1,4 +1,4 @@
-"""From a configuration to an engine: read the checkpoint, size the pool, put the parts together."""
+"""Builds an engine from its configuration."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> Engine:
-    """Loads the model and makes an engine. Raises an EngineStartError that says in one line what is wrong."""
+    """Load the model and make an engine. Raises an EngineStartError whose one line says what is wrong."""
     started_at = clock()
     _check_config(config)
     torch.set_num_threads(config.num_threads or default_threads())
@@ -67,7 +67,7 @@ def assemble(
     clock: Callable[[], float],
     started_at: float,
 ) -> Engine:
-    """Puts an engine together around weights, on their device and in their type."""
+    """Put an engine together around weights, on their device and in their type."""
     dtype, device = weights.embedding.dtype, weights.embedding.device
     max_model_len = min(config.max_model_len, model.max_position, num_blocks * config.block_size)
     operators, attention = _choose_operators(config, model, num_blocks, dtype, device)
@@ -120,7 +120,7 @@ def assemble(
 def _choose_operators(
     config: EngineConfig, model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Operators, GroupedAttention]:
-    """What computes on this device and in this type; with ``enforce_eager`` nothing that is compiled."""
+    """The operators for this device and type; with ``enforce_eager`` none that are compiled."""
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     place: dict[str, Any] = {"block_size": config.block_size, "dtype": dtype, "device": device}
     operators, kernel = Operators(*heads, model.rms_norm_eps), None
@@ -139,10 +139,10 @@ def _choose_operators(
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, item_bytes: int) -> int:
-    """How many blocks the pool has; logs how that came about. Raises InvalidConfig when not even one fits.
+    """The number of KV blocks; logs its arithmetic. Raises InvalidConfig when not even one fits.
 
     Without a number or a size in the configuration it is what the GPU's free memory leaves after the weights;
-    on the CPU, where memory is everybody's, ``CPU_KV_BYTES``.
+    on the CPU, whose memory other processes use too, ``CPU_KV_BYTES``.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -166,7 +166,7 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, 
 
 
 def default_threads() -> int:
-    """One thread a core, at most eight; one core stays free for the process that serves the clients."""
+    """One thread a core, at most eight; one core stays free for the gateway."""
     return max(1, min(8, (os.cpu_count() or 1) - 1))
 
 

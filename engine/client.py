@@ -1,7 +1,7 @@
-"""The gateway's side of the engine: starts the child process, submits requests, hands out what comes back.
+"""The gateway's side of the engine: starts the child process, submits requests, receives outputs.
 
-Everything here runs on the event loop and nothing blocks it: a frame that arrives is sorted into the
-mailboxes of the open tickets, and a ticket's ``receive`` takes all that its mailbox holds.
+Everything runs on the event loop without blocking it: an arriving frame is sorted into the mailboxes of the
+open tickets, and a ticket's ``receive`` takes all that its mailbox holds.
 """
 
 import asyncio
@@ -79,14 +79,14 @@ class EngineTicket:
         self.abort()
 
     def abort(self) -> None:
-        """Ends the request, if it has not ended: the command is sent before this returns."""
+        """End the request, if it has not ended: the command is sent before this returns."""
         self._client._release(self)
 
     async def receive(self) -> SequenceOutput:
-        """Waits for output and returns all there is, as one.
+        """Wait for output and return all there is, as one. Not for two tasks at once, nor after the output
+        with a ``finish_reason``.
 
-        Raises EngineDead once the engine has died and everything that came before has been received. Not to
-        be called by two tasks at once, nor after the output with a ``finish_reason``.
+        Raises EngineDead once the engine has died and all earlier output has been received.
         """
         if not self._has_news:
             await _news_of((self,))
@@ -116,7 +116,7 @@ class EngineTicket:
 
 
 async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTicket, SequenceOutput]]:
-    """Waits until one of ``tickets`` has output; returns what each has, as ``EngineTicket.receive`` does."""
+    """Wait until one of ``tickets`` has output; return what each has, as ``EngineTicket.receive`` does."""
     if not any(ticket._has_news for ticket in tickets):
         await _news_of(tickets)
     return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
@@ -134,10 +134,8 @@ async def _news_of(tickets: Collection[EngineTicket]) -> None:
 
 
 class EngineClient:
-    """An engine in a process of its own.
-
-    ``on_signals`` is called after every step, ``on_death`` once if the process ends by itself; both on the
-    event loop, and they must not block.
+    """An engine in a process of its own. ``on_signals`` is called after every step, ``on_death`` once if the
+    process ends by itself; both on the event loop, and they must not block.
     """
 
     child_module = "engine.process"
@@ -202,9 +200,8 @@ class EngineClient:
         return len(self._by_wire_id)
 
     async def start(self) -> EngineInfo:
-        """Starts the process and loads the model.
-
-        Raises EngineStartError; after that, or when cancelled, no process is left.
+        """Start the process and load the model. Raises EngineStartError; after that, or when cancelled, no
+        process is left.
         """
         if self._state is not EngineState.NEW:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
@@ -222,7 +219,7 @@ class EngineClient:
         return self._info
 
     def submit(self, request: GenerationRequest) -> EngineTicket:
-        """Sends a request. Raises EngineDead, or the RequestRefused that tells why it cannot run."""
+        """Send a request. Raises EngineDead, or the RequestRefused that says why it cannot run."""
         if self._state is not EngineState.READY or self._info is None or self._transport is None:
             raise self._not_ready()
         if request.request_id in self._request_ids:
@@ -244,23 +241,22 @@ class EngineClient:
         return ticket
 
     async def load_adapter(self, adapter_id: str, path: str) -> None:
-        """Loads a LoRA adapter from a folder, while requests run. One of that id is replaced: requests
-        submitted before that finish on the weights they started with.
+        """Load a LoRA adapter from a folder, while requests run. One of that id is replaced: earlier requests
+        finish on the weights they started with.
 
-        Raises an AdapterError, and then nothing has changed, or EngineDead. When cancelled the load goes on;
-        ``adapters`` tells when it is done.
+        Raises an EngineAdapterError, and then nothing has changed, or EngineDead. When cancelled the load
+        continues; ``adapters`` shows when it is done.
         """
         await self._call(LoadAdapter(next(self._calls), adapter_id, path))
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Lets no new request name the adapter; its weights go with the last request that uses them.
-
-        Raises AdapterNotLoaded or EngineDead.
+        """Let no new request name the adapter; its weights go with the last request that uses them. Raises
+        AdapterNotLoaded or EngineDead.
         """
         await self._call(UnloadAdapter(next(self._calls), adapter_id))
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
+        """End the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
         if self._state is not EngineState.DEAD:
             self._state = EngineState.STOPPED
         self._close_tickets("the engine was stopped")
@@ -407,13 +403,13 @@ class _Receiver(asyncio.Protocol):
 
 
 def _child_environment() -> dict[str, str]:
-    """This process's environment, with the place where the package ``engine`` is found.
+    """This process's environment, with the path of the package ``engine``.
 
     OpenMP's threads spin for some 40 µs and then sleep: on two busy cores a spinning wait for a thread that
-    is not scheduled took 10 ms a step, a sleeping one 2 ms, and one stream on two threads that sleep at once
-    got 240 tokens a second, on two that spin first 350. glibc's allocator keeps the memory of a step's
-    tensors for the next one, since giving it back made page faults of a tenth of a prefill step's time, and
-    uses huge pages, which took a twentieth off a decode step.
+    is not scheduled took 10 ms a step, a sleeping one 2 ms; one stream got 240 tokens a second on threads
+    that sleep at once, 350 on threads that spin first. glibc's allocator reuses the memory of a step's
+    tensors, since returning it made page faults of a tenth of a prefill step's time, and uses huge pages,
+    which took a twentieth off a decode step.
     """
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     defaults = {

@@ -50,9 +50,8 @@ class _Entry:
 
 
 class Engine:
-    """Continuous batching: every step serves whatever requests there are.
-
-    ``clock`` gives seconds; ``seeds`` draws a seed for each request that has none.
+    """Continuous batching: every step serves whatever requests there are. ``seeds`` draws a seed for each
+    request that has none.
     """
 
     def __init__(
@@ -114,14 +113,12 @@ class Engine:
 
     def read_adapter(self, folder: Path) -> LoraWeights:
         """The weights in a PEFT folder, for ``install_adapter``. Changes nothing, so another thread may call
-        it while the engine steps. Raises an AdapterError.
+        it while the engine steps. Raises an EngineAdapterError.
         """
         return self._adapters.read(folder)
 
     def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
-        """Adds an adapter, or replaces the one of that id: requests added from now on get it, those before
-        keep what they have. Raises NoAdapterRoom.
-        """
+        """Add an adapter, or replace the one of that id for later requests. Raises NoAdapterRoom."""
         self._adapters.install(adapter_id, weights, self._adapters_in_use())
 
     def remove_adapter(self, adapter_id: str) -> None:
@@ -183,8 +180,8 @@ class Engine:
         self._scheduler.check_integrity()
 
     def _queue_built(self) -> list[SequenceOutput]:
-        """Queues the sequences whose grammar is built. A sequence ends here when its grammar is invalid or
-        its partial answer is already complete.
+        """Queue the sequences whose grammar is built. A sequence ends here when its grammar is invalid or its
+        partial answer is already complete.
         """
         if not (self._scheduler.running or self._scheduler.waiting):
             wait(self._building.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
@@ -205,7 +202,7 @@ class Engine:
         return ended
 
     def _run(self, chunks: list[Chunk]) -> tuple[list[Chunk], StepResult | None]:
-        """Runs the step; when memory is short, with ever fewer sequences. None: not even one could run."""
+        """Run the step; when memory is short, with ever fewer sequences. None: not even one could run."""
         while chunks:
             try:
                 return chunks, self._runner.run(chunks)
@@ -233,7 +230,7 @@ class Engine:
     def _append(
         self, entry: _Entry, token: int, now: float, logprob: TokenIdLogprob | None = None
     ) -> SequenceOutput:
-        """Adds a sampled token to its sequence: its text, and whether it is the last one."""
+        """Add a sampled token to its sequence: its text, and whether it is the last one."""
         sequence, stops = entry.sequence, entry.stops
         sampling = sequence.request.sampling
         try:

@@ -1,9 +1,9 @@
 """Decoding in steps of fixed sizes, each recorded once as a CUDA graph and then replayed.
 
 A step of one token a sequence launches some hundred small kernels, and on a GPU launching takes longer than
-computing. A graph launches all of them at once, but only on the memory they were recorded with. So the
-inputs of a step are copied into buffers that stay, padded to the next size that has been recorded. A padded
-row is a sequence of one token, in a block that is nobody's.
+computing. A graph launches all of them at once, but only on the memory they were recorded with. So the inputs
+of a step are copied into permanent buffers, padded to the next recorded size; a padded row is a sequence of
+one token in a spare block.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from engine.model import Decoder
 
 
 def decode_sizes(most: int) -> list[int]:
-    """The sizes that are recorded: powers of two, and ``most``. Reading the weights is what a small step
-    costs, so up to as many rows again for padding cost little.
+    """The recorded sizes: powers of two, and ``most``. Reading the weights is what a small step costs, so
+    padding up to twice the rows costs little.
     """
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """One buffer for each input of a step, for the largest size."""
+    """A buffer of the largest size for each input of a step."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -38,10 +38,9 @@ class _Inputs:
 
 
 class FixedDecode:
-    """Steps of one token a sequence, without adapters, through buffers that stay.
-
-    ``spare_block`` is a block of the cache that no sequence has. With ``record`` the steps are CUDA graphs,
-    without it the same code runs as it is, on any device.
+    """Steps of one token a sequence, without adapters, through permanent buffers. No sequence has
+    ``spare_block``. With ``record`` the steps are CUDA graphs, without it the same code runs directly, on any
+    device.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class FixedDecode:
         return self._model.logits(self._model.forward(tokens, positions, slots, plan, self._cache))
 
     def _record(self) -> None:
-        """Records each size, the largest first: the others live in its memory."""
+        """Record each size, the largest first: the others use its memory."""
         for buffer, filler in zip(self._inputs.rows(self._sizes[-1]), self._padding, strict=True):
             buffer.fill_(filler)
         pool = None
@@ -99,7 +98,7 @@ class FixedDecode:
             self._graphs[size] = (graph, logits)
 
     def _warm_up(self, size: int) -> None:
-        """Compiles and sets up what must not happen while recording, on a stream of its own as CUDA wants."""
+        """Compile and set up what must not happen while recording, on another stream as CUDA requires."""
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

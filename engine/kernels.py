@@ -1,11 +1,9 @@
-"""The loops of a float32 step on the CPU for which PyTorch has no operator of its own, compiled by Numba.
+"""The loops of a float32 step on the CPU for which PyTorch has no single operator, compiled by Numba.
 
-PyTorch attends over blocks only after it has copied them side by side, and takes a norm, a rotation or an
-activation in several passes. Each loop here reads what it needs once and writes its result once.
-``operators`` and ``attention`` say the same in PyTorch's operators.
-
-The model's shape is a constant in the compiled code, so that inner loops are unrolled. What is compiled is
-kept on disk beside this file, or in the user's cache folder where that cannot be written.
+PyTorch attends over blocks only after copying them, and takes a norm, a rotation or an activation in several
+passes. Each loop here reads its inputs once and writes its result once; ``operators`` and ``attention``
+define the same in PyTorch's operators. The model's shape is a constant in the compiled code, so that inner
+loops are unrolled. Compiled code is cached on disk next to this file, or in the user's cache folder.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, reported line by line: the arithmetic that an operator checks first."""
+"""How many KV blocks fit, with the arithmetic line by line."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ ACTIVATION_BYTES = 2 * GIB
 
 @dataclass(frozen=True, slots=True)
 class KvPoolSize:
-    """The result and how it came about, a line each."""
+    """The result and its arithmetic."""
 
     token_bytes: int
     block_bytes: int
@@ -30,10 +30,10 @@ def compute_kv_pool_size(
     weights_bytes: int | None = None,
     activation_bytes: int = ACTIVATION_BYTES,
 ) -> KvPoolSize:
-    """Blocks in what memory is left when weights and activations have theirs.
+    """The blocks that fit into the memory left by weights and activations.
 
-    ``item_bytes`` is the size of a cached number and of a weight, ``weights_bytes`` None what the model's
-    parameters take at that size. Raises InvalidConfig when not even one block fits.
+    ``item_bytes`` is the size of a cached number and of a weight; ``weights_bytes`` None is the model's
+    parameters at that size. Raises InvalidConfig when not even one block fits.
     """
     if weights_bytes is None:
         weights_bytes = model.num_parameters * item_bytes

@@ -1,4 +1,4 @@
-"""Which requests the engine takes: one pure check, made by the client and again by the engine."""
+"""Which requests the engine accepts: one pure check, made by the client and again by the engine."""
 
 import math
 
@@ -13,7 +13,7 @@ MAX_SPEC_CHARS = 65_536
 
 
 def check_request(request: GenerationRequest, info: EngineInfo) -> None:
-    """Raises the ``RequestRefused`` that tells why ``request`` can never run on this engine."""
+    """Raises the ``RequestRefused`` that says why ``request`` can never run on this engine."""
     prompt, partial = request.prompt_token_ids, request.partial_token_ids
     if not prompt:
         raise NoPromptTokens("the prompt has no tokens")

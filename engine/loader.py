@@ -1,6 +1,6 @@
 """Reads a Hugging Face checkpoint folder: config.json, safetensors (one file or sharded), tokenizer.json.
 
-Whatever is wrong with the folder ends in one ``EngineStartError`` whose text names the file.
+Every defect of the folder is an ``EngineStartError`` whose text names the file.
 """
 
 import json
@@ -130,8 +130,8 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
     """``auto`` is the checkpoint's dtype on CUDA and float32 on the CPU.
 
-    On the CPU float32 is not slower where it counts (measured on a 5 M parameter model: one stream is faster,
-    32 are equal; only long prompts are slower), and its tokens do not depend on what else is in the batch.
+    On the CPU float32 is faster for one stream and equal for 32 (5 M parameter model; only long prompts are
+    slower), and its tokens do not depend on the batch.
     """
     wanted = name if name != "auto" else ("float32" if device.type == "cpu" else config.dtype)
     if wanted not in DTYPES:
@@ -140,7 +140,7 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
 
 
 class _Tensors:
-    """The checkpoint's tensors by name, read from whichever file has them."""
+    """The checkpoint's tensors by name, from one or several files."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder, self._dtype, self._device = folder, dtype, device

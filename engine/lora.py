@@ -7,11 +7,9 @@ adapter's padded to the longest:
     x [tokens, in]  →  [adapters, width, in]  @  A [adapters, in, columns]  @  B [adapters, columns, out]
                     →  back to [tokens, out], added to x W
 
-Two batched products, however many adapters the step has; those between the first and the last one of the step
-take part. When all tokens have the same adapter two plain products do, and without any there are none.
-
-The model's fused products (queries, keys and values; gate and up) are one product here too: the B of one part
-is zero in the outputs of the others.
+These are two batched products over the adapters between the first and the last one of the step; two plain
+products when all tokens have the same adapter; none without adapters. For the model's fused products
+(queries, keys and values; gate and up) the B of one part is zero in the outputs of the others.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -62,9 +60,8 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tokens of a step stand in [adapters * width]: ``tokens`` is the token of each slot, ``slots``
-    the slot of each token, ``empty`` [adapters, width, 1] the slots without one. Tokens without an adapter
-    have an empty slot.
+    """The places of a step's tokens in [adapters * width]: the token of each slot, the slot of each token,
+    and the slots without one, [adapters, width, 1]. Tokens without an adapter have an empty slot.
     """
 
     width: int
@@ -82,7 +79,7 @@ class LoraBatch:
     layout: Layout | None
 
     def add_to(self, result: torch.Tensor, x: torch.Tensor, layer: int, product: str) -> None:
-        """Adds to ``result`` [tokens, out], in place, what the adapters make of ``x`` [tokens, in]."""
+        """Adds to ``result`` [tokens, out], in place, the adapters' product of ``x`` [tokens, in]."""
         a, b = self.weights.layers[layer][product]
         if not a.shape[1]:
             return
@@ -135,7 +132,7 @@ class AdapterBank:
     def install(
         self, adapter_id: str, weights: LoraWeights, in_use: Collection[AdapterVersion | None]
     ) -> None:
-        """Adds an adapter, or replaces the one of that id, and frees that unless it is ``in_use``. Raises
+        """Add an adapter, or replace the one of that id, whose weights go unless it is ``in_use``. Raises
         NoAdapterRoom, and then nothing has changed.
         """
         others = len(self._named.keys() - {adapter_id})
@@ -165,8 +162,8 @@ class AdapterBank:
     def batch(
         self, owners: Sequence[AdapterVersion | None], lengths: Sequence[int], device: torch.device
     ) -> LoraBatch | None:
-        """What a step needs, whose first ``lengths[0]`` tokens belong to ``owners[0]``, and so on. None when
-        no owner is an adapter.
+        """The adapters of a step whose first ``lengths[0]`` tokens belong to ``owners[0]``, and so on. None
+        when no owner is an adapter.
         """
         places = np.array([-1 if owner is None else self._places[owner] for owner in owners])
         last = int(places.max())

@@ -1,8 +1,7 @@
 """Reads a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
-Everything is checked against the model before the engine sees it: what the configuration asks for, which
-tensors there are, their shapes, that they are finite. Whatever is wrong ends in one
-``EngineAdapterError`` whose text names the file or tensor.
+Everything is checked against the model first; every defect is an ``EngineAdapterError`` whose text names the
+file or tensor.
 """
 
 import math
@@ -55,9 +54,7 @@ _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 def read_adapter(
     folder: Path, config: ModelConfig, *, max_rank: int, dtype: torch.dtype, device: torch.device
 ) -> LoraWeights:
-    """The adapter's weights for a model of this shape. Raises AdapterNotFound, AdapterUnreadable,
-    AdapterUnsupported or AdapterMismatch.
-    """
+    """The adapter's weights for a model of this shape. Raises an EngineAdapterError."""
     if not folder.is_dir():
         raise AdapterNotFound(f"adapter folder {folder} does not exist")
     rank, scale, targets = _read_settings(folder, max_rank)

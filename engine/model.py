@@ -3,7 +3,7 @@
 Per layer: RMSNorm, one product for queries, keys and values (Qwen2: with a bias), RMSNorm of each head's
 query and key (Qwen3 only), rotary positions in place, keys and values written into the paged cache,
 attention, output product, RMSNorm, one product for gate and up, SwiGLU, down product. After each product the
-LoRA adapters of the batch, if it has any, add their part.
+batch's LoRA adapters add their part.
 """
 
 import math
@@ -147,11 +147,11 @@ class Decoder:
         lora: LoraBatch | None = None,
         ends: Ends | None = None,
     ) -> torch.Tensor:
-        """Computes the tokens of one step and stores their keys and values in ``slots`` of ``cache``.
+        """Compute the tokens of one step and store their keys and values in ``slots`` of ``cache``.
 
         All three index tensors are [tokens]; ``lora`` is None when no token has an adapter. Returns the
-        hidden states after the final norm, [tokens, hidden]; with ``ends`` those of the ends only: after the
-        last layer's keys and values nobody needs the others.
+        hidden states after the final norm, [tokens, hidden]; with ``ends`` those of the ends only, since only
+        they are sampled.
         """
         do, layers = self._operators, self._weights.layers
         x = F.embedding(token_ids, self._weights.embedding)
@@ -184,7 +184,7 @@ class Decoder:
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary in float32, for the rows one wants to sample from."""
+        """Scores over the vocabulary in float32, for the rows to be sampled."""
         return self._weights.head(hidden).float()
 
 
@@ -203,8 +203,8 @@ def rotary_tables(
 
 
 def new_cache(config: ModelConfig, num_blocks: int, block_size: int, like: Decoder) -> list[torch.Tensor]:
-    """The paged cache, one zeroed tensor [1 + num_blocks, 2, block_size, kv_heads * head_dim] a layer:
-    a block's keys and then its values, as they are read.
+    """The paged cache, one zeroed tensor [1 + num_blocks, 2, block_size, kv_heads * head_dim] a layer: a
+    block's keys and then its values.
 
     On the CPU the zeros come lazily from the operating system: a block takes memory once it is first used.
     """

@@ -1,5 +1,5 @@
-"""What a layer does between its matrix products and attention, in PyTorch's operators, for every device and
-type. ``kernels`` does the same in fewer passes on the CPU.
+"""A layer's computation between its matrix products and attention, in PyTorch's operators, for every device
+and type. ``kernels`` does the same in fewer passes on the CPU.
 """
 
 import torch
@@ -34,7 +34,7 @@ class Operators:
         slots: torch.Tensor,
         cache: torch.Tensor,
     ) -> None:
-        """Turns queries and keys by their positions, in place, and writes keys and values into the cache.
+        """Turn queries and keys by their positions, in place, and write keys and values into the cache.
 
         ``qkv`` is [tokens, query_size + 2 key_size]; ``cos`` and ``sin`` are [tokens, head_dim], the first
         half of the sines negated; ``cache`` is [blocks, 2, block_size, key_size].

@@ -1,11 +1,9 @@
-"""Attention of one query a sequence on CUDA, which reads the blocks where they are.
+"""Attention of one query a sequence on CUDA, without copying blocks.
 
-flash-attn takes a block table as it is, in half precision and for blocks of a multiple of 256 tokens.
-FlexAttention, which PyTorch compiles into one kernel, takes a mask: to it the whole cache is one sequence of
-keys, of which a query sees those of its own blocks. Where neither runs, blocks are gathered for PyTorch's
-fused attention (``attention``).
-
-Nothing here copies from or waits for the host, so that a CUDA graph can hold it (``graphs``).
+flash-attn reads a block table directly, in half precision and for blocks of a multiple of 256 tokens.
+FlexAttention, which PyTorch compiles into one kernel, takes a mask: the whole cache is one sequence of keys,
+of which a query sees those of its own blocks. Where neither runs, blocks are gathered (``attention``).
+Nothing here copies from or waits for the host, so that a CUDA graph can contain it.
 """
 
 from collections.abc import Callable

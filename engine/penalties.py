@@ -1,8 +1,8 @@
-"""Logit bias and penalties: what a request changes of the model's logits, token by token.
+"""Logit bias and penalties: changes of the model's logits that a request asks for, token by token.
 
-Only the tokens that a request names or has used are changed. So a sequence keeps a list of those, each with
-what happens to its logit, and extends it with every token; a step gathers these few logits of all rows,
-changes them and puts them back. Nothing has the size of the vocabulary, and no token is looked at twice.
+Only the tokens that a request names or has used are changed: a sequence has a list of those, each with the
+change of its logit, and a step gathers these few logits of all rows, changes them and puts them back. Nothing
+has the size of the vocabulary.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _FIRST_CAPACITY = 64
 
 
 class Adjustments:
-    """The logits that one sequence changes: ``ids`` [size], and ``values`` [3, size] of what happens to each.
+    """The logits that one sequence changes: ``ids`` [size], and ``values`` [3, size] of the changes.
 
     The bias is added, then a positive logit is divided and a negative one multiplied by the factor, then the
     shift is subtracted.

@@ -1,14 +1,13 @@
-"""Which block holds which prefix: the identity of full blocks, and the way from an identity to its block.
+"""The identity of full blocks, and the block with an identity.
 
 A key and a value depend on every token before theirs, so a block can serve another sequence only when all
-tokens up to its end are the same. Its identity says that in 16 bytes: a digest of the identity of the block
-before it and of its own tokens.
+tokens up to its end are the same. Its identity is a digest of 16 bytes of the identity of the block before it
+and of its own tokens.
 
     root ──> digest(root, tokens 0-15) ──> digest(…, tokens 16-31) ──> …
 
-The root stands for what else keys and values depend on, or must not be shared across: the salt (a tenant),
-the version of the adapter. The digest is BLAKE2b of 128 bits: two prefixes with the same one
-are not met by chance, and nobody can make a prefix that hits the blocks of another's.
+The root stands for the salt (a tenant) and the version of the adapter. BLAKE2b of 128 bits makes collisions
+implausible, by chance or by intent.
 """
 
 from array import array

@@ -1,7 +1,7 @@
 """The engine's process: reads commands, steps while there is work, sends one frame a step.
 
 Started by ``engine.client`` as ``python -m engine.process FD`` with one end of a socket pair. It ends when
-the other end is closed, so it never outlives its parent; Ctrl-C is the parent's to handle; it logs to stderr.
+the other end is closed, so it never outlives its parent.
 """
 
 import json
@@ -37,9 +37,8 @@ from engine.wire import (
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with the gateway's field names; this process imports nothing of the gateway.
-
-    Of exceptions only type and place are logged: their texts may quote callers.
+    """One JSON object a line, with the gateway's field names. Of exceptions only type and place are logged:
+    their texts may quote callers.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -83,16 +82,15 @@ _log = logging.getLogger(__name__)
 
 
 class Channel:
-    """The child's end of the socket. It blocks: a child whose parent does not read has nothing to do."""
+    """The child's end of the socket. It blocks: without a reading parent the child has nothing to do."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = FrameReader(Command)
 
     def receive(self, wait_s: float | None) -> list[Command] | None:
-        """The commands that have come or come within ``wait_s``, None being for ever: then at least one.
-
-        None when the parent closed its end.
+        """The commands that arrive within ``wait_s`` (None: for ever, then at least one). None when the
+        parent closed its end.
         """
         commands: list[Command] = []
         while not commands:
@@ -122,14 +120,14 @@ def serve(engine: "Engine", channel: Channel) -> None:
 
 
 def _patience_s(engine: "Engine", desk: AdapterCommands) -> float | None:
-    """How long to wait for a command: not at all when there is work, for ever when there is nothing."""
+    """How long to wait for a command: not at all with work, for ever without any."""
     if engine.has_work:
         return 0.0
     return ADAPTER_POLL_S if desk.is_busy else None
 
 
 def _apply(engine: "Engine", desk: AdapterCommands, command: Command) -> SequenceOutput | None:
-    """Carries out one command; a refused request gets an output that says so."""
+    """Execute one command; a refused request gets an output that says so."""
     if isinstance(command, LoadAdapter | UnloadAdapter):
         desk.take(command)
     elif isinstance(command, Abort):
@@ -165,7 +163,7 @@ def _load(command: Command) -> "Engine":
 
 
 def _warm_up(engine: "Engine") -> None:
-    """Generate one token, so that the first request does not wait for what libraries set up on first use."""
+    """Generate one token, so that the first request does not wait for libraries' set-up on first use."""
     engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2, temperature=0.0)))
     while engine.has_work:
         engine.step()

@@ -1,7 +1,6 @@
 """From scheduled chunks to tokens: flattens the batch, runs the model once, samples once.
 
-The block table of every running sequence is kept in one array, a row each, and only new blocks are copied
-into it.
+The block table of every running sequence is a row of one array, into which only new blocks are copied.
 """
 
 from collections.abc import Sequence as Seq
@@ -35,7 +34,7 @@ class OutOfMemory(Exception):
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens[i]`` was sampled for chunk i, or is None; ``failed`` are the chunks with a NaN or infinity;
-    ``logprobs`` has what was asked for, by chunk.
+    ``logprobs`` are those asked for, by chunk.
     """
 
     tokens: list[int | None]

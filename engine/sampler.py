@@ -1,8 +1,8 @@
 """From logits to tokens: bias, penalties and grammar, then greedy or temperature, min-p, top-k, top-p; all
 rows at once, and only those rows that need a step.
 
-A request's random numbers are a function of its seed and of the token's position, not of a shared generator.
-So the same seed gives the same tokens alone, in any batch, and after a preemption.
+A request's random numbers are a function of its seed and of the token's position, so the same seed gives the
+same tokens alone, in any batch, and after a preemption.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ def exponentials(streams: Sequence[tuple[int, int]], vocabulary: int, device: to
 
     Each is a hash of its row's stream, a pair of seed and position, and of its column. The token with the
     highest ratio of probability to its number is drawn with exactly its probability (an exponential race).
-    Unlike a search in the cumulated probabilities, the winner does not change when another batch size rounds
-    the probabilities differently, except in near ties: with 4,096 tokens, 7 of 6,400 draws changed by the
-    search, none by the race.
+    Unlike a search in the cumulated probabilities, the winner rarely changes when another batch size rounds
+    the probabilities differently: with 4,096 tokens, 7 of 6,400 draws changed by the search, none by the
+    race.
     """
     keys = np.array([_key(seed, position) for seed, position in streams], np.uint64)
     halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(device)
@@ -68,8 +68,8 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row is sampled with: its parameters, its seed, how many tokens its request has so far, and
-    what changes its logits.
+    """The sampling state of one row: parameters, seed, the number of tokens so far, and what changes its
+    logits.
     """
 
     params: SamplingParams
@@ -160,7 +160,7 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def keep_likely(probabilities: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
-    """Zeroes what top-k and then top-p leave out; the rest is not scaled. Equals of the last kept one are
+    """Zeroes what top-k and then top-p leave out, without scaling the rest. Equals of the last kept one are
     kept.
 
     Top-p keeps the fewest most likely of the top-k tokens whose probabilities, relative to all of the top-k,

@@ -1,20 +1,20 @@
-"""Who runs in the next step, and with how many tokens. Pure decisions: no tensors, no clock, no I/O.
+"""Which sequences run in the next step, and with how many tokens. Pure decisions: no tensors, no clock, no
+I/O.
 
 A step has one token budget. It goes, in this order, to
 
-1. running sequences with one pending token (they are answering), by rank,
+1. running sequences with one pending token (they decode), by rank,
 2. running sequences with more (their prompt is partly computed), by rank, as much of it as the budget allows,
 3. waiting sequences by rank, while there is budget, a row, and room for the whole of their tokens. A sequence
-   starts with the blocks of its prefix that the cache knows; their tokens cost no budget. When a running one
-   is computing its next block, it waits for that instead of computing it as well, and so do those behind it.
+   starts with the cached blocks of its prefix; their tokens cost no budget. While a running one computes its
+   next block, it waits for that, and so do those after it.
 
-When a running sequence needs a block and none is free, the last running one by rank gives all of its blocks
-back and returns to the queue, to be computed again (recompute preemption).
+When a running sequence needs a block and none is free, the last running one by rank releases all of its
+blocks and returns to the queue, to be computed again (recompute preemption).
 
-Rank is the time of arrival, earlier by ``AGING_S`` for each step of priority. A higher priority goes first,
-equal priorities go in the order of arrival; a request that has waited ``AGING_S`` longer than one of the next
-higher priority goes before it. Ranks never change. The first by rank is never preempted and no request passes
-it in the queue, so it ends, and the next becomes the first: no request starves.
+Rank is the time of arrival, earlier by ``AGING_S`` for each step of priority, and never changes. The first by
+rank is never preempted and no request passes it in the queue, so it ends, and the next becomes the first: no
+request starves.
 """
 
 from bisect import insort
@@ -76,7 +76,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_rank)
 
     def schedule(self) -> list[Chunk]:
-        """Decides the next step and reserves the blocks for it. Empty when there is nothing to run."""
+        """Decide the next step and reserve its blocks. Empty when there is nothing to run."""
         budget = self._max_num_batched_tokens
         planned: dict[Sequence, int] = {}
         preemptions_before = self.preemptions
@@ -125,7 +125,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a running sequence; it returns to the queue, at the head of its priority."""
+        """Take everything from a running sequence, which returns to the queue."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = Status.WAITING

@@ -1,12 +1,10 @@
-"""One request on its way through the engine: what is known, what is computed, what it holds.
+"""One request in the engine: its known and computed tokens, and its resources.
 
-    token_ids:  [ prompt ............ | output ...... ]      the output may begin with what another call gave
-                [ computed ...... | pending ......... ]      computed tokens have their keys and values in
-                blocks
+    token_ids:  [ prompt ............ | output ...... ]      the output may begin with a partial answer
+                [ computed ...... | pending ......... ]      computed tokens have keys and values in blocks
 
-There is no prefill or decode state: a sequence has pending tokens, and when the last known token has been
-computed, the next one can be sampled. A new prompt has many pending tokens, a running answer one, a preempted
-sequence all.
+There is no prefill or decode state: a new prompt has many pending tokens, a running answer one, a preempted
+sequence all; when the last known token has been computed, the next one can be sampled.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +20,8 @@ if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One set of LoRA weights. ``number`` counts the loads of this engine, so what replaces an adapter under
-    its id is another version, with other keys and values: a cache key of those includes both fields.
+    """One set of LoRA weights. ``number`` counts the loads of this engine, so a replacement under the same id
+    is another version, with other keys and values.
     """
 
     adapter_id: str
@@ -42,10 +40,9 @@ class Status(Enum):
 class Sequence:
     """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row.
 
-    ``num_cached`` are the prompt tokens that came from the prefix cache. ``rank`` orders sequences, the most
-    important first. ``digests`` are the identities of the first blocks, as far as they have been asked for.
-    ``adjustments`` and ``matcher`` change what is sampled; they follow the output, so a preemption leaves
-    them as they are.
+    ``num_cached`` are the prompt tokens that came from the prefix cache; ``rank`` orders sequences, the most
+    important first; ``digests`` are the identities of the first blocks, as far as they were needed.
+    ``adjustments`` and ``matcher`` follow the output, so a preemption leaves them as they are.
     """
 
     request: GenerationRequest

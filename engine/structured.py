@@ -1,9 +1,9 @@
 """Structured output: text that follows a JSON schema, a pattern, a choice or a grammar, by llguidance.
 
-A grammar is built once, in a thread, while the steps go on; requests of the same shape share it. Each
-sequence follows it with a matcher of its own, which is moved on by the tokens of the output and by nothing
-else, so it is right after a preemption too. Before each token the matcher tells which ones may come, the
-logits of all others become minus infinity, and when nothing but the end may come the text is complete.
+A grammar is built once, in a thread, while the steps continue; requests of the same shape share it. Each
+sequence follows it with a matcher, advanced by the tokens of the output alone, so it is right after a
+preemption too. Before each token the logits of all forbidden ones become minus infinity; when only the end
+may follow, the text is complete.
 
 JSON is written on one line, with at most one blank after a comma or colon: a model that likes white space
 could otherwise write it for ever.
@@ -33,7 +33,7 @@ Grammar = LLMatcher  # at its beginning
 
 
 class Matcher:
-    """One text on its way through a grammar."""
+    """The position of one text in a grammar."""
 
     __slots__ = ("_inner",)
 
@@ -45,18 +45,16 @@ class Matcher:
         return self._inner.compute_bitmask()
 
     def accept(self, token_id: int) -> bool:
-        """Takes the next token; True when the text is complete and nothing may follow.
-
-        Raises InvalidGrammar when the grammar has become too complex to follow.
+        """Take the next token; True when the text is complete. Raises InvalidGrammar when the grammar has
+        become too complex to follow.
         """
         if not self._inner.consume_token(token_id):
             raise InvalidGrammar(f"the shape became too complex to follow: {_problem(self._inner)}")
         return self._inner.is_stopped()
 
     def resume(self, token_ids: Sequence[int]) -> bool:
-        """Takes the tokens that another call gave; True when the text is complete with them.
-
-        Raises InvalidGrammar when they are not of this shape.
+        """Take the tokens of a partial answer; True when the text is complete with them. Raises
+        InvalidGrammar when they are not of this shape.
         """
         for token_id in token_ids:
             if self._inner.is_stopped() or not self._inner.consume_token(token_id):
@@ -65,7 +63,7 @@ class Matcher:
 
 
 class Grammars:
-    """Builds grammars for one tokenizer, and keeps those that were used last."""
+    """Builds grammars for one tokenizer, and caches the recently used ones."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class Grammars:
 
 
 def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher]) -> None:
-    """Makes minus infinity of all of row ``rows[i]`` that ``matchers[i]`` does not allow, in place."""
+    """Set to minus infinity all of row ``rows[i]`` that ``matchers[i]`` does not allow, in place."""
     packed = np.frombuffer(b"".join([matcher.allowed() for matcher in matchers]), np.uint8)
     bits = np.unpackbits(packed.reshape(len(rows), -1), axis=1, count=logits.shape[1], bitorder="little")
     forbidden = torch.from_numpy(bits == 0).to(logits.device)

@@ -14,10 +14,10 @@ _MAX_WINDOW_TOKENS = 32
 class Detokenizer:
     """Turns a stream of token ids into text deltas that never end inside a character.
 
-    It decodes a window of recent tokens: some whose text has been given, for context (a decoder may treat the
-    first token of its input differently), and the new ones. Text from the first unreadable end on is held
-    back until the bytes that complete it come; what is never completed is never given. Special tokens give no
-    text. Of the tokens that were ``given`` before, only what they leave unfinished comes out.
+    It decodes a window of recent tokens: some whose text was given, for context (a decoder may treat the
+    first token of its input differently), and the new ones. Text from the first unreadable end on waits for
+    the bytes that complete it; what is never completed is never given. Special tokens give no text. Of the
+    ``given`` tokens of a partial answer, only the unfinished end comes out.
     """
 
     def __init__(self, tokenizer: Tokenizer, given: Sequence[int] = ()) -> None:
@@ -48,9 +48,8 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class StopStrings:
-    """Cuts a stream of text at the first stop string, and holds back an end that may begin one.
-
-    Of a stop string that began in text which was given before (``begin``), what is still to come is cut.
+    """Cuts a stream of text at the first stop string, and holds back an end that may begin one. Of a stop
+    string that began in text given before (``begin``), the rest is cut.
     """
 
     stops: Sequence[str]

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: frozen values, free of torch, sent between processes."""
+"""The engine's inputs and outputs: frozen values, free of torch, sent between processes."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -28,11 +28,9 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The shape that the whole text must have.
-
-    ``spec`` is empty for a JSON object, else the schema as JSON text, the pattern (the syntax of Rust's
-    ``regex`` without look-around), the choices as a JSON array of strings, or the grammar (Lark, or GBNF when
-    it has ``::=``).
+    """The shape that the whole text must have. ``spec`` is empty for a JSON object, else the schema as JSON
+    text, the pattern (Rust's ``regex`` without look-around), the choices as a JSON array of strings, or the
+    grammar (Lark, or GBNF when it has ``::=``).
     """
 
     kind: GrammarKind
@@ -43,15 +41,15 @@ class StructuredOutput:
 class SamplingParams:
     """How to choose the tokens of one request and when to end it.
 
-    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; they are applied in the
-    order min-p, top-k, top-p. ``seed`` fixes the tokens whatever else is in the batch; without one the engine
-    draws a seed. ``stop`` strings are cut from the text, a stop id stays in ``token_ids`` but gives no text.
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; they apply in the order
+    min-p, top-k, top-p. ``seed`` fixes the tokens in any batch; without one the engine draws a seed. ``stop``
+    strings are cut from the text, a stop id stays in ``token_ids`` but gives no text.
 
     ``repetition_penalty`` (1 is off) divides the positive and multiplies the negative logits of the tokens in
     prompt and output; ``presence_penalty`` and ``frequency_penalty`` (0 is off) are subtracted from those in
     the output, once and once for each time: vLLM's definitions. ``logit_bias`` is added before them, as pairs
     of token id and bias. ``logprobs`` asks for the log-probability of each token and of so many most likely
-    ones, as the model gave them: before bias, penalties, shape and temperature.
+    ones, before bias, penalties, shape and temperature.
     """
 
     max_tokens: int
@@ -75,14 +73,11 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt to continue; ``request_id`` is unique in flight, a higher ``priority`` more important.
 
-    ``adapter_id`` names a loaded LoRA adapter, None the base model. Only requests with the same
-    ``cache_salt`` and the same adapter share cached prefixes: give each tenant its own salt where the time of
-    a first token must not tell one what another has sent.
-
-    ``partial_token_ids`` are the first tokens of an answer that another call has produced. This call
-    continues after them as if it had sampled them itself. Seed, penalties, format and stop
-    strings apply to the whole answer; ``sampling.max_tokens``, the output's text and its counts to the rest
-    only.
+    Only requests with the same ``cache_salt`` and the same adapter share cached prefixes: give each tenant
+    its own salt where the time of a first token must not reveal another's prompts. ``partial_token_ids`` are
+    the first tokens of the answer, from another call; this call continues as if it had sampled them. Seed,
+    penalties, format and stop strings apply to the whole answer; ``sampling.max_tokens``, the output's text
+    and its counts to the rest only.
     """
 
     request_id: str
@@ -96,7 +91,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdLogprob:
-    """How likely a token was to the model, and the most likely ones there, best first, as (id, logprob)."""
+    """How likely a token was to the model, and the most likely ones, best first, as (id, logprob)."""
 
     token_id: int
     logprob: float
@@ -105,14 +100,13 @@ class TokenIdLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What one step, or several coalesced, brought for one request.
+    """The output of one step, or of several coalesced, for one request.
 
     ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
     scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
-    and on the last one. ``stop_reason`` is the stop string or stop id that matched, None for the model's own
-    end token. ``error`` is a stable code (``nan_output``, ``out_of_memory`` or an ``EngineError.code``) when
-    ``finish_reason`` is ERROR; ``detail`` says in one line what is wrong, where the code alone does not.
-    ``logprobs`` has an entry for each of ``token_ids`` when they were asked for.
+    and on the last one. ``stop_reason`` is the matched stop string or stop id. ``error`` is a stable code
+    when ``finish_reason`` is ERROR, ``detail`` one line that explains it. ``logprobs`` has an entry for each
+    of ``token_ids`` when they were asked for.
     """
 
     request_id: str
@@ -132,15 +126,12 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineSignals:
-    """The engine's state after a step: gauges, and counters (``preemptions``, ``prefix_*``, ``steps``) since
-    the start.
+    """The engine's state after a step: gauges, and counters since the start.
 
-    ``free_blocks`` counts cached blocks that nobody uses too: they can be had at once. ``kv_usage`` is the
-    share of blocks in use, 0 to 1. ``prefix_queries`` counts the prompt tokens of requests that started,
-    ``prefix_hits`` those of them that were taken from the cache; neither counts a start after a preemption.
-    ``prompt_tokens`` counts those of all requests that started, ``generation_tokens`` what was generated.
-    ``adapters_*`` are the ids of the LoRA adapters that requests may name, and those that running and waiting
-    ones use.
+    ``free_blocks`` includes cached blocks that are not in use. ``prefix_queries`` counts the prompt tokens of
+    requests that started, ``prefix_hits`` those of them from the cache; neither counts a start after a
+    preemption. ``adapters_*`` are the ids of the LoRA adapters that requests may name, and those that running
+    and waiting ones use.
     """
 
     running: int = 0
@@ -167,16 +158,14 @@ class EngineConfig:
     """How to load the model and how much to run at once.
 
     ``dtype`` "auto" is float32 on the CPU and the checkpoint's dtype on CUDA; ``device`` "auto" is CUDA when
-    there is one. ``max_model_len`` is lowered to what the model and the pool can hold; ``EngineInfo`` tells
-    the result. ``block_size`` 16 wastes half a block a sequence, about 3 % at 256 tokens.
-    ``max_num_batched_tokens`` bounds the step time, and so the gap that a long prompt makes between two
-    tokens of the others; on a GPU 2,048 to 8,192. ``num_blocks`` None is as many as ``kv_cache_bytes``
-    holds; that None too is 1 GiB on the CPU, and on CUDA the share ``gpu_memory_utilization`` of the free
-    memory less weights and activations. ``num_threads`` None is one thread a core, without the core that the
-    gateway needs. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for requests without one;
-    None is different at each start. ``max_loras`` adapters can be loaded at once (0: none), of ranks up to
-    ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured: Numba's loops on the CPU,
-    CUDA graphs.
+    there is one. ``max_model_len`` is lowered to what the model and the pool can hold. ``block_size`` 16
+    wastes half a block a sequence, about 3 % at 256 tokens. ``max_num_batched_tokens`` bounds the step time,
+    and so the gap that a long prompt makes between two tokens of the others; on a GPU 2,048 to 8,192.
+    ``num_blocks`` None is as many as ``kv_cache_bytes`` holds; that None too is 1 GiB on the CPU, and on CUDA
+    the share ``gpu_memory_utilization`` of the free memory less weights and activations. ``num_threads`` None
+    leaves one core to the gateway. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for
+    requests without one. ``max_loras`` adapters can be loaded at once (0: none), of ranks up to
+    ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured: Numba's loops, CUDA graphs.
     """
 
     model: str
@@ -200,7 +189,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What was loaded. ``max_model_len`` counts prompt and output together and is what really holds."""
+    """The loaded model. ``max_model_len`` counts prompt and output together and is the effective bound."""
 
     model: str
     architecture: str
@@ -218,7 +207,7 @@ class EngineInfo:
 
 
 def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
-    """Joins consecutive outputs of one request, oldest first and at least one, into one."""
+    """Join consecutive outputs of one request, oldest first and at least one, into one."""
     last = timed = outputs[-1]
     text, token_ids, logprobs = last.text, last.token_ids, last.logprobs
     if len(outputs) > 1:

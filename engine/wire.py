@@ -1,9 +1,8 @@
-"""What goes over the socket between the gateway's process and the engine's: length-prefixed msgpack frames.
+"""The frames between the gateway's process and the engine's: length-prefixed msgpack.
 
-Commands go down (one ``StartEngine``, then ``Add``, ``Abort``, ``LoadAdapter`` and ``UnloadAdapter``), events
-come up (``Started`` or ``StartFailed``, then one ``StepOutputs`` for each step with all of its outputs, an
-``AdapterSettled`` for each command about an adapter, ``Died`` if the engine fails). Each side ends by closing
-the socket.
+Commands go down (one ``StartEngine`` first), events come up (``Started`` or ``StartFailed``, then one
+``StepOutputs`` for each step, an ``AdapterSettled`` for each command about an adapter, ``Died`` if the engine
+fails). Each side ends by closing the socket.
 """
 
 from collections.abc import Iterator
@@ -90,10 +89,8 @@ Command = StartEngine | Add | Abort | LoadAdapter | UnloadAdapter
 Event = Started | StartFailed | StepOutputs | AdapterSettled | Died
 
 
-class ProtocolError(EngineError):
+class ProtocolError(EngineError, code="engine_protocol_error"):
     """The other side sent something that is not a frame."""
-
-    code = "engine_protocol_error"
 
 
 def encode(message: Command | Event) -> bytes:

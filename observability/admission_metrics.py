@@ -1,7 +1,5 @@
 """Admission in the metrics: decisions and waits as they happen, the gates when scraped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,21 +27,12 @@ def class_of(priority: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GateFigures:
-    """One gate at one moment.
+    """One gate at one moment; ``name`` is the backend's, or the engine's that several share.
 
-    Args:
-        name: the backend's, or the engine's that several share.
-        queued: waiting requests by class.
-        waiting_tokens: uncached prompt tokens of waiting requests.
-        in_flight: sequences handed on.
-        limit: the most that may be.
-        rungs: degradation steps in force, by route with a ladder of its own; "" for all other routes.
-        factor: share of the sequences and blocks that is used.
-        circuit: ``closed``, ``half_open`` or ``open``.
-        kv_usage: share of the KV pool in use, as reported.
-        kv_forecast: the same at the forecast's peak.
-        prefill_backlog: uncached prompt tokens handed on and not yet computed.
-        pace: time between two tokens over its target; ``None`` without one, or while too little is known.
+    ``queued`` is by class, ``rungs`` by route with a ladder of its own ("" for all other routes). ``factor``
+    is the share of sequences and blocks in use, ``kv_forecast`` the KV usage at the forecast's peak,
+    ``prefill_backlog`` the uncached prompt tokens handed on and not yet computed, ``pace`` the time between
+    two tokens over its target (``None``: no target, or not known).
     """
 
     name: str
@@ -101,12 +90,7 @@ class GateCollector(ScrapeCollector[Iterable[GateFigures]]):
 
 
 class AdmissionMetrics:
-    """Counts admission's events, two of which occur with every request.
-
-    Args:
-        registry: where the metrics are shown.
-        backends: bound of the label ``backend``.
-    """
+    """Counts admission's events, two of which occur with every request."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
         def counter(name: str, text: str, **labels: Bounded) -> Series[Counter]:

@@ -1,10 +1,6 @@
-"""A trace's attributes: OpenTelemetry's GenAI names, and ``sluice.*`` for the others.
-
-Names as in the GenAI semantic conventions of August 2026. Prompt and answer are not among them:
-``trace_build`` adds them for routes that opted in.
+"""A trace's attributes: the names of OpenTelemetry's GenAI semantic conventions of August 2026, and
+``sluice.*`` for the others. ``trace_build`` adds prompt and answer for routes that opted in.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType

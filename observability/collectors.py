@@ -1,7 +1,5 @@
 """The small collectors: figures of other parts of the gateway, read when scraped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +17,8 @@ HEDGE_RESULTS = ("won", "lost", "refused")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFigures:
-    """The LoRA adapters at one moment.
-
-    Args:
-        states: registered versions by state.
-        resident: adapters loaded in the engine in process.
-        places: the most that it can hold.
+    """Registered versions of adapters by state, adapters loaded in the engine in process, and the most that
+    it can hold.
     """
 
     states: Mapping[str, int]
@@ -47,13 +41,8 @@ class AdapterCollector(ScrapeCollector[AdapterFigures]):
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """The last canary at one moment.
-
-    Args:
-        percent: its target share of the route.
-        requests: judged requests on the canary since its start.
-        evidence: by check, the logarithm of the current step's e-value.
-        bound: the logarithm at which the canary is rolled back.
+    """The last canary: its target share of the route, its judged requests, and by check the logarithm of the
+    current step's e-value, which leads to a rollback at ``bound``.
     """
 
     route: str
@@ -112,10 +101,7 @@ class EngineStateCollector(ScrapeCollector[SupervisorState]):
 
 class HealthCollector(ScrapeCollector[tuple[bool, Mapping[str, bool]]]):
     """Readiness as ``/ready`` reports it: a dead engine shows here even while other backends answer.
-
-    Args:
-        read: whether the gateway is ready, and each check by name.
-        after_s: seconds from the process' start until it was first ready; ``None`` before that.
+    ``after_s`` reads the seconds from the process' start until it was first ready.
     """
 
     def __init__(
@@ -136,8 +122,9 @@ class HealthCollector(ScrapeCollector[tuple[bool, Mapping[str, bool]]]):
 
 
 class HedgeCollector(ScrapeCollector[Mapping[str, tuple[int, int, int]]]):
-    """Hedged requests: by backend, how often the second worker answered first, did not, or was not asked
-    because the share of extra requests was used up (:data:`HEDGE_RESULTS`)."""
+    """Hedged requests by backend: how often the second worker answered first, did not, or was not asked
+    because the share of extra requests was used up.
+    """
 
     def _families(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
         yield counter(
@@ -211,10 +198,7 @@ class RetryBudgetCollector(ScrapeCollector[Mapping[str, float]]):
 
 
 class RoutingCollector(ScrapeCollector[tuple[int, bool]]):
-    """The store's last known routing revision, and whether this process cannot use it.
-
-    ``sluice_routing_revision`` is the one in force.
-    """
+    """The store's last known routing revision, and whether this process cannot use it."""
 
     def _families(self, figures: tuple[int, bool]) -> Iterator[Metric]:
         last, behind = figures
@@ -228,16 +212,8 @@ class RoutingCollector(ScrapeCollector[tuple[int, bool]]):
 
 @dataclass(frozen=True, slots=True)
 class ShadowShown:
-    """The shadow at one moment.
-
-    Args:
-        results: sampled requests by result, since the start; a closed set.
-        waiting: queued copies.
-        waiting_bytes: their size.
-        active: copies in progress.
-        written: stored pairs.
-        lost: pairs that the ledger's database did not take in time.
-        spent_nanousd: within the last minute, and reserved.
+    """The shadow: sampled requests by result, queued copies and their bytes, copies in progress, pairs stored
+    and pairs that the database did not take in time, and the money of the last minute, reserved included.
     """
 
     results: Mapping[str, int]
@@ -270,11 +246,8 @@ class ShadowCollector(ScrapeCollector[ShadowShown]):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """A stream that this process follows.
-
-    Args:
-        number: the last record in force.
-        standing: ``following``, ``away``, ``lost`` or ``refused``.
+    """A stream of the state store: the last record in force here, and ``following``, ``away``, ``lost`` or
+    ``refused``.
     """
 
     number: int
@@ -317,19 +290,11 @@ class TraceCollector(ScrapeCollector[TraceFigures]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A remote worker at one moment.
+    """A remote worker; ``state`` is ``new``, ``in_service`` or ``ejected``.
 
-    Args:
-        url: its base URL.
-        state: ``new``, ``in_service`` or ``ejected``.
-        weight: its share of the load relative to a worker in full service, 0 to 1; 0 when out of service.
-        in_flight: requests sent from this process that have not ended.
-        connections: open connections, idle ones included.
-        ejections: how often it was taken out of service since the start.
-        retry_in_s: seconds until an ejected worker is tried again.
-        running: sequences in its batch: its last report plus what was sent since; ``None``: it reports none.
-        waiting: the same of its queue.
-        kv_usage: share of its KV blocks in use, 0 to 1.
+    ``weight`` is its share of the load relative to a worker in full service, ``in_flight`` and
+    ``connections`` are of this process. ``running``, ``waiting`` (sequences) and ``kv_usage`` are its last
+    report plus what was sent since; ``None``: it reports none.
     """
 
     url: str

@@ -1,7 +1,5 @@
 """The engine in process in the metrics, read when scraped: under vLLM's names and ``sluice_engine_*``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -17,12 +15,8 @@ LABELS = ("model_name", "engine")
 
 
 class EngineCollector(ScrapeCollector[EngineFigures | None]):
-    """The engine in process under vLLM's names, so that fleet routers find what they know.
-
-    Args:
-        read: the figures now, or ``None`` while there is no engine.
-        unix_time: seconds since 1970; the value of ``vllm:lora_requests_info``, of whose series readers take
-            the newest.
+    """The engine in process under vLLM's names, so that fleet routers find what they know. ``unix_time`` is
+    the value of ``vllm:lora_requests_info``, of whose series readers take the newest.
     """
 
     def __init__(

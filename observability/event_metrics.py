@@ -4,8 +4,6 @@ Events that occur with every request are counted by hand where their cost was me
 (:mod:`observability.metrics`, :mod:`observability.admission_metrics`); these here are rarer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,16 +90,8 @@ def on(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One counter, gauge (``set`` by the event) or histogram (with ``buckets``).
-
-    Args:
-        name: the metric's.
-        text: its help.
-        on: the events that change it.
-        labels: their names.
-        start: series that are shown at 0 from the start, so that ``increase()`` sees their first event.
-        buckets: upper bounds of a histogram's buckets.
-        gauge: whether it is a gauge.
+    """One counter, gauge (``set`` by the event) or histogram (with ``buckets``), and the events that change
+    it. The series ``start`` are shown at 0 from the start, so that ``increase()`` sees their first event.
     """
 
     name: str
@@ -292,13 +282,7 @@ BACKEND_LABELS = frozenset({"backend", "leg", "from", "to"})
 
 
 class EventMetrics:
-    """The table's families in a registry.
-
-    Args:
-        registry: where the metrics are shown.
-        backends: bound of the labels that name a backend.
-        known: backends that are shown from the start.
-    """
+    """The table's families in a registry; series of the ``known`` backends are shown from the start."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded, known: Iterable[str] = ()) -> None:
         self._registry, self._backends = registry, backends

@@ -4,8 +4,6 @@ The leaves' own events (``admission.events``, ``resilience.events``, ``accountin
 ``observability.subscribers`` knows what to do with each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,49 +25,28 @@ class ResumeFact:
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request, without prompt, answer or key.
+    """One finished request, without prompt, answer or key. Change one with ``msgspec.structs.replace``. A
+    struct, because it is made with every request: 1.4 µs, where a dataclass of as many fields takes 6.3.
 
-    Change one with ``msgspec.structs.replace``. A struct: made with every request, which takes 1.4 µs; a
-    dataclass of as many fields takes 6.3.
+    ``request_id`` is the caller's label, ``generation_id`` the ledger's key. ``status`` is the sent HTTP
+    status, 499 when the caller disconnected; ``error_code`` is set with status 200 when a stream broke.
+    ``route`` is ``None`` for an unknown one. ``backend`` is the kind that answered, ``backend_name`` its name
+    in the configuration; ``adapter_rule`` is ``explicit``, ``rule[0]`` or ``none``. ``fallback_kind`` is the
+    fallback target that answered.
 
-    Args:
-        request_id: the caller's label.
-        generation_id: the gateway's own id, the ledger's key.
-        trace_id: 32 hex digits.
-        tenant: the caller's; ``None`` when the key was refused.
-        contract: ``native``, ``chat`` or ``completions``.
-        status: the sent HTTP status; 499 when the caller disconnected before the end.
-        total_ms: from arrival to the end.
-        route: a route of the configuration; ``None`` for an unknown one.
-        model: the base model that answered, or was chosen to.
-        adapter_rule: why that adapter: ``explicit``, ``rule[0]``, ``none``.
-        revision: the routing revision the request ran under.
-        backend: the kind that answered; ``backend_name`` is its name in the configuration.
-        error_code: a stable code; set with status 200 when a stream broke after its start.
-        fallback_kind: the fallback target that answered; ``fallback_reason`` is why.
-        cached_tokens: the part of ``input_tokens`` found in a prefix cache.
-        queue_wait_ms: waiting before the first step; ``None`` when the request never reached a backend.
-        ttft_ms: from arrival to the first token; ``None`` without one.
-        generation_ms: from handing the work to the backend to its end, its queue not included.
-        overhead_ms: the gateway's own time: neither in the backend nor waiting for it.
-        stage_ms: stage to milliseconds, in the order of the journey.
-        dropped_chunks: how many evidence chunks the budget left out.
-        dropped_turns: how many turns were not sent verbatim.
-        cut_chunks: how many evidence chunks were cut at a sentence's end.
-        merged_chunks: how many were merged into a duplicate.
-        summarized_turns: how many of the dropped turns are in a summary.
-        seams: where other calls resumed the answer, in order; ``None``: nowhere.
-        prefix_fingerprint: of the stable prefix's full blocks; ``None`` without one.
-        prefix_tokens: the tokens of those blocks; ``None`` when the chosen backend did not answer.
-        prefix_expected_tokens: those of them that the backend has computed before.
-        prefix_cached_tokens: those of them that it found in its cache.
-        volatile: kinds of volatile content found in the caller's system messages; ``None`` without any.
-        volatile_action: ``moved`` after the prefix, or only ``reported``.
-        drawn: the backend that the weights chose for the session, capable of the request, ready or not;
-            ``None`` when the caller named one.
-        passed: whether the answer passed the checks of answers; ``None``: not checked.
-        session: an opaque number of the session in this process.
-        cost_nanousd: what it cost the operator, 10⁻⁹ US dollars; ``None`` without a price.
+    Times are from arrival, except ``queue_wait_ms`` (``None``: no backend was reached), ``generation_ms`` (in
+    the backend, its queue not included) and ``overhead_ms`` (neither in the backend nor waiting for it);
+    ``stage_ms`` has the stages in the order of the journey. ``cached_tokens`` are a part of ``input_tokens``.
+    The five figures of the budget count evidence chunks left out, turns not sent verbatim, chunks cut, chunks
+    merged into a duplicate, and dropped turns that a summary covers.
+
+    ``prefix_tokens`` are those of the stable prefix's full blocks (``None`` when the chosen backend did not
+    answer); ``prefix_expected_tokens`` of them the backend has computed before, ``prefix_cached_tokens`` it
+    found in its cache. ``volatile`` are the kinds of volatile content in the caller's system messages, which
+    were ``moved`` or only ``reported``. ``drawn`` is the backend that the weights chose for the session,
+    ready or not (``None``: the caller named one); ``passed`` is the result of the checks of answers;
+    ``session`` is an opaque number in this process; ``cost_nanousd`` is the operator's cost, ``None`` without
+    a price.
     """
 
     request_id: str
@@ -161,22 +138,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """The engine in process at one moment.
-
-    Args:
-        model_name: the served base model.
-        running: sequences in the batch.
-        waiting: sequences in the engine's queue.
-        kv_usage: share of KV blocks in use, 0 to 1.
-        block_size: tokens a block holds.
-        total_blocks: blocks of the pool.
-        prefix_queries: prompt tokens looked up in the prefix cache since the start.
-        prefix_hits: those of them that were found.
-        preemptions: sequences preempted since the start.
-        loras: the adapters in use; ``None`` until a request has used one.
-        prompt_tokens: prompt tokens computed or found since the start; ``None``: not known.
-        generation_tokens: tokens generated since the start; ``None``: not known.
-        distributions: the engine's histograms.
+    """The engine in process at one moment; the counts of tokens and preemptions are since its start,
+    ``None``: not known. ``loras`` is ``None`` until a request has used an adapter.
     """
 
     model_name: str

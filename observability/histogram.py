@@ -1,11 +1,8 @@
 """A histogram and a counter that are written far more often than they are scraped.
 
-A request is observed some fifteen times. The library's types take one or two locks each time, and its
-histogram walks its buckets; here an observation is one binary search, a count one addition in a list, and a
-scrape does the sums. Not for several threads: they live on the event loop.
+An observation is one binary search, a count one addition in a list, and a scrape does the sums; the library's
+types take locks each time. Not for several threads: they live on the event loop.
 """
-
-from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -21,11 +18,7 @@ from observability.labels import Bounded
 
 
 class Buckets:
-    """Counts observations by bucket.
-
-    Args:
-        bounds: upper bounds of the buckets, ascending; an observation on a bound is below it.
-    """
+    """Counts observations by bucket; an observation on an upper bound belongs to its bucket."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -46,16 +39,7 @@ class Buckets:
 
 
 class Histogram(Collector):
-    """One metric: a distribution, or one for each value of a label.
-
-    Args:
-        name: the metric's.
-        text: its help.
-        bounds: upper bounds of its buckets, ascending.
-        registry: where it is scraped from.
-        label: the label's name, if it has one.
-        values: bounds the label's values.
-    """
+    """One metric: a distribution, or one for each value of ``label``, bounded by ``values``."""
 
     def __init__(
         self,
@@ -97,17 +81,9 @@ class Histogram(Collector):
 
 
 class LabelCounter(Collector):
-    """A counter by a label with outside values and a label with a closed list of values.
-
-    Args:
-        name: the metric's, without ``_total``.
-        text: its help.
-        label: the label whose values come from outside.
-        kind_label: the label whose values are ``kinds``.
-        kinds: all its values; each row shows every one of them from its first moment, so that ``increase()``
-            sees the first event too.
-        values: bounds the values of ``label``.
-        registry: where it is scraped from.
+    """A counter (``name`` without ``_total``) by a label with outside values and a label with the closed list
+    ``kinds``; each row shows all of those from its first moment, so that ``increase()`` sees the first event
+    too.
     """
 
     def __init__(

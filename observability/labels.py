@@ -1,7 +1,5 @@
 """Bounds on label values, so that no caller can grow the number of series."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -20,11 +18,8 @@ OTHER = "other"
 
 
 class Bounded:
-    """Lets at most ``cap`` distinct values of a label through; all later ones are ``other``.
-
-    Args:
-        known: values that always pass, whatever else passed before.
-        cap: how many distinct values pass.
+    """Lets at most ``cap`` distinct values of a label through, the ``known`` ones always; all others are
+    ``other``.
     """
 
     def __init__(self, known: Iterable[str] = (), *, cap: int = MAX_VALUES) -> None:
@@ -44,12 +39,8 @@ class Bounded:
 
 
 class Series(Generic[M]):
-    """The children of one metric, looked up once each; at most ``cap`` of them.
-
-    Args:
-        metric: the parent.
-        bounds: one bound per label, in the metric's order; without labels the metric is its own only child.
-        cap: how many children; beyond it every new combination is ``other`` in all labels.
+    """The children of one metric, looked up once each, with one bound per label. Beyond ``cap`` children
+    every new combination is ``other`` in all labels; a metric without labels is its own only child.
     """
 
     def __init__(self, metric: M, *bounds: Bounded, cap: int = MAX_SERIES) -> None:

@@ -1,10 +1,7 @@
 """Exceptions as logs show them: types and places, without their messages.
 
-A message may contain what a caller sent: a parser shows what it could not parse, a driver the values of its
-statement, a client the URL. So only messages of the operating system's errors are shown, scrubbed.
+A message may contain what a caller sent, so only those of the operating system's errors are shown, scrubbed.
 """
-
-from __future__ import annotations
 
 import sys
 import traceback
@@ -47,9 +44,8 @@ def _name(error: BaseException) -> str:
 
 
 def format_errors(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: ``exc_info`` becomes ``exception``, and asyncio's own lines lose the details.
-
-    asyncio shows a failed task with its exception's message after the first line.
+    """A structlog processor: ``exc_info`` becomes ``exception``. asyncio's own lines lose all but the first
+    line, since a failed task's exception follows it.
     """
     info = event.pop("exc_info", None)
     error = _error_of(info)

@@ -1,7 +1,5 @@
 """Structured logs: one JSON object a line (or coloured text on a terminal), secrets and text redacted."""
 
-from __future__ import annotations
-
 import json as stdlib_json
 import logging
 import sys
@@ -29,11 +27,7 @@ _QUIET = ("alembic.runtime.plugins",)
 
 
 class Logs:
-    """Logging as configured; close it at the end of the process.
-
-    Attributes:
-        writer: the thread that writes.
-    """
+    """Logging as configured; close it at the end of the process."""
 
     def __init__(self, writer: LogWriter, root_level: int) -> None:
         self.writer = writer
@@ -64,14 +58,8 @@ def configure_logging(
 ) -> Logs:
     """Send the process's logs, structlog's and the standard library's, to ``stream`` (standard error).
 
-    Args:
-        level: one of :data:`LEVELS`.
-        json: JSON lines; when not given, unless ``stream`` is a terminal.
-        stream: where lines go.
-        always: fields of every line, such as the name of the process.
-
-    Raises:
-        ValueError: an unknown level.
+    ``level`` is one of :data:`LEVELS` (else ValueError); ``json`` is the default unless ``stream`` is a
+    terminal; the fields ``always`` are in every line.
     """
     if level.lower() not in LEVELS:
         raise ValueError(f"log level: {level!r} is not one of {', '.join(LEVELS)}")

@@ -3,8 +3,6 @@
 A write to a pipe without a reader blocks for ever; it must not block the gateway.
 """
 
-from __future__ import annotations
-
 import logging
 import logging.handlers
 import queue
@@ -70,11 +68,8 @@ class BatchedLines(logging.StreamHandler[TextIO]):
 
 
 class LogWriter:
-    """Formats and writes log records in a thread of its own.
-
-    Args:
-        target: takes each record, and is flushed after some; used by the thread alone.
-        capacity: how many records may wait.
+    """Formats and writes at most ``capacity`` waiting records in a thread of its own; ``target`` is flushed
+    after some.
     """
 
     def __init__(self, target: logging.Handler, *, capacity: int = MAX_QUEUED_LINES) -> None:

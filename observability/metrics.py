@@ -3,9 +3,8 @@
 ``docs/metrics.md`` lists every family with its labels and their bounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -45,6 +44,40 @@ STAGE_BUCKETS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0,
 )  # fmt: skip
 
+# Name, help, buckets and field (in milliseconds) of the distributions over requests.
+TIMES = (
+    ("sluice_request_overhead_seconds", "Time in the gateway that was not its backend's.",
+     OVERHEAD_BUCKETS, "overhead_ms"),
+    ("sluice_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS, "ttft_ms"),
+    ("sluice_time_per_output_token_seconds", "Mean time between two tokens of an answer.",
+     TPOT_BUCKETS, "time_per_output_token_ms"),
+    ("sluice_queue_wait_seconds", "Waiting before the first step of the engine.",
+     WAIT_BUCKETS, "queue_wait_ms"),
+    ("sluice_generation_seconds", "In the backend, its queue not included.", TOTAL_BUCKETS, "generation_ms"),
+)  # fmt: skip
+# Name, help and label of counters over requests; by the label's value the field that is added.
+COUNTS = (
+    ("sluice_tokens_total", "Tokens of answers, as the backend counted.", "kind",
+     {"input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens"}),
+    ("sluice_budget_dropped_total", "What the token budget left out.", "what",
+     {"chunks": "dropped_chunks", "turns": "dropped_turns"}),
+    ("sluice_budget_shortened_total",
+     "What the token budget sent in another form: chunks up to a sentence's end, duplicates merged, "
+     "turns as a summary.", "what",
+     {one: one for one in ("cut_chunks", "merged_chunks", "summarized_turns")}),
+)  # fmt: skip
+# Figures of other parts, one series each; further ones are collectors (``collectors.py``).
+GAUGES = {
+    "sluice_requests_in_flight": "Requests in progress.",
+    "sluice_routing_revision": "The routing revision in force.",
+    "sluice_ledger_outbox_rows": "Usage rows waiting to be written.",
+    "sluice_ledger_lag_seconds": "Age of the oldest usage row that is not in the database yet.",
+    "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
+    "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is wanted.",
+}
+_times_of = attrgetter(*(field for *_, field in TIMES))
+_counts_of = attrgetter(*(field for *_, fields in COUNTS for field in fields.values()))
+
 
 class _WithoutCreated(Collector):
     """A registry without the ``_created`` samples, which no reader uses and which double a scrape."""
@@ -59,18 +92,8 @@ class _WithoutCreated(Collector):
 
 
 class Metrics:
-    """The gateway's metrics in a registry of their own.
-
-    Methods neither block nor keep a request.
-
-    Attributes:
-        updates: what each type of event changes.
-
-    Args:
-        version: shown by ``sluice_build_info``.
-        known_routes: route names that always have a label of their own.
-        known_backends: backend names that always have one.
-        known_prompt_versions: prompt versions that always have one.
+    """The gateway's metrics in a registry of their own; no method blocks. The known names always have a label
+    of their own.
     """
 
     def __init__(
@@ -107,57 +130,18 @@ class Metrics:
         self._emit_errors = counter(
             "sluice_telemetry_errors_total", "Events that could not be recorded.", event=Bounded()
         )
-        self._total = histogram(
-            "sluice_request_seconds", "From arrival to the end, of whole answers.", TOTAL_BUCKETS
+        self._total = Histogram(
+            "sluice_request_seconds", "From arrival to the end, of whole answers.", TOTAL_BUCKETS, registry
         )
-        self._overhead = histogram(
-            "sluice_request_overhead_seconds",
-            "Time in the gateway that was not its backend's.",
-            OVERHEAD_BUCKETS,
-        )
-        self._ttft = histogram("sluice_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS)
-        self._tpot = histogram(
-            "sluice_time_per_output_token_seconds", "Mean time between two tokens of an answer.", TPOT_BUCKETS
-        )
-        self._queue_wait = histogram(
-            "sluice_queue_wait_seconds", "Waiting before the first step of the engine.", WAIT_BUCKETS
-        )
-        self._generation = histogram(
-            "sluice_generation_seconds", "In the backend, its queue not included.", TOTAL_BUCKETS
-        )
+        self._times = [Histogram(name, text, buckets, registry) for name, text, buckets, _ in TIMES]
         self._stages = Histogram(
             "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, registry,
             label="stage", values=Bounded(cap=32),
         )  # fmt: skip
-        tokens = counter("sluice_tokens_total", "Tokens of answers, as the backend counted.", kind=Bounded())
-        self._tokens_in, self._tokens_out, self._tokens_cached = map(tokens, ("input", "output", "cached"))
-        dropped = counter("sluice_budget_dropped_total", "What the token budget left out.", what=Bounded())
-        self._dropped_chunks, self._dropped_turns = map(dropped, ("chunks", "turns"))
-        shortened = counter(
-            "sluice_budget_shortened_total",
-            "What the token budget sent in another form: chunks up to a sentence's end, duplicates merged, "
-            "turns as a summary.",
-            what=Bounded(),
-        )
-        self._cut_chunks, self._merged_chunks, self._summarized_turns = map(
-            shortened, ("cut_chunks", "merged_chunks", "summarized_turns")
-        )
-        self._in_flight = Gauge("sluice_requests_in_flight", "Requests in progress.", registry=registry)
-        self._revision = Gauge("sluice_routing_revision", "The routing revision in force.", registry=registry)
-        self._outbox = Gauge(
-            "sluice_ledger_outbox_rows", "Usage rows waiting to be written.", registry=registry
-        )
-        self._ledger_lag = Gauge(
-            "sluice_ledger_lag_seconds", "Age of the oldest usage row that is not in the database yet.",
-            registry=registry,
-        )  # fmt: skip
-        self._journal_bytes = Gauge(
-            "sluice_ledger_journal_bytes", "Bytes of this process' journal files.", registry=registry
-        )
-        self._journal_up = Gauge(
-            "sluice_ledger_journal_up", "1 while usage rows are journaled, or no journal is wanted.",
-            registry=registry,
-        )  # fmt: skip
+        self._counts: list[Counter] = []
+        for name, text, label, kinds in COUNTS:
+            self._counts += map(counter(name, text, **{label: Bounded()}), kinds)
+        self._gauges = {name: Gauge(name, text, registry=registry) for name, text in GAUGES.items()}
         self._prompts = PromptMetrics(registry, Bounded(known_prompt_versions))
         self.slo = SloMetrics(registry, routes)
         self._usage = UsageMetrics(registry, routes, backends)
@@ -171,35 +155,14 @@ class Metrics:
             **self._events.updates,
         }
 
-    # Figures that other parts hold and a scrape reads. The callables must neither block nor raise. A
-    # collector of ``collectors.py`` goes into ``registry`` as it is.
-
     def show_restarts(self) -> None:
         """Show the restarts of the engine in process from 0 on."""
         self._events.show_restarts()
 
-    def read_in_flight(self, read: Callable[[], int]) -> None:
-        """Show how many requests are in progress."""
-        self._in_flight.set_function(read)
-
-    def read_ledger(
-        self,
-        rows: Callable[[], int],
-        lag_s: Callable[[], float],
-        journal_bytes: Callable[[], int],
-        journal_up: Callable[[], bool],
-    ) -> None:
-        """Show the rows that wait for the database, the age of the oldest, and the journal."""
-        self._outbox.set_function(rows)
-        self._ledger_lag.set_function(lag_s)
-        self._journal_bytes.set_function(journal_bytes)
-        self._journal_up.set_function(journal_up)
-
-    def read_routing_revision(self, read: Callable[[], int]) -> None:
-        """Show the routing revision in force."""
-        self._revision.set_function(read)
-
-    # Events.
+    def read(self, **figures: Callable[[], float]) -> None:
+        """Set where a scrape reads :data:`GAUGES`, by name; the callables must neither block nor raise."""
+        for name, read in figures.items():
+            self._gauges[name].set_function(read)
 
     def record(self, event: object) -> None:
         """Count ``event``; an event of another type is ignored."""
@@ -213,25 +176,10 @@ class Metrics:
         if record.answered:
             self._total.observe(record.total_ms / 1000)
             self._versions(record.backend_version).inc()
-        for histogram, value_ms in (
-            (self._overhead, record.overhead_ms),
-            (self._ttft, record.ttft_ms),
-            (self._tpot, record.time_per_output_token_ms),
-            (self._queue_wait, record.queue_wait_ms),
-            (self._generation, record.generation_ms),
-        ):
+        for histogram, value_ms in zip(self._times, _times_of(record), strict=True):
             if value_ms is not None:
                 histogram.observe(value_ms / 1000)
-        for counter, count in (
-            (self._tokens_in, record.input_tokens),
-            (self._tokens_out, record.output_tokens),
-            (self._tokens_cached, record.cached_tokens),
-            (self._dropped_chunks, record.dropped_chunks),
-            (self._dropped_turns, record.dropped_turns),
-            (self._cut_chunks, record.cut_chunks),
-            (self._merged_chunks, record.merged_chunks),
-            (self._summarized_turns, record.summarized_turns),
-        ):
+        for counter, count in zip(self._counts, _counts_of(record), strict=True):
             if count:
                 counter.inc(count)
         if record.fallback_kind is not None:

@@ -1,7 +1,5 @@
 """Reads samples from a page in Prometheus' text format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client.parser import text_string_to_metric_families

@@ -6,8 +6,6 @@ evicts them), and with the whole prefix (``against="prefix"``; it falls when the
 request to request).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter
@@ -41,12 +39,7 @@ class _DecayingSums:
 
 
 class PromptMetrics(Collector):
-    """Counts the prompts of finished requests.
-
-    Args:
-        registry: where the metrics are shown.
-        versions: bound of the label ``prompt_version``.
-    """
+    """Counts the prompts of finished requests."""
 
     def __init__(self, registry: CollectorRegistry, versions: Bounded) -> None:
         self._versions = versions

@@ -1,7 +1,5 @@
 """Redaction: secret fields by name, and credentials inside other text by pattern."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -1,11 +1,8 @@
 """The log line of a finished request: built by the thread that writes it, not on the event loop.
 
-There is one such line per request, far more than all others. It goes to the handlers as a standard library
-record that carries the request's record; structlog's processors would cost as much as the rest of telemetry,
-and even the library's own record looks up unused fields.
+There is one such line per request. It is a standard library record that carries the request's record:
+structlog's processors would cost as much as the rest of telemetry.
 """
-
-from __future__ import annotations
 
 import logging
 import time

@@ -1,7 +1,5 @@
 """At most one log line a second for each kind of event."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 INTERVAL_S = 1.0
@@ -10,11 +8,7 @@ MAX_KINDS = 200
 
 
 class Sampler:
-    """Lets the first of each kind through in each interval, and counts the others.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Lets the first of each kind through in each interval, and counts the others."""
 
     __slots__ = ("_clock", "_kinds")
 

@@ -1,7 +1,5 @@
 """Metric families that a scrape builds from figures held elsewhere."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar

@@ -5,8 +5,6 @@ half of the requests must meet (a P50, 200 ms by default), and ``total``, the wh
 must meet (a P99, 1,400 ms). The recording rules compute the shares; this module only counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,12 +59,7 @@ def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool |
 
 
 class SloMetrics(Collector):
-    """Counts requests and those that met their targets.
-
-    Args:
-        registry: where the metrics are shown.
-        routes: bound of the label ``route``.
-    """
+    """Counts requests and those that met their targets."""
 
     def __init__(self, registry: CollectorRegistry, routes: Bounded) -> None:
         self._read: Callable[[], Mapping[str, SloTargets]] = lambda: NO_TARGETS

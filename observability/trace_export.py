@@ -4,8 +4,6 @@ The thread also makes the SDK's spans of the requests. It sleeps briefly after e
 making them and while the exporter encodes them, so that the event loop never waits long for the interpreter.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -58,17 +56,9 @@ class _PacedSpans(list[ReadableSpan]):
 
 
 class TraceSender:
-    """Exports traces in batches from a thread of its own.
-
-    Args:
-        exporter: OpenTelemetry's; may block and retry.
-        resource: describes this process.
-        version: of the gateway.
-        scrub: redacts recorded content.
-        on_change: called by the thread with the reason when exports fail, and with ``None`` when they succeed
-            again; at most once a minute each.
-        clock: seconds, monotonic.
-        delay_s: seconds between batches.
+    """Exports traces in batches from a thread of its own. ``scrub`` redacts recorded content; the thread
+    calls ``on_change`` with the reason when exports fail, and with ``None`` when they succeed again, at most
+    once a minute each.
     """
 
     def __init__(

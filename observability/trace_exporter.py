@@ -4,8 +4,6 @@ An exporter encodes and posts a batch, with retries until its timeout. It only l
 :class:`ExporterErrors` takes these messages out of the log, which would have one with every batch.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -22,14 +20,8 @@ MAX_REASON = 240
 
 @dataclass(frozen=True, slots=True)
 class CollectorAddress:
-    """A collector's address and settings.
-
-    Args:
-        endpoint: ``http://HOST:PORT`` or ``https://…``.
-        protocol: one of :data:`PROTOCOLS`.
-        headers: sent with every batch; may contain a key, so never shown.
-        ca_file: PEM certificates to trust instead of the system's, for ``https``.
-        timeout_s: for one batch, including all retries and the waits between them.
+    """A collector's address, protocol (one of :data:`PROTOCOLS`), headers (never shown: they may contain a
+    key) and PEM certificates. ``timeout_s`` is for one batch with all retries.
     """
 
     endpoint: str
@@ -40,15 +32,11 @@ class CollectorAddress:
 
 
 def exporter_to(address: CollectorAddress) -> SpanExporter:
-    """The exporter to ``address``; nothing is sent yet.
+    """The exporter to ``address``; nothing is sent yet. Compression and the client's certificate come from
+    the SDK's environment variables (``OTEL_EXPORTER_OTLP_…``).
 
-    Compression and the client's certificate are read from the SDK's environment variables
-    (``OTEL_EXPORTER_OTLP_…``).
-
-    Raises:
-        ValueError: the endpoint is no http(s) URL, or the protocol unknown; names what is allowed.
-        ImportError: gRPC is asked for and not installed.
-        OSError: ``ca_file`` cannot be read.
+    Raises ValueError for a bad endpoint or protocol, ImportError without gRPC, OSError for an unreadable
+    ``ca_file``.
     """
     if address.protocol == "http/protobuf":
         return _over_http(address)
@@ -115,11 +103,8 @@ def _http_parts(endpoint: str) -> SplitResult:
 
 
 class ExporterErrors(logging.Filter):
-    """Takes an exporter's messages out of the log and reports them; only those of the listening thread.
-
-    Args:
-        exporter: the modules of its classes give the loggers.
-        report: called with each warning and error, at most :data:`MAX_REASON` characters.
+    """Takes an exporter's messages out of the log, those of the listening thread alone, and reports its
+    warnings and errors.
     """
 
     def __init__(self, exporter: SpanExporter, report: Callable[[str], None]) -> None:

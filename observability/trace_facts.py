@@ -1,21 +1,12 @@
 """A trace's facts beyond the request's record; built only for sampled traces."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
-    """One call of a backend to a server of its own.
-
-    Args:
-        target: the server.
-        number: number within the trace; the span's id is derived from it.
-        began_ms: since the request's arrival.
-        took_ms: until its end.
-        failure: how it failed; ``None`` when it did not.
-        hedge: whether it was sent because another call was late.
+    """One call of a backend to a server of its own; ``number`` gives the span's id, ``began_ms`` is since the
+    request's arrival. A ``hedge`` was sent because another call was late.
     """
 
     target: str
@@ -28,19 +19,10 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True)
 class StepFact:
-    """One step towards an answer: an attempt, a fallback target, a wait for an engine.
+    """One step towards an answer: ``attempt``, ``refused``, ``wait``, ``response_cache`` or ``degraded``.
 
-    Args:
-        name: ``attempt``, ``refused``, ``wait``, ``response_cache``, ``degraded``.
-        number: as in :class:`CallFact`.
-        began_ms: since the request's arrival.
-        took_ms: until its end.
-        backend: that was asked.
-        failure: a failure kind, or admission's reason; ``None`` when it succeeded.
-        attempt: counts from 1 on each backend.
-        mode: how it resumed a partial answer; ``None`` for a new one.
-        waited_ms: between the attempt before it and this one.
-        calls: to servers.
+    ``failure`` is a failure kind or admission's reason, ``attempt`` counts from 1 on each backend, ``mode``
+    is how it resumed a partial answer, ``waited_ms`` is since the attempt before.
     """
 
     name: str
@@ -65,15 +47,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """Facts of one request for its spans alone.
-
-    Args:
-        steps: in order of their beginning.
-        admission: ``admitted``, ``shortened`` (with fewer tokens), ``refused``; ``None``: not reached.
-        admission_reason: why it was refused.
-        max_tokens: as requested, like the next ones; ``None``: not set.
-        choices: number of requested answers.
-        content: ``None`` unless the route opted in.
+    """Facts of one request for its spans alone. ``admission`` is ``admitted``, ``shortened`` or ``refused``,
+    ``None``: not reached; ``content`` is ``None`` unless the route opted in.
     """
 
     steps: tuple[StepFact, ...] = ()
@@ -93,16 +68,9 @@ NO_FACTS = TraceFacts()
 
 @dataclass(frozen=True, slots=True)
 class EdgeRecord:
-    """An HTTP answer without a generation: lists, counts, operators' calls, unknown paths.
-
-    Args:
-        request_id: the caller's label.
-        trace_id: 32 hex digits.
-        method: the HTTP method; ``WS`` for a WebSocket.
-        path: the path as the gateway knows it, never as it was sent.
-        status: the sent status; 499 when the caller disconnected before.
-        total_ms: from arrival to the end.
-        error_code: a stable code.
+    """An HTTP answer without a generation: lists, counts, operators' calls, unknown paths. ``method`` is
+    ``WS`` for a WebSocket; ``path`` is the path as the gateway knows it, never as it was sent; ``status`` is
+    499 when the caller disconnected.
     """
 
     request_id: str

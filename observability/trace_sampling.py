@@ -1,7 +1,5 @@
 """Sampling of traces: a share at the head, by the trace's id, and failed ones at the tail."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from observability.events import RequestRecord
@@ -10,14 +8,8 @@ from observability.trace_facts import EdgeRecord
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """Traces by result, since the start.
-
-    Args:
-        sent: accepted by the collector.
-        dropped: the queue was full.
-        failed: not accepted by the collector in time.
-        left_out: not sampled.
-        waiting: in the queue now.
+    """Traces by result since the start: accepted by the collector, dropped from the full queue, refused by
+    the collector, not sampled; and those in the queue now.
     """
 
     sent: int = 0

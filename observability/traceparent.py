@@ -1,7 +1,5 @@
 """The W3C trace context: the caller's header, and the header of outgoing calls."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ A request carries a :class:`RootSpan` from its arrival: ids and start. The rest 
 record. There is no work per token. A request that never reaches ``finish`` leaves no trace.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable
@@ -27,16 +25,9 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class RootSpan:
-    """A request's place in its trace, known from its arrival.
-
-    Args:
-        trace_id: 32 hex digits, the caller's when it sent a valid ``traceparent``.
-        span_id: this response's root span, 64 bits.
-        parent_id: the caller's span, if any.
-        flags: the byte of flags for outgoing calls.
-        started_ns: nanoseconds since 1970.
-        sampled: whether the trace is sent whatever the result.
-        trace_state: the caller's ``tracestate``, unchanged.
+    """A request's place in its trace, known from its arrival. ``trace_id`` and ``trace_state`` are the
+    caller's when it sent valid ones, ``flags`` the byte for outgoing calls; ``sampled``: it is sent whatever
+    the result.
     """
 
     trace_id: str
@@ -83,19 +74,12 @@ class Sender(Protocol):
 
 
 class Tracing:
-    """Makes trace ids, and spans when there is a collector.
+    """Makes trace ids, and spans when there is a ``sender``.
 
-    Args:
-        sender: takes the sampled traces; ``None``: there are ids only.
-        sample_ratio: share of traces sampled whatever their result, by their id, so that all services with
-            the same ratio sample the same ones. Others are sampled when they ended in an error or a fallback,
-            were resumed, or were slow.
-        follow_callers: also sample traces that the caller sampled.
-        rng: source of ids; seeded by the system when absent.
-        unix_ns: nanoseconds since 1970.
-
-    The caller's ``sampled`` flag is passed on but cannot suppress ours, so that no caller can hide from the
-    operator.
+    ``sample_ratio`` is the share of traces sampled whatever their result, by their id, so that all services
+    with the same ratio sample the same ones. Others are sampled when they ended in an error or a fallback,
+    were resumed, or were slow; with ``follow_callers`` also when the caller sampled them. The caller's flag
+    cannot suppress sampling, so that no caller can hide from the operator.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Used tokens and cost, as live metrics; the exact sums are the ledger's."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter
 
 from observability.events import RequestRecord
@@ -27,14 +25,8 @@ def outcome(record: RequestRecord) -> int:
 
 
 class UsageMetrics:
-    """Counts the use of finished requests.
-
-    The first :data:`observability.labels.MAX_VALUES` tenants and adapters of a process have series of their
+    """Counts the use of finished requests. The first tenants and adapters of a process have series of their
     own; all later ones are ``other`` together.
-
-    Args:
-        registry: where the metrics are shown.
-        routes, backends: bounds of these labels.
     """
 
     def __init__(self, registry: CollectorRegistry, routes: Bounded, backends: Bounded) -> None:

@@ -1,4 +1,4 @@
-"""Where Alembic begins: it is handed a connection by ``accounting.store_schema``, inside a transaction."""
+"""Alembic's entry; ``accounting.store_schema`` gives it a connection with an open transaction."""
 
 from alembic import context
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from accounting.ledger import Durability
+from accounting.options import Durability
 from gateway.config.section import Section
 
 # The default folder of the journal of a remote database.

@@ -9,6 +9,7 @@ from accounting.account import Accounts
 from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.errors import PriceError
 from accounting.ledger import Ledger
+from accounting.options import LedgerOptions
 from accounting.prices import Price, PriceBook, with_backends
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
@@ -36,14 +37,16 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
     prices = make_prices(base.settings)
     ledger = Ledger(
         section.url,
-        emit=base.events.emit,
-        clock=base.clock,
-        unix_time=unix_time,
-        outbox_rows=section.outbox_rows,
-        durability=section.durability,
-        journal_folder=section.folder,
-        journal_bytes=section.journal_max_bytes,
-        new_name=lambda: base.new_id(f"{int(unix_time() * 1000):015d}"),
+        LedgerOptions(
+            emit=base.events.emit,
+            clock=base.clock,
+            unix_time=unix_time,
+            outbox_rows=section.outbox_rows,
+            durability=section.durability,
+            journal_folder=section.folder,
+            journal_bytes=section.journal_max_bytes,
+            new_name=lambda: base.new_id(f"{int(unix_time() * 1000):015d}"),
+        ),
     )
     return AccountParts(
         ledger,

@@ -59,15 +59,15 @@ def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
     ledger, routing = core.accounts.ledger, core.control.routing.projection
     if core.backends.engines.host is not None:
         metrics.show_restarts()
-    metrics.read_ledger(
-        lambda: ledger.depth,
-        lambda: ledger.lag_s,
-        lambda: ledger.journal_bytes,
-        lambda: ledger.journal_working,
+    metrics.read(
+        sluice_ledger_outbox_rows=lambda: ledger.depth,
+        sluice_ledger_lag_seconds=lambda: ledger.lag_s,
+        sluice_ledger_journal_bytes=lambda: ledger.journal_bytes,
+        sluice_ledger_journal_up=lambda: ledger.journal_working,
+        sluice_requests_in_flight=lambda: serving.in_flight.in_flight,
+        sluice_routing_revision=lambda: routing.number,
     )
     metrics.slo.read(RevisionTargets(core.control.revision))
-    metrics.read_in_flight(lambda: serving.in_flight.in_flight)
-    metrics.read_routing_revision(lambda: routing.number)
 
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:

@@ -29,7 +29,8 @@ from accounting.events import (
 from accounting.journal import REST_S, Journal, PendingRow
 from accounting.journal_files import DAMAGED, SUFFIX, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame, read
-from accounting.ledger import Durability, Ledger
+from accounting.ledger import Ledger
+from accounting.options import Durability, LedgerOptions
 from accounting.values import UsageRow
 from tests.accounting.test_ledger import Told, locked, row, running, stored_ids, until, url_of
 
@@ -67,16 +68,18 @@ def journaled(
     made = names()
     return Ledger(
         url_of(folder / "l.db"),
-        emit=told.append,
-        clock=clock,
-        unix_time=time.time,
-        outbox_rows=outbox_rows,
-        first_retry_s=0.01,
-        durability=durability,
-        journal_folder=folder / "journal",
-        journal_bytes=journal_bytes,
-        new_name=lambda: f"{made()}-{name}",
-        adopt_s=0.05,
+        LedgerOptions(
+            emit=told.append,
+            clock=clock,
+            unix_time=time.time,
+            outbox_rows=outbox_rows,
+            first_retry_s=0.01,
+            durability=durability,
+            journal_folder=folder / "journal",
+            journal_bytes=journal_bytes,
+            new_name=lambda: f"{made()}-{name}",
+            adopt_s=0.05,
+        ),
     )
 
 
@@ -178,16 +181,8 @@ async def test_rows_that_come_together_share_a_sync(tmp_path: Path) -> None:
 
 async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -> None:
     told = Told()
-    journal = Journal(
-        tmp_path / "journal",
-        max_bytes=1 << 20,
-        new_name=lambda: "0",
-        on_lost=lambda _: None,
-        emit=told.append,
-        clock=time.monotonic,
-        unix_time=time.time,
-        gap_s=2.0,
-    )
+    options = LedgerOptions(emit=told.append, clock=time.monotonic, unix_time=time.time, sync_gap_s=2.0)
+    journal = Journal(tmp_path / "journal", options, on_lost=lambda _: None)
     journal.open()
     journal.append(PendingRow(row("gen_1"), 0.0))
     assert await journal.durable()

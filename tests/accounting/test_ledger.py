@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from accounting.errors import LedgerUnavailable
 from accounting.events import LedgerEvent, LossReason, RowsLost, RowsWritten, WriteFailed
 from accounting.ledger import Ledger
+from accounting.options import LedgerOptions
 from accounting.store import GenerationStore, is_the_rows_fault
 from accounting.tables import generations
 from accounting.values import UsageRow
@@ -52,11 +53,13 @@ class Told(list[LedgerEvent]):
 def ledger_for(url: str, told: Told, *, outbox_rows: int = 10_000, batch_rows: int = 500) -> Ledger:
     return Ledger(
         url,
-        emit=told.append,
-        clock=time.monotonic,
-        unix_time=time.time,
-        outbox_rows=outbox_rows,
-        batch_rows=batch_rows,
+        LedgerOptions(
+            emit=told.append,
+            clock=time.monotonic,
+            unix_time=time.time,
+            outbox_rows=outbox_rows,
+            batch_rows=batch_rows,
+        ),
     )
 
 
@@ -383,11 +386,13 @@ def test_every_generation_is_stored_exactly_once_whatever_fails_and_is_repeated(
         told = Told()
         ledger = Ledger(
             "sqlite+aiosqlite://",
-            emit=told.append,
-            clock=time.monotonic,
-            unix_time=time.time,
-            batch_rows=batch_rows,
-            first_retry_s=0.001,
+            LedgerOptions(
+                emit=told.append,
+                clock=time.monotonic,
+                unix_time=time.time,
+                batch_rows=batch_rows,
+                first_retry_s=0.001,
+            ),
             store=lambda url: FlakyStore(url, list(script)),
         )
         await ledger.open()
@@ -432,11 +437,9 @@ async def test_a_full_batch_does_not_wait_for_more(tmp_path: Path) -> None:
     told = Told()
     patient = Ledger(
         url_of(tmp_path / "l.db"),
-        emit=told.append,
-        clock=time.monotonic,
-        unix_time=time.time,
-        batch_rows=5,
-        gather_s=60.0,
+        LedgerOptions(
+            emit=told.append, clock=time.monotonic, unix_time=time.time, batch_rows=5, gather_s=60.0
+        ),
     )
     async with running(patient) as ledger:
         for number in range(5):
@@ -448,11 +451,9 @@ async def test_a_small_outbox_is_written_before_it_is_full(tmp_path: Path) -> No
     told = Told()
     patient = Ledger(
         url_of(tmp_path / "l.db"),
-        emit=told.append,
-        clock=time.monotonic,
-        unix_time=time.time,
-        outbox_rows=10,
-        gather_s=60.0,
+        LedgerOptions(
+            emit=told.append, clock=time.monotonic, unix_time=time.time, outbox_rows=10, gather_s=60.0
+        ),
     )
     async with running(patient) as ledger:
         for number in range(6):
@@ -464,7 +465,8 @@ async def test_a_small_outbox_is_written_before_it_is_full(tmp_path: Path) -> No
 async def test_closing_does_not_wait_for_more_rows(tmp_path: Path) -> None:
     told = Told()
     patient = Ledger(
-        url_of(tmp_path / "l.db"), emit=told.append, clock=time.monotonic, unix_time=time.time, gather_s=60.0
+        url_of(tmp_path / "l.db"),
+        LedgerOptions(emit=told.append, clock=time.monotonic, unix_time=time.time, gather_s=60.0),
     )
     async with asyncio.timeout(30), running(patient) as ledger:
         ledger.append(row("gen_1"))

@@ -131,9 +131,11 @@ def test_callers_cannot_grow_the_series_with_invented_routes(metrics: Metrics, r
 
 def test_figures_of_others_are_read_when_scraped(metrics: Metrics) -> None:
     depth = [3]
-    metrics.read_ledger(lambda: depth[0], lambda: 0.0, lambda: 0, lambda: True)
-    metrics.read_routing_revision(lambda: 12)
-    metrics.read_in_flight(lambda: 7)
+    metrics.read(
+        sluice_ledger_outbox_rows=lambda: depth[0],
+        sluice_routing_revision=lambda: 12,
+        sluice_requests_in_flight=lambda: 7,
+    )
     depth[0] = 5
     assert value(metrics, "sluice_requests_in_flight") == 7
     assert value(metrics, "sluice_ledger_outbox_rows") == 5

@@ -14,4 +14,4 @@ def test_a_continuation_is_counted_by_its_backends_mode_and_end_and_logged() -> 
     labels = {"from": "local", "to": "bedrock", "mode": "text", "result": "whole"}
     assert count(metrics, "sluice_resumed_streams_total", **labels) == 1
     [(level, event, values)] = lines.lines
-    assert (level, event, values["tokens"]) == ("info", "answer gone on with", 17)
+    assert (level, event, values["tokens"]) == ("info", "answer resumed", 17)
