@@ -278,6 +278,9 @@ class MemoryIdempotency:
             raise OSError("the disk is full")
         self.kept[tenant, key] = (fingerprint, reply)
 
+    async def close(self) -> None:
+        """Nothing to close."""
+
 
 def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Services:
     """Services made of fakes; ``changes`` replace single ones."""

@@ -23,31 +23,20 @@ class StoredReply:
 
 
 class IdempotencyStore(Protocol):
-    """Replies stored for 24 hours under (tenant, key); bounded, oldest dropped first."""
+    """Replies stored for 24 hours under (tenant, key); bounded, oldest dropped first.
+
+    Operations raise StateUnavailable. The HTTP edge then refuses the request when it cannot read, and answers
+    it when it cannot write.
+    """
+
+    async def close(self) -> None:
+        """Close connections."""
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
         """The fingerprint of the request's body, and the reply."""
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
         """Store a reply; the first one under a key stays until it has expired."""
-
-
-class IdempotencyKeeper(IdempotencyStore, Protocol):
-    """A store that is opened and closed.
-
-    A failed operation raises. The HTTP edge then refuses the request when it cannot read, and answers it
-    when it cannot write.
-    """
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the last operation succeeded; true before the first."""
-
-    async def open(self) -> None:
-        """Prepare; a store that cannot be reached is tried again with each request."""
-
-    async def close(self) -> None:
-        """Close connections."""
 
 
 class MemoryIdempotencyStore:
@@ -58,15 +47,10 @@ class MemoryIdempotencyStore:
         max_replies: the oldest beyond it are dropped.
     """
 
-    healthy: Final = True
-
     def __init__(self, *, unix_time: Callable[[], float], max_replies: int = MAX_REPLIES) -> None:
         self._unix_time = unix_time
         self._max_replies = max_replies
         self._replies: OrderedDict[tuple[str, str], tuple[float, str, StoredReply]] = OrderedDict()
-
-    async def open(self) -> None:
-        """Nothing to prepare."""
 
     async def close(self) -> None:
         """Nothing to close."""

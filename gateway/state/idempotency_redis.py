@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable
 
 import msgspec
-import structlog
 from redis.asyncio import Redis
 
 from gateway.state.idempotency import KEEP_S, MAX_REPLIES, StoredReply
-from gateway.state.redis_client import REDIS_ERRORS, ask, prefix, reason_of
+from gateway.state.redis_client import ask, prefix
 
 # Stores the reply unless there is one that has not expired by our clock (Redis expires by its own). Then it
 # drops expired replies from the index, and the oldest beyond the bound from the store: their keys are not
@@ -62,15 +60,6 @@ class RedisIdempotencyStore:
         self._index = prefix(namespace) + "replies"
         self._unix_time = unix_time
         self._max_replies = max_replies
-        self._log = structlog.get_logger("state")
-        self.healthy = True
-
-    async def open(self) -> None:
-        """Test the connection."""
-        try:
-            await cast(Awaitable[Any], self._client.ping())
-        except REDIS_ERRORS as error:
-            self._failed("open", error)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -78,7 +67,7 @@ class RedisIdempotencyStore:
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
         """The body's fingerprint and the reply, when stored within the last 24 hours."""
-        found = await self._ask("get", self._client.get(self._key(tenant, key)))
+        found = await ask(self._client, "get", self._client.get(self._key(tenant, key)))
         if found is None:
             return None
         stored = msgspec.msgpack.decode(found, type=_Stored)
@@ -98,25 +87,14 @@ class RedisIdempotencyStore:
             now - KEEP_S,
             self._max_replies,
         )
-        await self._ask("put", self._client.eval(_PUT, 2, name, self._index, *map(_argument, arguments)))
+        await ask(
+            self._client, "put", self._client.eval(_PUT, 2, name, self._index, *map(_argument, arguments))
+        )
 
     def _key(self, tenant: str, key: str) -> str:
         # Hashed, because a caller's key may be long; the length keeps tenant and key apart.
         digest = hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass"))
         return self._prefix + digest.hexdigest()
-
-    async def _ask(self, operation: str, command: object) -> Any:
-        try:
-            answer = await ask(self._client, command)
-        except REDIS_ERRORS as error:
-            self._failed(operation, error)
-            raise
-        self.healthy = True
-        return answer
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.healthy = False
-        self._log.warning("idempotent replies not reached", operation=what, reason=reason_of(error))
 
 
 def _argument(value: bytes | float) -> bytes | str:

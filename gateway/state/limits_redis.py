@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from redis.asyncio import Redis
 
@@ -25,9 +24,9 @@ from accounting.quotas import (
     Settlement,
     amounts,
 )
-from gateway.state.errors import StateUnavailable
 from gateway.state.limits import KEPT_S, LEASE_S
-from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix, reason_of
+from gateway.state.redis_client import ask as send
+from gateway.state.redis_client import prefix
 
 _NOBODY = HoldId("", 0)
 
@@ -195,8 +194,8 @@ class RedisLimitStore:
         """Decide on a request."""
         own = amounts(limits)
         hold = ask.hold or _NOBODY
-        answer = await self._ask(
-            "take",
+        answer = await send(
+            self._client, "take",
             self._take(
                 keys=(self._account + key_id, self._holders),
                 args=(
@@ -221,21 +220,15 @@ class RedisLimitStore:
             limited = [int(limit is not None) for limit in amounts(one.limits)[1:]]
             at = -1 if one.at is None else one.at
             arguments += [hold.holder, hold.number, at, one.used, int(one.sure), *limited]
-        await self._ask(
-            "settle", self._settle(keys=[self._account + one.key_id for one in settlements], args=arguments)
+        await send(
+            self._client,
+            "settle",
+            self._settle(keys=[self._account + one.key_id for one in settlements], args=arguments),
         )
 
     async def renew(self, holder: str) -> bool:
         """Renew the lease."""
-        return bool(await self._ask("renew", self._renew(keys=(self._holders,), args=(holder,))))
-
-    async def _ask(self, operation: str, command: object) -> Any:
-        try:
-            answer = await ask(self._client, command)
-        except REDIS_ERRORS as error:
-            raise StateUnavailable(operation, reason_of(error)) from error
-        end_if_cancelled()
-        return answer
+        return bool(await send(self._client, "renew", self._renew(keys=(self._holders,), args=(holder,))))
 
 
 def _excess(answer: Sequence[int], limits: Sequence[int | None], ask: QuotaRequest) -> Excess | None:

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
 from gateway.config.errors import ConfigError
+from gateway.state.errors import StateUnavailable
 
 MAX_CONNECTIONS = 16
 # Longest time to connect, for an answer, and for a free connection of the pool.
@@ -49,19 +50,22 @@ def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
     return Redis.from_pool(pool)
 
 
-async def ask(client: Redis, command: object) -> Any:
-    """A command's answer. Raises REDIS_ERRORS.
+async def ask(client: Redis, operation: str, command: object) -> Any:
+    """A command's answer. Raises StateUnavailable.
 
     When a connection breaks, the idle ones are closed too: their server is gone, and each would fail one more
     command after its return.
     """
     try:
         # redis-py types its commands for both of its clients at once.
-        return await cast(Awaitable[Any], command)
-    except ConnectionError:
-        with contextlib.suppress(*REDIS_ERRORS):
-            await client.connection_pool.disconnect(inuse_connections=False)
-        raise
+        answer = await cast(Awaitable[Any], command)
+    except REDIS_ERRORS as error:
+        if isinstance(error, ConnectionError):
+            with contextlib.suppress(*REDIS_ERRORS):
+                await client.connection_pool.disconnect(inuse_connections=False)
+        raise StateUnavailable(operation, _reason_of(error)) from error
+    end_if_cancelled()
+    return answer
 
 
 def prefix(namespace: str) -> str:
@@ -69,7 +73,7 @@ def prefix(namespace: str) -> str:
     return f"sluice:{{{namespace}}}:"
 
 
-def reason_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """The error's class; for a failed connection also its text, which has host and port but no password.
 
     Other texts may repeat what was sent.

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from gateway.state.errors import Conflict, StateUnavailable
 from gateway.state.listeners import Listeners, Reach
 from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
-from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix, reason_of
+from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
 POLL_S = 1.0
 # Longest wait for one message.
@@ -148,7 +148,6 @@ class RedisStateStore:
             # `healthy` shows the failure; the next poll tries again.
             with contextlib.suppress(StateUnavailable):
                 self._listeners.notify_all(await self.heads())
-            end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 
     async def _subscribe(self) -> None:
@@ -169,11 +168,10 @@ class RedisStateStore:
 
     async def _ask(self, operation: str, command: object) -> Any:
         try:
-            answer = await ask(self._client, command)
-        except REDIS_ERRORS as error:
-            reason = reason_of(error)
-            self._reach.failed(operation, reason)
-            raise StateUnavailable(operation, reason) from error
+            answer = await ask(self._client, operation, command)
+        except StateUnavailable as error:
+            self._reach.failed(operation, error.reason)
+            raise
         self._reach.ok()
         return answer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.config.state import StateConfig
 from gateway.prompts.published import StreamPublished
 from gateway.prompts.published_table import table_of
-from gateway.state.idempotency import IdempotencyKeeper
+from gateway.state.idempotency import IdempotencyStore
 from gateway.state.latest_record import LatestRecord
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
@@ -29,7 +29,7 @@ class StateParts:
     path: Path | None
     shared: bool
     store: StateStore
-    idempotency: IdempotencyKeeper
+    idempotency: IdempotencyStore
     copies: Path | None
     clock: Callable[[], float]
     followers: dict[str, StreamFollower | LatestRecord] = field(default_factory=dict)
@@ -82,7 +82,6 @@ class StateParts:
     async def open(self) -> None:
         """Open the store, and apply each followed stream; an unreachable store is no error."""
         await self.store.open()
-        await self.idempotency.open()
         async with asyncio.TaskGroup() as starts:
             for follower in self.followers.values():
                 starts.create_task(follower.start(), name=f"start-{follower.stream}")

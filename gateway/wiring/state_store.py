@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
-from gateway.state.idempotency import IdempotencyKeeper, MemoryIdempotencyStore
+from gateway.state.idempotency import IdempotencyStore, MemoryIdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.state.limits import LimitStore
 from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
@@ -41,7 +41,7 @@ def make_state_store(
 
 def make_idempotency_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
-) -> IdempotencyKeeper:
+) -> IdempotencyStore:
     """The store of idempotent replies. Raises ConfigError when what it needs is not installed."""
     match url.kind:
         case StoreKind.MEMORY:

@@ -62,7 +62,7 @@ def publishing(versions: PromptVersions, store: PublishedStore, at: float = NOW)
 
 @asynccontextmanager
 async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
-    store = SqliteStateStore(path, unix_time=time.time, busy_timeout_ms=30_000)
+    store = SqliteStateStore(path, unix_time=time.time, busy_timeout_s=30.0)
     try:
         yield StreamPublished(store, table_of(path))
     finally:

@@ -73,7 +73,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
         return World(lambda: MemoryStateStore(streams, unix_time=time.time, poll_s=0.2))
     if request.param == "sqlite":
         path = tmp_path / "s.db"  # its writers wait for each other on one loop, and the loop may stand still
-        return World(lambda: SqliteStateStore(path, unix_time=time.time, poll_s=0.2, busy_timeout_ms=30_000))
+        return World(lambda: SqliteStateStore(path, unix_time=time.time, poll_s=0.2, busy_timeout_s=30.0))
     server: RedisServer = request.getfixturevalue("one_redis")
     server.flush()
     return World(lambda: redis_store(server))

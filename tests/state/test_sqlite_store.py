@@ -24,7 +24,7 @@ import asyncio, sys, time
 from pathlib import Path
 from gateway.state.sqlite_store import SqliteStateStore
 async def main():
-    store = SqliteStateStore(Path(sys.argv[1]), unix_time=time.time, busy_timeout_ms=20_000)
+    store = SqliteStateStore(Path(sys.argv[1]), unix_time=time.time, busy_timeout_s=20.0)
     for number in range(int(sys.argv[3])):
         await store.append("s", b"[]", author=sys.argv[2])
     await store.close()
@@ -39,7 +39,7 @@ sys.stdin.read()
 """
 
 
-def on(path: Path, **options: int) -> SqliteStateStore:
+def on(path: Path, **options: float) -> SqliteStateStore:
     return SqliteStateStore(path, unix_time=time.time, poll_s=0.1, **options)
 
 
@@ -57,7 +57,7 @@ async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "s.db"
-    store = on(path, busy_timeout_ms=300)
+    store = on(path, busy_timeout_s=0.3)
     await store.append("s", b"1", author="ann")
     with process(LOCKER, str(path)) as locker:
         assert locker.stdout is not None and locker.stdin is not None
@@ -68,7 +68,7 @@ async def test_while_another_process_holds_the_file_reading_goes_on_and_writing_
         assert 0.2 < time.monotonic() - begun < 15.0
         assert [record.data for record in await store.read("s")] == [b"1"]
         assert store.healthy, "it is there; only its writers wait"
-        late = on(path, busy_timeout_ms=300)
+        late = on(path, busy_timeout_s=0.3)
         await late.open()
         assert late.healthy, "a process that starts meanwhile reads it too"
         assert [record.data for record in await late.read("s")] == [b"1"]
@@ -167,7 +167,7 @@ async def test_a_folder_that_comes_later_is_used_then(tmp_path: Path) -> None:
 
 
 async def test_an_append_cancelled_at_any_moment_leaves_no_lock_and_no_gap(tmp_path: Path) -> None:
-    store = on(tmp_path / "s.db", busy_timeout_ms=500)
+    store = on(tmp_path / "s.db", busy_timeout_s=0.5)
     await store.open()
     for turns in range(0, 60, 3):
         async with asyncio.TaskGroup() as group:
@@ -190,7 +190,7 @@ async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path
         lock.execute("PRAGMA locking_mode=EXCLUSIVE")
         lock.execute("PRAGMA journal_mode=DELETE")
         lock.execute("begin exclusive")
-        store = on(path, busy_timeout_ms=100)
+        store = on(path, busy_timeout_s=0.1)
         seen: list[int] = []
         follower = StreamFollower(
             store, "s", lambda record: seen.append(record.number), copy=copy, clock=time.monotonic

@@ -1,0 +1,146 @@
+"""A SQLite file that several processes of one machine write: one connection, used by one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from gateway.state.errors import StateUnavailable
+
+BUSY_TIMEOUT_S = 2.0
+# Between two attempts. SQLite's own waits grow to 100 ms, and a busier process would always be first.
+BUSY_RETRY_S = 0.0005
+# Most operations that wait for the thread.
+MAX_WAITING = 1_024
+LOCKED = "locked"
+"""The reason of StateUnavailable when another process holds the file."""
+
+T = TypeVar("T")
+
+
+class SqliteFile:
+    """Runs transactions; a file that was removed or replaced is opened again.
+
+    Args:
+        path: the file; its folder must exist.
+        tables: statements that create the tables unless they exist.
+        synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted: its content is worthless then.
+        busy_timeout_s: longest wait for another process's write.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tables: Sequence[str],
+        *,
+        synchronous: Literal["OFF", "NORMAL", "FULL"],
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self._path = path
+        self._tables = tables
+        self._synchronous = synchronous
+        self._busy_timeout_s = busy_timeout_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
+        self._waiting = 0
+        self._counting = threading.Lock()
+        # Used by the thread only.
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    async def close(self) -> None:
+        """Close the connection and end the thread."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown(wait=False)
+
+    async def run(self, operation: str, act: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
+        """The result of ``act`` in one transaction, which is repeated while the file is locked.
+
+        Raises StateUnavailable, and what ``act`` raises.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise StateUnavailable(operation, f"{MAX_WAITING} operations wait")
+        self._count(1)
+        doing = self._thread.submit(self._repeat, act, writes)
+        # Counted until the thread is done, also when the caller was cancelled.
+        doing.add_done_callback(lambda _: self._count(-1))
+        try:
+            return await asyncio.wrap_future(doing)
+        except (sqlite3.Error, OSError) as error:
+            reason = LOCKED if _is_locked(error) else type(error).__name__
+            raise StateUnavailable(operation, reason) from error
+
+    def _count(self, by: int) -> None:
+        with self._counting:
+            self._waiting += by
+
+    def _repeat(self, act: Callable[[sqlite3.Connection], T], writes: bool) -> T:
+        give_up = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                return self._transact(act, writes)
+            except sqlite3.Error as error:
+                if not _is_locked(error):
+                    self._disconnect()
+                    # This very class: its subclasses stand for a full disk and the like.
+                    if type(error) is sqlite3.DatabaseError and self._synchronous == "OFF":
+                        self._delete()
+                    raise
+                if time.monotonic() >= give_up:
+                    raise
+            time.sleep(BUSY_RETRY_S)
+
+    def _transact(self, act: Callable[[sqlite3.Connection], T], writes: bool) -> T:
+        connection = self._opened()
+        # A transaction that reads first cannot wait for a lock; one that begins as a write can.
+        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        try:
+            result = act(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None and self._file == self._identity():
+            return self._connection
+        self._disconnect()
+        connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA synchronous={self._synchronous}")
+            # A table that exists needs no write, so a locked file can be opened.
+            for table in self._tables:
+                connection.execute(table)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._file = connection, self._identity()
+        return connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return stat.st_dev, stat.st_ino
+
+    def _delete(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
