@@ -16,11 +16,7 @@ MAX_WEIGHTS = 256
 
 
 class Blame:
-    """Remembers the recent results of each backend by weights. ``None`` stands for the base model alone.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """Remembers the recent results of each backend by weights. ``None`` stands for the base model alone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -84,7 +84,6 @@ def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str]
     """What ``error`` stands for and a text for the operator; ``None`` when it is nothing of AWS's.
 
     Args:
-        error: anything.
         delivered: whether a part of the answer had arrived; a connection that breaks then is a broken stream.
     """
     names = names_of(error)

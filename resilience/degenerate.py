@@ -110,7 +110,6 @@ class Detector:
         """Take the next piece; returns what is wrong with the text so far.
 
         Args:
-            text: the piece.
             tokens: how many tokens it stands for.
             token_ids: their ids; empty when they are not reported.
         """

@@ -1,8 +1,7 @@
-"""The port of what finds similar questions, and its simplest implementation."""
+"""The port of embedders, which find similar questions."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -43,14 +42,3 @@ class Embedder(Protocol):
 
     def meaning(self, text: str) -> Meaning | None:
         """What ``text`` means; ``None`` when that cannot be said."""
-
-
-class SameWords:
-    """Finds questions of the same words: case, width, white space and final punctuation do not count."""
-
-    fingerprint = "same words"
-
-    def meaning(self, text: str) -> Meaning | None:
-        """The words as facts; ``None`` when there are none."""
-        words = unicodedata.normalize("NFKC", text).lower().rstrip(" \t\n.!?。").split()
-        return Meaning(tuple(words), (), 1.0) if words else None

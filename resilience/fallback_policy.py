@@ -186,7 +186,6 @@ class FallbackPolicy:
     Args:
         primary: the backend that failed, or that admission refused.
         legs: the route's fallback chain; empty when the caller wants no other answer.
-        rules: the route's.
         on_engine: the backends that share the engine in process.
         in_hand: whether the primary had begun the request.
     """
@@ -225,8 +224,6 @@ class FallbackPolicy:
         """A backend failed.
 
         Args:
-            backend: its name.
-            kind: how it failed.
             moved: it gave a part of the answer before, and could resume it.
             again: whether one more request for a whole answer is affordable; asking pays for it. It is asked
                 only where the retry loop has not repeated the request already.

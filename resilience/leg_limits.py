@@ -127,7 +127,6 @@ class LegLimits:
 
     Args:
         limits: by the leg's name; a leg that is not named has no bounds.
-        clock: seconds, monotonic.
         emit: takes an event for each leg passed over; must not block.
     """
 

@@ -56,10 +56,8 @@ class ResponseCache:
     Callers put only complete, undegraded answers in.
 
     Args:
-        store: where they are kept.
         embedder: finds similar questions; ``None``: only the same question is answered.
         clock: seconds; the store's clock.
-        emit: takes each event; must not block.
         timeout_s: longest time of a look.
         outbox: answers that may wait to be kept; further ones are lost and counted.
     """

@@ -18,7 +18,6 @@ class MemoryStore:
         capacity: most entries, at least 1.
         max_bytes: most bytes, estimated; an answer that is larger is not kept.
         ttl_s: age from which an entry counts as absent, seconds, above 0.
-        clock: seconds, monotonic.
 
     Raises:
         ValueError: a bound that bounds nothing.

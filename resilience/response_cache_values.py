@@ -41,7 +41,6 @@ class Hit:
     """A kept answer that fits.
 
     Args:
-        kept: the answer.
         similarity: of the two questions; 1 when they are the same.
         age_s: seconds since it was kept.
         exact: found by its key.
@@ -58,8 +57,6 @@ class StoredAnswer:
     """An answer as it is stored.
 
     Args:
-        key: of the question.
-        kept: the answer.
         put_at: when, on the cache's clock.
         shelf: where similar questions look for it; ``None``: found by its key alone.
         vector: what its question means, 32-bit floats, little-endian.

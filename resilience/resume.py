@@ -210,7 +210,6 @@ def plan_resumption(
         modes: the possible ones, best first.
         text: what the caller has, or would have been given.
         token_ids: those that were reported with it.
-        stop: the request's stop strings.
         spelling: what token ids are text of.
     """
     for mode in modes:

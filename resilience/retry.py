@@ -27,8 +27,6 @@ class RetryPolicy:
 
     Args:
         budget: what the retries of all requests together may add.
-        random: source of the jitter.
-        emit: takes each event; must not block.
     """
 
     def __init__(
@@ -57,11 +55,7 @@ class RetryPolicy:
         The wait doubles, with jitter, and is at least what the backend asked for. It never passes ``end``.
 
         Args:
-            failure: how the attempt failed.
-            attempt: the attempt.
-            backend: where.
             calls: the request's.
-            now: the time.
             end: when the attempts must have ended.
         """
         policy = failure.policy

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.backends.fault_controls import Chaos
+from gateway.backends.faulty import Chaos
 from gateway.config.chaos import MAX_RULES, FaultRule
 from gateway.config.section import Section
 from gateway.state.audit import Audit

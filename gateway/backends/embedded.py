@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 from admission.values import BackendLoad
 from engine import errors
@@ -23,7 +23,7 @@ from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work, filled
 from gateway.contracts.features import Feature
 from gateway.contracts.values import (
     FinishReason,
@@ -34,8 +34,6 @@ from gateway.contracts.values import (
     Usage,
 )
 from resilience.failures import BackendFailure, FailureKind
-
-T = TypeVar("T")
 
 FEATURES = frozenset(Feature)
 CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED})
@@ -53,14 +51,10 @@ class EmbeddedBackend:
     """Generates on the engine in the gateway's own process tree.
 
     Args:
-        name: its name in the configuration.
-        model: the base model's public id.
         client: the engine's client; started and stopped by the gateway's lifespan.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         max_running: most sequences that one batch takes.
-        token_bytes: the bytes of a token id, for log-probabilities.
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
-        share_prefixes: share cached prefixes between tenants.
     """
 
     kind = "embedded"
@@ -129,44 +123,35 @@ class EmbeddedBackend:
 
     def _delta(self, output: SequenceOutput, index: int) -> Delta:
         logprobs = tuple([self._logprob(entry) for entry in output.logprobs]) if output.logprobs else ()
-        if index == 0:
-            return Delta(
-                output.text,
-                len(output.token_ids),
-                output.cached_tokens,
-                output.queue_wait_s,
-                0,
-                logprobs,
-                output.token_ids,
-            )
         # The other texts hit the prefix cached by the first one: only the first one's figures are reported.
-        return Delta(output.text, len(output.token_ids), None, None, index, logprobs, output.token_ids)
+        cached, wait_s = (None, None) if index else (output.cached_tokens, output.queue_wait_s)
+        return Delta(output.text, len(output.token_ids), cached, wait_s, index, logprobs, output.token_ids)
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
         top = tuple([TokenLogprob(self._token_bytes(token), logprob) for token, logprob in entry.top])
         return TokenLogprob(self._token_bytes(entry.token_id), entry.logprob, top)
 
     def _engine_request(self, work: Work, index: int) -> GenerationRequest:
-        asked, default = work.sampling, self._defaults
-        if asked.max_tokens is None:
-            raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
+        wanted = filled(work.sampling, self._defaults)
+        assert wanted.max_tokens is not None and wanted.temperature is not None and wanted.top_p is not None
+        assert wanted.top_k is not None and wanted.min_p is not None
         partial = check_partial(work, self.continues, self.name)
         return GenerationRequest(
             request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
             prompt_token_ids=work.token_ids,
             sampling=SamplingParams(
-                max_tokens=asked.max_tokens,
-                temperature=_first(asked.temperature, default.temperature, 1.0),
-                top_p=_first(asked.top_p, default.top_p, 1.0),
-                top_k=max(0, _first(asked.top_k, default.top_k, 0)),
-                seed=None if asked.seed is None else _wrapped(asked.seed + index),
-                stop=asked.stop,
-                min_p=_first(asked.min_p, default.min_p, 0.0),
-                repetition_penalty=asked.repetition_penalty,
-                presence_penalty=asked.presence_penalty,
-                frequency_penalty=asked.frequency_penalty,
-                logit_bias=tuple(asked.logit_bias.items()),
-                logprobs=asked.logprobs,
+                max_tokens=wanted.max_tokens,
+                temperature=wanted.temperature,
+                top_p=wanted.top_p,
+                top_k=wanted.top_k,
+                seed=None if wanted.seed is None else _wrapped(wanted.seed + index),
+                stop=wanted.stop,
+                min_p=wanted.min_p,
+                repetition_penalty=wanted.repetition_penalty,
+                presence_penalty=wanted.presence_penalty,
+                frequency_penalty=wanted.frequency_penalty,
+                logit_bias=tuple(wanted.logit_bias.items()),
+                logprobs=wanted.logprobs,
                 structured=_structured(work.response_format),
             ),
             priority=work.priority,
@@ -229,12 +214,6 @@ def load_of(signals: EngineSignals, max_running: int) -> BackendLoad:
         block_size=signals.block_size,
         max_running=max_running,
     )
-
-
-def _first(asked: T | None, default: T | None, neutral: T) -> T:
-    if asked is not None:
-        return asked
-    return default if default is not None else neutral
 
 
 # The engine's stable codes, by what they mean to the gateway; any other code is ``internal``.

@@ -24,14 +24,9 @@ class EmbeddedHost:
     """Starts and stops the embedded engine's process and makes backends on it.
 
     Args:
-        config: the engine's settings.
-        model: the base model's public id.
         defaults: sampling of the checkpoint, used where the caller sets none.
-        token_bytes: the bytes of a token id.
-        share_prefixes: share cached prefixes between tenants.
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's process dies.
-        make_slots: makes the slots of its adapters.
     """
 
     def __init__(

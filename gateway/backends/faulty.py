@@ -6,31 +6,19 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from admission.values import BackendLoad
-from gateway.backends.port import (
-    Backend,
-    BackendState,
-    Completion,
-    Continue,
-    Delta,
-    DeltaSink,
-    Restarting,
-    Work,
-)
+import structlog
+
+from gateway.backends.port import Backend, Completion, DelegatingBackend, Delta, DeltaSink, Restarting, Work
 from gateway.config.chaos import FaultRule
-from gateway.contracts.features import Feature
+from gateway.errors import InvalidRequest
 from resilience.failures import BackendFailure, FailureKind
 
 
 class FaultPlan:
-    """Selects the fault for each call; sans-I/O.
-
-    Args:
-        rules: looked at in order; the first one that hits counts.
-        random: decides rules with a probability.
-    """
+    """Selects the fault for each call, by the first of ``rules`` that applies; sans-I/O."""
 
     def __init__(self, rules: Sequence[FaultRule], random: random.Random) -> None:
         self._random = random
@@ -44,17 +32,17 @@ class FaultPlan:
 
     @property
     def injected(self) -> Mapping[tuple[str, str], int]:
-        """How often a fault was made since the start, by backend and kind."""
+        """Faults injected since the start, by backend and kind."""
         return MappingProxyType(self._injected)
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
-        """Put other rules in force; they count calls and times from here."""
+        """Put other rules in force; their counts start at zero."""
         self._rules = tuple(rules)
         self._seen = [0] * len(self._rules)
         self._done = [0] * len(self._rules)
 
     def next(self, backend: str) -> FaultRule | None:
-        """A call of ``backend`` begins: the fault it shall meet."""
+        """The fault for the next call of ``backend``."""
         chosen: int | None = None
         for number, rule in enumerate(self._rules):
             if rule.backend != backend:
@@ -68,7 +56,7 @@ class FaultPlan:
         return self._rules[chosen]
 
     def met(self, rule: FaultRule) -> None:
-        """The fault was made; an answer may have been too short for it."""
+        """The fault was injected; an answer may be too short for it."""
         self._injected[rule.backend, str(rule.kind)] += 1
 
     def _hits(self, number: int, rule: FaultRule) -> bool:
@@ -79,14 +67,32 @@ class FaultPlan:
         return self._seen[number] % (rule.every or 1) == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """The faults in force and the backends that they may name."""
+
+    plan: FaultPlan
+    backends: frozenset[str]
+
+    def replace(self, rules: Sequence[FaultRule]) -> None:
+        """Put other rules in force. Raises InvalidRequest for a backend that does not exist."""
+        for number, rule in enumerate(rules):
+            if rule.backend not in self.backends:
+                raise InvalidRequest(
+                    f"there is no backend {rule.backend!r}; allowed: {', '.join(sorted(self.backends))}",
+                    param=f"faults.{number}.backend",
+                )
+        self.plan.replace(rules)
+        structlog.get_logger("gateway").warning("other faults are in force", rules=len(rules))
+
+
 def faulty(backend: Backend, plan: FaultPlan) -> Backend:
-    """``backend``, but its calls meet the faults of ``plan``."""
-    return (
-        _FaultyRestarting(backend, plan) if isinstance(backend, Restarting) else FaultyBackend(backend, plan)
-    )
+    """``backend`` with the faults of ``plan``."""
+    wrapper = _FaultyRestarting if isinstance(backend, Restarting) else FaultyBackend
+    return wrapper(backend, plan)
 
 
-class FaultyBackend:
+class FaultyBackend(DelegatingBackend):
     """Delegates to the wrapped backend, except for injected faults."""
 
     def __init__(self, inner: Backend, plan: FaultPlan) -> None:
@@ -94,67 +100,37 @@ class FaultyBackend:
         self._plan = plan
 
     @property
-    def name(self) -> str:
-        """Of the wrapped backend."""
-        return self._inner.name
-
-    @property
-    def kind(self) -> str:
-        """Of the wrapped backend."""
-        return self._inner.kind
-
-    @property
-    def model(self) -> str:
-        """Of the wrapped backend."""
-        return self._inner.model
-
-    @property
-    def features(self) -> frozenset[Feature]:
-        """Of the wrapped backend."""
-        return self._inner.features
-
-    @property
-    def continues(self) -> frozenset[Continue]:
-        """Of the wrapped backend."""
-        return self._inner.continues
-
-    @property
-    def state(self) -> BackendState:
-        """Of the wrapped backend."""
-        return self._inner.state
-
-    @property
-    def load(self) -> BackendLoad | None:
-        """Of the wrapped backend."""
-        return self._inner.load
+    def delegate(self) -> Backend:
+        """The wrapped backend."""
+        return self._inner
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate, unless the plan injects a fault into this call."""
         rule = self._plan.next(self.name)
         if rule is None:
-            return await self._inner.generate(work, out)
+            return await self.delegate.generate(work, out)
         call = _Call(rule, self._plan, out)
         if not rule.after_tokens and rule.kind != "slow":
             await call.strike()
         try:
-            return await self._inner.generate(work, call.push)
+            return await self.delegate.generate(work, call.push)
         except Exception as error:
             # However the wrapped backend handles an error of its sink, the caller gets the fault.
             raise call.failure or error from None
 
 
 class _FaultyRestarting(FaultyBackend):
-    """One whose engine is started again when it dies."""
+    """A faulty backend that can restart."""
 
     _inner: Restarting  # type: ignore[assignment]  # a Backend as well; Python has no intersection type
 
     @property
     def ready_in_s(self) -> float | None:
-        """Of the wrapped backend."""
+        """The wrapped backend's estimate."""
         return self._inner.ready_in_s
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Of the wrapped backend."""
+        """Wait for the wrapped backend."""
         return await self._inner.wait_ready(timeout_s)
 
 

@@ -57,13 +57,6 @@ def _ignore(event: AdapterEvent) -> None:
     """Discard the event."""
 
 
-class MakeSlots(Protocol):
-    """Makes the LoRA slots of an engine."""
-
-    def __call__(self, engine: AdapterHolder, places: int) -> LoraSlots:
-        """Slots for at most ``places`` adapters."""
-
-
 class LoraSlots:
     """At most ``places`` adapters in one engine. Lives on the event loop; one load at a time.
 
@@ -71,12 +64,9 @@ class LoraSlots:
     finish on the weights they started with.
 
     Args:
-        engine: loads.
         places: adapters that it holds.
         demand: how much each is asked for; outlives the engine.
         bring: makes sure that an adapter's files are on this machine; raises AdapterError.
-        emit: takes each event; must not block.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -234,3 +224,6 @@ def _broken(name: str, why: Broken) -> BackendFailure:
         retry_after_s=why.retry_after_s,
         param=PARAM,
     )
+
+
+MakeSlots = Callable[[AdapterHolder, int], LoraSlots]

@@ -16,9 +16,7 @@ def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAn
     """The partial answer; ``None`` when the work starts a new one.
 
     Args:
-        work: the work.
         ways: how the backend can resume an answer.
-        name: the backend's.
 
     Raises:
         BackendFailure: it cannot resume this one.
@@ -61,7 +59,6 @@ class TextSplice:
 
     Args:
         given: the old text.
-        stops: stop strings.
         trimmed: the white space at the old text's end that was not sent to the backend.
     """
 

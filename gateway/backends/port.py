@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import compress
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.values import Message
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
+from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
+
+T = TypeVar("T")
 
 
 class BackendState(StrEnum):
@@ -176,6 +178,43 @@ class Backend(Protocol):
         """Generate, pushing each piece to ``out``."""
 
 
+class DelegatingBackend:
+    """A backend on another one; the properties are those of ``delegate``, which may change."""
+
+    @property
+    def delegate(self) -> Backend:
+        """The other backend."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return self.delegate.name
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return self.delegate.kind
+
+    @property
+    def model(self) -> str:  # noqa: D102
+        return self.delegate.model
+
+    @property
+    def features(self) -> frozenset[Feature]:  # noqa: D102
+        return self.delegate.features
+
+    @property
+    def continues(self) -> frozenset[Continue]:  # noqa: D102
+        return self.delegate.continues
+
+    @property
+    def state(self) -> BackendState:  # noqa: D102
+        return self.delegate.state
+
+    @property
+    def load(self) -> BackendLoad | None:  # noqa: D102
+        return self.delegate.load
+
+
 @runtime_checkable
 class Restarting(Protocol):
     """Extends :class:`Backend` for an engine that is restarted after it died."""
@@ -188,41 +227,46 @@ class Restarting(Protocol):
         """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
 
 
-# In the order in which `features_asked` looks at them.
-_SAMPLED = (
-    Feature.TEMPERATURE,
-    Feature.TEMPERATURE_ABOVE_1,
-    Feature.TOP_P,
-    Feature.TOP_K,
-    Feature.MIN_P,
-    Feature.SEED,
-    Feature.STOP,
-    Feature.N,
-    Feature.PRESENCE_PENALTY,
-    Feature.FREQUENCY_PENALTY,
-    Feature.REPETITION_PENALTY,
-    Feature.LOGIT_BIAS,
-    Feature.LOGPROBS,
-    Feature.RESPONSE_FORMAT,
-)
-
-
 def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:
     """The features that a request uses, by the fields that differ from their neutral value."""
-    used = (
-        sampling.temperature is not None,
-        sampling.temperature is not None and sampling.temperature > 1.0,
-        sampling.top_p not in (None, 1.0),
-        sampling.top_k not in (None, 0, -1),
-        sampling.min_p not in (None, 0.0),
-        sampling.seed is not None,
-        bool(sampling.stop),
-        sampling.n != 1,
-        sampling.presence_penalty != 0.0,
-        sampling.frequency_penalty != 0.0,
-        sampling.repetition_penalty != 1.0,
-        bool(sampling.logit_bias),
-        sampling.logprobs is not None,
-        response_format.type != "text",
+    temperature = sampling.temperature
+    used = {
+        Feature.TEMPERATURE: temperature is not None,
+        Feature.TEMPERATURE_ABOVE_1: temperature is not None and temperature > 1.0,
+        Feature.TOP_P: sampling.top_p not in (None, 1.0),
+        Feature.TOP_K: sampling.top_k not in (None, 0, -1),
+        Feature.MIN_P: sampling.min_p not in (None, 0.0),
+        Feature.SEED: sampling.seed is not None,
+        Feature.STOP: bool(sampling.stop),
+        Feature.N: sampling.n != 1,
+        Feature.PRESENCE_PENALTY: sampling.presence_penalty != 0.0,
+        Feature.FREQUENCY_PENALTY: sampling.frequency_penalty != 0.0,
+        Feature.REPETITION_PENALTY: sampling.repetition_penalty != 1.0,
+        Feature.LOGIT_BIAS: bool(sampling.logit_bias),
+        Feature.LOGPROBS: sampling.logprobs is not None,
+        Feature.RESPONSE_FORMAT: response_format.type != "text",
+    }
+    return frozenset([feature for feature, is_used in used.items() if is_used])
+
+
+def filled(asked: Sampling, default: Sampling) -> Sampling:
+    """The request's sampling with gaps filled by the checkpoint's defaults, else by neutral values.
+
+    Raises:
+        BackendFailure: ``max_tokens`` is not set.
+    """
+    if asked.max_tokens is None:
+        raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
+    return replace(
+        asked,
+        temperature=_first(asked.temperature, default.temperature, 1.0),
+        top_p=_first(asked.top_p, default.top_p, 1.0),
+        top_k=max(0, _first(asked.top_k, default.top_k, 0)),
+        min_p=_first(asked.min_p, default.min_p, 0.0),
     )
-    return frozenset(compress(_SAMPLED, used))
+
+
+def _first(asked: T | None, default: T | None, neutral: T) -> T:
+    if asked is not None:
+        return asked
+    return default if default is not None else neutral

@@ -73,12 +73,8 @@ class SupervisedHost:
     Lives on the event loop. The first start is not repeated when it fails: the configuration is to blame.
 
     Args:
-        make: makes an engine.
-        supervisor: decides.
         start_timeout_s: longest that a restart may load.
         on_step: takes the counter of preemptions, of all engines so far, after each step.
-        emit: takes each event; must not block.
-        clock: monotonic seconds.
         sleep: waits that many seconds.
     """
 

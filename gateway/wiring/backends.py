@@ -10,8 +10,7 @@ import structlog
 from prometheus_client.registry import Collector
 
 from adapters.values import Adapter
-from gateway.backends.fault_controls import Chaos
-from gateway.backends.faulty import FaultPlan, faulty
+from gateway.backends.faulty import Chaos, FaultPlan, faulty
 from gateway.backends.fleet import Fleet
 from gateway.backends.host import Resident
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
@@ -213,7 +212,7 @@ def hedge_collector(pools: Mapping[str, WorkersBackend]) -> HedgeCollector:
     """Reads the pools that hedge."""
 
     def read() -> Mapping[str, tuple[int, int, int]]:
-        counts = {name: pool.hedged for name, pool in pools.items()}
+        counts = {name: pool.hedging for name, pool in pools.items()}
         return {
             name: (one.won, one.sent - one.won, one.refused)
             for name, one in counts.items()

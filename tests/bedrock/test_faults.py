@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from benchmarks.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.bedrock.errors import failure_of as classified
+from gateway.backends.bedrock.transport import failure_of as classified
 from gateway.backends.port import Delta
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend

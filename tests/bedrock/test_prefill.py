@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.bedrock.requests import RequestChecker
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
-from gateway.backends.bedrock.prefill import takes_prefill
+from gateway.backends.bedrock.models import takes_prefill
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.port import Continue, PartialAnswer
 from gateway.contracts.values import FinishReason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.backends.bedrock.regions import MAX_COOL_DOWN_S, Regions
+from gateway.backends.bedrock.transport import MAX_COOL_DOWN_S, Regions
 
 
 def test_the_preferred_region_comes_first_and_the_others_follow() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.bedrock.requests import RequestChecker
 from budgeting.values import Message
-from gateway.backends.bedrock.caching import cacheable_from
+from gateway.backends.bedrock.models import cacheable_from
 from gateway.backends.bedrock.request import EARLIER, ConverseWriter
-from gateway.backends.bedrock.values import Guardrail
+from gateway.config.backends import BedrockGuardrail
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, work
@@ -46,9 +46,9 @@ def test_any_conversation_becomes_a_request_that_the_service_takes_and_loses_no_
     told = [message for message in messages if message.content.strip()]
     turns = [message for message in told if message.role is not SYSTEM]
     try:
-        request = ConverseWriter(HAIKU, lambda system: cached, Guardrail("abc", "DRAFT")).request(
-            work(*(messages or [Message(USER, "")]), **sampling)
-        )
+        request = ConverseWriter(
+            HAIKU, lambda system: cached, BedrockGuardrail(id="abc", version="DRAFT")
+        ).request(work(*(messages or [Message(USER, "")]), **sampling))
     except BackendFailure as failure:
         assert failure.kind is FailureKind.INVALID_INPUT and not turns
         return

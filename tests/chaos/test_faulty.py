@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
-from gateway.backends.fault_controls import Chaos
-from gateway.backends.faulty import FaultPlan, FaultyBackend, faulty
+from gateway.backends.faulty import Chaos, FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Backend, Delta, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule

@@ -66,10 +66,10 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
 
     async def idle() -> bool:
         """What is left of others shows in what the engine tells when it has stepped again."""
-        if host.in_flight:
+        if host.board.in_flight:
             return False
         await backend.generate(specimen.work("Hello", max_tokens=1, cache_salt="idle"), _ignore)
-        return host.reported == (0, 0, 0.0)
+        return host.board.reported == (0, 0, 0.0)
 
     specimen = Specimen(backend, idle, make_adapters(folder), tokenizer)
     try:

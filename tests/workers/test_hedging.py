@@ -87,8 +87,8 @@ async def test_a_late_request_is_answered_by_a_second_worker_and_the_first_is_hu
         heard = await hear(backend, work())
         assert heard.text == "Hello there"
         assert heard.completion.usage == Usage(5, 2, 3)
-        assert backend.hedged is not None
-        assert (backend.hedged.sent, backend.hedged.won) == (1, 1)
+        assert backend.hedging is not None
+        assert (backend.hedging.sent, backend.hedging.won) == (1, 1)
         await until(lambda: slow.connections <= WATCH_CONNECTIONS)
     assert len(slow.requests) == len(quick.requests) == 3
 
@@ -98,8 +98,8 @@ async def test_the_first_worker_wins_when_it_speaks_before_the_second_one() -> N
     slow, quick = quick_then(after(asked, answers("mine"))), quick_then(tells(asked, SILENT))
     async with warmed(slow, quick) as backend:
         assert (await hear(backend, work())).text == "mine"
-        assert backend.hedged is not None
-        assert (backend.hedged.sent, backend.hedged.won) == (1, 0)
+        assert backend.hedging is not None
+        assert (backend.hedging.sent, backend.hedging.won) == (1, 0)
         await until(lambda: quick.connections <= WATCH_CONNECTIONS)
 
 
@@ -108,14 +108,14 @@ async def test_a_request_that_is_in_time_is_asked_once() -> None:
     async with warmed(*workers, hedge={**HEDGE, "quantile": 0.5, "min_ms": 60_000}) as backend:
         for _ in range(10):
             await hear(backend, work())
-        assert backend.hedged is not None and backend.hedged.sent == 0
+        assert backend.hedging is not None and backend.hedging.sent == 0
     assert sum(len(worker.requests) for worker in workers) == 14
 
 
 async def test_without_the_key_no_request_is_sent_twice() -> None:
     slow, quick = quick_then(answers("late", delay_s=0.3)), quick_then(answers("quick"))
     async with warmed(slow, quick, hedge={}) as backend:
-        assert backend.hedged is None
+        assert backend.hedging is None
         assert (await hear(backend, work())).text == "late"
     assert len(quick.requests) == 2
 
@@ -128,8 +128,8 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
         await answers("late")(request)
 
     def known() -> int:
-        assert backend.hedged is not None
-        return backend.hedged.sent + backend.hedged.refused
+        assert backend.hedging is not None
+        return backend.hedging.sent + backend.hedging.refused
 
     workers = [RawWorker([*[answers("quick")] * 10, late]) for _ in range(2)]
     hedge = {**HEDGE, "quantile": 1 - 1 / 19.5, "max_share": 0.1}
@@ -137,10 +137,10 @@ async def test_the_extra_requests_stay_under_their_share() -> None:
         for _ in range(10):
             asks += 1
             await hear(backend, work())
-        assert backend.hedged is not None
-        assert 1 <= backend.hedged.sent <= 3 and backend.hedged.refused >= 1
+        assert backend.hedging is not None
+        assert 1 <= backend.hedging.sent <= 3 and backend.hedging.refused >= 1
         # One that lost before its request was on its way is counted, and never met its worker.
-        assert 0 <= sum(len(worker.requests) for worker in workers) - (20 + 10) <= backend.hedged.sent
+        assert 0 <= sum(len(worker.requests) for worker in workers) - (20 + 10) <= backend.hedging.sent
 
 
 async def test_a_first_worker_that_fails_while_the_second_is_asked_does_no_harm() -> None:

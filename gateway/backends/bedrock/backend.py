@@ -14,19 +14,19 @@ from admission.values import BackendLoad
 from budgeting.estimating import EstimatingCounter, rough_tokens
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import ConverseReader
-from gateway.backends.bedrock.call import EventBatches
-from gateway.backends.bedrock.lanes import Lanes
+from gateway.backends.bedrock.call import EventBatches, Lanes
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
 FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
 
-# How long a call that was cut, or that has told all, may take to leave its thread before it is left alone. It
-# keeps its lane then, and ends by the read timeout.
+# Longest wait for the thread of a call that was cut or is complete. A thread that takes longer keeps its lane
+# and ends by the read timeout.
 LEAVE_WAIT_S = 0.5
 
 
@@ -34,17 +34,8 @@ class BedrockBackend:
     """Generates on Bedrock, in threads of its own.
 
     Args:
-        name: its name in the configuration.
-        model: the model's id.
-        writer: writes requests.
-        transport: makes calls.
-        counter: estimates the tokens of prompts, and learns from what Bedrock tells.
-        max_concurrency: calls, and threads, at once.
-        max_input_tokens: longest prompt, as estimated at most.
-        total_timeout_s: longest time of one answer, waiting and region changes included.
-        features: what the model can honour.
-        prefill: the model completes a last message of the assistant.
-        clock: seconds, monotonic.
+        counter: estimates the tokens of prompts, and learns from Bedrock's counts.
+        prefill: whether the model completes a last message of the assistant.
     """
 
     kind = "bedrock"
@@ -52,51 +43,48 @@ class BedrockBackend:
     def __init__(
         self,
         name: str,
+        section: BedrockSection,
         *,
-        model: str,
         writer: ConverseWriter,
         transport: Transport,
         counter: EstimatingCounter,
-        max_concurrency: int,
-        max_input_tokens: int,
-        total_timeout_s: float,
         features: frozenset[Feature],
         prefill: bool,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
-        self.model = model
+        self.model = section.model_id
         self.continues = frozenset({Continue.TEXT} if prefill else ())
         self.features = features
         self._writer = writer
         self._transport = transport
         self._counter = counter
-        self._max_input_tokens = max_input_tokens
-        self._total_timeout_s = total_timeout_s
+        self._max_input_tokens = section.max_input_tokens
+        self._total_timeout_s = section.total_timeout_seconds
         self._clock = clock
-        self._lanes = Lanes(max_concurrency)
-        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"bedrock-{name}")
+        self._lanes = Lanes(section.max_concurrency)
+        self._threads = ThreadPoolExecutor(section.max_concurrency, thread_name_prefix=f"bedrock-{name}")
         self._calls: set[EventBatches] = set()
         self._stopped = False
         self._log = structlog.get_logger("gateway.bedrock").bind(backend=name)
 
     @property
     def state(self) -> BackendState:
-        """Ready until it is stopped: whether Bedrock answers shows in each call."""
+        """Ready until it is stopped: each call shows whether Bedrock answers."""
         return BackendState.STOPPED if self._stopped else BackendState.READY
 
     @property
     def load(self) -> BackendLoad:
-        """Its own calls; Bedrock tells nothing of its blocks or queues."""
+        """Its own calls; Bedrock does not report blocks or queues."""
         return BackendLoad(
             running=self._lanes.busy, waiting=self._lanes.waiting, max_running=self._lanes.count
         )
 
     async def run(self) -> None:
-        """Load boto3 beforehand, then stay until cancelled; ends every call then."""
+        """Load boto3, then wait until cancelled; ends every call then."""
         try:
             loop = asyncio.get_running_loop()
-            with contextlib.suppress(BackendFailure):  # each call will tell it
+            with contextlib.suppress(BackendFailure):  # each call reports it
                 await loop.run_in_executor(self._threads, self._transport.warm)
             await asyncio.Event().wait()
         finally:
@@ -110,7 +98,7 @@ class BedrockBackend:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, cuts the connection, which ends the thread's part.
+        """Generate; cancelling cuts the connection, which ends the thread's call.
 
         Until some text has come, a region that fails is replaced by the next one.
         """
@@ -174,14 +162,14 @@ class BedrockBackend:
                     FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
                 )
             if not reader.cut:
-                # Its last bytes are on their way; read to the end, the connection can be used again.
-                await call.gone(LEAVE_WAIT_S)
+                # The last bytes are still to come; a connection read to the end can be reused.
+                await call.wait_left(LEAVE_WAIT_S)
             rest, completion = reader.finish()
             if rest is not None:
                 await out(rest)
         finally:
             call.cut()
-            await call.gone(LEAVE_WAIT_S)
+            await call.wait_left(LEAVE_WAIT_S)
         usage = reader.usage
         if usage is None and reader.cut:
             self._log.debug("cut at a stop string of white space; tokens are estimated", model=self.model)
@@ -200,7 +188,7 @@ class BedrockBackend:
     def _ended(self, call: EventBatches, loop: asyncio.AbstractEventLoop, thread: Future[None]) -> None:
         if thread.cancelled():  # stopped before it began
             call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._left, call)
 
     def _left(self, call: EventBatches) -> None:
@@ -210,7 +198,7 @@ class BedrockBackend:
 
 
 def _sent(work: Work) -> tuple[Message, ...]:
-    """The conversation with the beginning of its answer."""
+    """The conversation and the partial answer."""
     if work.partial is None:
         return work.messages
     return (*work.messages, Message(Role.ASSISTANT, work.partial.text))

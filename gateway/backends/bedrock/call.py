@@ -1,28 +1,97 @@
-"""One call's way from its thread to the event loop."""
+"""One call to Bedrock between its thread and the event loop: bulkhead, connection, events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections import deque
 
-from gateway.backends.bedrock.values import Event
-from gateway.backends.bedrock.wire import Wire, WireCut
-from resilience.failures import BackendFailure
+from gateway.backends.bedrock.answer import Event
+from resilience.failures import BackendFailure, FailureKind
 
-# Events that may wait for a slow reader; then the thread stops reading, and TCP holds Bedrock back.
+# Calls that may wait for a lane. Admission hands on as many as there are lanes and a few more.
+MAX_WAITING = 16
+# Retry-After when no place is left, seconds: calls end one by one.
+RETRY_AFTER_S = 1.0
+# Events that may wait for a slow reader; then the thread stops reading, and TCP slows Bedrock down.
 MAX_EVENTS = 256
 
 
+class Lanes:
+    """The bulkhead: ``count`` calls at once. A lane is free when its thread has ended, not its caller."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.waiting = 0
+        self.busy = 0
+        self._free = asyncio.Semaphore(count)
+
+    async def enter(self) -> None:
+        """Take a lane, in the order of arrival. Raises BackendFailure when too many wait already."""
+        if self._free.locked() and self.waiting >= MAX_WAITING:
+            raise BackendFailure(
+                FailureKind.THROTTLED,
+                f"max_concurrency ({self.count}) calls to Bedrock are under way, and {self.waiting} wait",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.busy += 1
+
+    def leave(self) -> None:
+        """Give a lane back."""
+        self.busy -= 1
+        self._free.release()
+
+
+class WireCut(Exception):
+    """The call was given up; nothing more is to be sent or read."""
+
+
+class Wire:
+    """The socket that a call uses at the moment; another thread may shut it down.
+
+    That ends a read in which the call's thread waits. The socket is not closed: its descriptor must not go to
+    another connection while a thread still reads from it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self.is_cut = False
+
+    def hold(self, sock: socket.socket) -> None:
+        """The call is about to use this socket. Raises WireCut when the call was given up."""
+        with self._lock:
+            if self.is_cut:
+                raise WireCut
+            self._socket = sock
+
+    def release(self) -> None:
+        """The call is over; its connection may serve another one."""
+        with self._lock:
+            self._socket = None
+
+    def cut(self) -> None:
+        """Give the call up, from any thread. Never waits."""
+        with self._lock:
+            self.is_cut = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    # Not the TLS layer's own shutdown, which would remove the session under the reader.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
 class EventBatches:
-    """Hands events over in batches: one wake-up of the loop fetches all that is there.
+    """Hands events to the loop in batches: one wake-up of the loop fetches all that have come.
 
     ``put`` and ``end`` belong to the thread, the rest to the loop. The lock is held for a few statements at a
-    time and never while anything is waited for, so the loop may take it.
-
-    Args:
-        loop: the event loop that the answer is wanted on.
+    time and never during a wait, so the loop may take it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,11 +106,7 @@ class EventBatches:
         self._gone = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Hand over an event; waits while too many are there.
-
-        Raises:
-            WireCut: nobody wants the answer any more.
-        """
+        """Hand over an event; waits while too many are unread. Raises WireCut when the call was given up."""
         with self._room:
             self._room.wait_for(lambda: len(self._events) < MAX_EVENTS or self.wire.is_cut)
             if self.wire.is_cut:
@@ -50,7 +115,7 @@ class EventBatches:
             self._wake()
 
     def end(self, failure: BackendFailure | None) -> None:
-        """There is nothing more to come."""
+        """No further event comes."""
         with self._room:
             self._over, self._failure = True, failure
             self._wake()
@@ -58,14 +123,14 @@ class EventBatches:
     def _wake(self) -> None:
         if not self._waking:
             self._waking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._news.set)
 
     async def take(self) -> tuple[list[Event], bool]:
-        """What has come since, at least something; and whether that was all.
+        """Wait for events; returns those that have come, and whether they were the last.
 
         Raises:
-            BackendFailure: how the call failed, once everything before it has been taken.
+            BackendFailure: the call's failure, once all events before it have been taken.
         """
         await self._news.wait()
         self._news.clear()
@@ -86,14 +151,11 @@ class EventBatches:
             self._room.notify()
 
     def left(self) -> None:
-        """The thread has left the call (told on the loop)."""
+        """The thread has left the call; called on the loop."""
         self._gone.set()
 
-    async def gone(self, timeout_s: float) -> bool:
-        """Wait until the thread has left; whether it has."""
-        try:
+    async def wait_left(self, timeout_s: float) -> None:
+        """Wait at most ``timeout_s`` until the thread has left."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._gone.wait()
-        except TimeoutError:
-            return False
-        return True

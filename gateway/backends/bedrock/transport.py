@@ -1,62 +1,76 @@
-"""The thread's side: asks region after region until one answers. Imports boto3, and nothing before a call."""
+"""The thread's side of a call: asks one region after another. Imports boto3 only when it makes a client."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from gateway.backends.bedrock.answer import events_of_answer, events_of_stream
-from gateway.backends.bedrock.call import EventBatches
-from gateway.backends.bedrock.errors import failure_of
-from gateway.backends.bedrock.regions import Regions
-from gateway.backends.bedrock.values import ConverseUsage, Event, TextPiece
-from gateway.backends.bedrock.wire import Wire
-from resilience.failures import BackendFailure
+from gateway.backends.bedrock.answer import (
+    ConverseUsage,
+    Event,
+    TextPiece,
+    events_of_answer,
+    events_of_stream,
+)
+from gateway.backends.bedrock.call import EventBatches, Wire, WireCut
+from gateway.config.backends import BedrockSection
+from resilience.classify_aws import aws_failure
+from resilience.failures import BackendFailure, FailureKind
+
+# A region that asks for a longer pause is asked again after so many seconds.
+MAX_COOL_DOWN_S = 60.0
+# Longest Retry-After that is believed, seconds.
+MAX_RETRY_AFTER_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How Bedrock is reached.
+class Regions:
+    """The order in which regions are asked: the operator's, without those that failed lately; sans-I/O.
 
     Args:
-        endpoint_url: a service other than AWS's own; ``{region}`` in it stands for the region.
-        profile: of the usual configuration files; ``None``: the usual chain.
-        connect_timeout_s: longest time to connect.
-        read_timeout_s: longest time without a byte.
-        connections: kept open in each region.
-        streaming: ConverseStream; else Converse, for accounts that may not stream.
+        names: the regions, the preferred one first.
+        cool_down_s: how long a region that failed is passed over.
     """
 
-    endpoint_url: str | None
-    profile: str | None
-    connect_timeout_s: float
-    read_timeout_s: float
-    connections: int
-    streaming: bool
+    def __init__(self, names: Sequence[str], cool_down_s: float) -> None:
+        self._names = tuple(names)
+        self._cool_down_s = cool_down_s
+        self._back_at: dict[str, float] = {}
+
+    def order(self, now: float) -> tuple[str, ...]:
+        """The regions to ask, one after the other.
+
+        When all of them cool down only the one whose time is up first: so an outage costs each request one
+        call, not one for each region.
+        """
+        warm = [name for name in self._names if self._back_at.get(name, now) <= now]
+        return tuple(warm) or (min(self._names, key=lambda name: self._back_at[name]),)
+
+    def failed(self, name: str, now: float, retry_after_s: float | None) -> None:
+        """A region could not answer; ``retry_after_s`` is what it asked for."""
+        self._back_at[name] = now + min(max(self._cool_down_s, retry_after_s or 0.0), MAX_COOL_DOWN_S)
+
+    def answered(self, name: str) -> None:
+        """A region has answered."""
+        self._back_at.pop(name, None)
 
 
 class Transport:
-    """Makes calls, each in the thread that asks for it.
+    """Makes calls, each in the thread that asks for it; threads share ``regions``, guarded here.
 
     Args:
-        access: how Bedrock is reached.
-        regions: where, in which order; guarded here, since threads share it.
-        clock: seconds, monotonic.
         on_failure: called with each region that failed, on the thread.
     """
 
     def __init__(
         self,
-        access: Access,
-        regions: Regions,
+        section: BedrockSection,
         *,
         clock: Callable[[], float],
         on_failure: Callable[[str, BackendFailure], None],
     ) -> None:
-        self._access = access
-        self._regions = regions
+        self._section = section
+        self._regions = Regions([section.region, *section.regions], section.region_cooldown_seconds)
         self._clock = clock
         self._on_failure = on_failure
         self._lock = threading.Lock()
@@ -78,16 +92,16 @@ class Transport:
             call.end(failure)
 
     def warm(self) -> None:
-        """Load boto3 and make the preferred region's client, so that the first request need not wait for it.
+        """Load boto3 and make the preferred region's client ahead of the first request.
 
         Raises:
             BackendFailure: it cannot be made.
         """
-        for region in self._order()[:1]:
-            try:
-                self._client(region)
-            except Exception as error:
-                raise failure_of(error, region=region, delivered=False) from error
+        region = self._order()[0]
+        try:
+            self._client(region)
+        except Exception as error:
+            raise failure_of(error, region=region, delivered=False) from error
 
     def _ask(self, request: Mapping[str, Any], call: EventBatches) -> BackendFailure | None:
         failure: BackendFailure | None = None
@@ -99,7 +113,7 @@ class Transport:
                     delivered = delivered or isinstance(event, TextPiece)
                     counted = counted or isinstance(event, ConverseUsage)
             except Exception as error:
-                if call.wire.is_cut or counted:  # the caller left, or nothing more will come
+                if call.wire.is_cut or counted:  # the caller left, or no further event can come
                     return None
                 failure = failure_of(error, region=region, delivered=delivered)
                 self._on_failure(region, failure)
@@ -121,7 +135,7 @@ class Transport:
 
     def _events(self, region: str, request: Mapping[str, Any]) -> Iterator[Event]:
         client = self._client(region)
-        if not self._access.streaming:
+        if not self._section.streaming:
             yield from events_of_answer(client.converse(**request))
             return
         stream = client.converse_stream(**request)["stream"]
@@ -142,15 +156,15 @@ class Transport:
 
         from gateway.backends.bedrock.cutting import make_cuttable
 
-        access = self._access
-        client = boto3.session.Session(profile_name=access.profile).client(
+        section = self._section
+        client = boto3.session.Session(profile_name=section.profile).client(
             "bedrock-runtime",
             region_name=region,
-            endpoint_url=access.endpoint_url and access.endpoint_url.replace("{region}", region),
+            endpoint_url=section.endpoint_url and section.endpoint_url.replace("{region}", region),
             config=Config(
-                connect_timeout=access.connect_timeout_s,
-                read_timeout=access.read_timeout_s,
-                max_pool_connections=access.connections,
+                connect_timeout=section.connect_timeout_seconds,
+                read_timeout=section.read_timeout_seconds,
+                max_pool_connections=section.max_concurrency,
                 # The gateway's own policy decides about retries, under the caller's deadline.
                 retries={"mode": "standard", "total_max_attempts": 1},
                 tcp_keepalive=True,
@@ -162,3 +176,42 @@ class Transport:
     def _wire(self) -> Wire | None:
         wire: Wire | None = getattr(self._current, "wire", None)
         return wire
+
+
+def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFailure:
+    """The failure for what boto3, botocore or urllib3 raised in ``region``.
+
+    Its message has Bedrock's own code and never its text, which may contain a part of the prompt or the
+    account's number; ``__cause__`` is the exception, for the log.
+
+    Args:
+        delivered: whether some of the answer's text had come; a stream has broken then.
+    """
+    if isinstance(error, BackendFailure):
+        return error
+    kind, text = _kind_and_text(error, delivered)
+    failure = BackendFailure(kind, f"Bedrock in {region}: {text}", retry_after_s=_retry_after(error))
+    failure.__cause__ = error
+    return failure
+
+
+def _kind_and_text(error: Exception, delivered: bool) -> tuple[FailureKind, str]:
+    if isinstance(error, WireCut):
+        return FailureKind.BACKEND_UNAVAILABLE, "the call was given up"
+    failure = aws_failure(error, delivered=delivered)
+    if failure is not None:
+        return failure
+    name = type(error).__name__
+    if isinstance(error, OSError):
+        kind = FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
+        return kind, f"the connection broke ({name})"
+    # What is left is an event stream that cannot be decoded.
+    return FailureKind.STREAM_BROKEN, f"the answer cannot be read ({name})"
+
+
+def _retry_after(error: Exception) -> float | None:
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping):
+        return None
+    value = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else None

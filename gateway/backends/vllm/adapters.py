@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM, as :class:`LoraSlots` needs them: by name, with a folder that may change."""
+"""LoRA adapters in vLLM, as an ``AdapterHolder`` of :class:`LoraSlots`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ FIRST_FRESH = 1 << 30
 
 
 class VllmAdapters:
-    """What is loaded.
+    """The loaded adapters.
 
-    vLLM knows adapters by integers, and keeps what was cached under an adapter's name when that is gone. A
-    registered version never changes and has a number of its own, which is part of that name too: what is
-    loaded again finds its old blocks, and nothing else does. A number that was used for other weights is
-    replaced by a fresh one.
+    vLLM identifies adapters by integers and keeps cached blocks under an adapter's name after it is unloaded.
+    So that name contains a number that is unique to the weights: the registered version's, or a fresh one if
+    that was used for other weights.
     """
 
     def __init__(self, engine: Callable[[], LoadedEngine | None]) -> None:
@@ -33,7 +32,7 @@ class VllmAdapters:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """What is loaded: id and folder."""
+        """The folder of each loaded adapter, by id."""
         return MappingProxyType({name: lora.path for name, lora in self._loaded.items()})
 
     def get(self, adapter_id: str) -> Lora:
@@ -41,17 +40,13 @@ class VllmAdapters:
         return self._loaded[adapter_id]
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load, or replace by other weights; requests under way keep the ones they began with.
-
-        Raises:
-            EngineError: it cannot be loaded; nothing has changed.
-        """
-        engine, adapter_id, path = self._living(), adapter.adapter_id, adapter.path
+        """Load, or replace by other weights; running requests keep theirs. Raises EngineError."""
+        engine, adapter_id, path = self._running_engine(), adapter.adapter_id, adapter.path
         if not (Path(path) / "adapter_config.json").is_file():
             raise AdapterNotFound(f"adapter {adapter_id}: {path} has no adapter_config.json")
         lora, old = Lora(adapter_id, self._number(adapter), path), self._loaded.get(adapter_id)
         if lora == old:
-            return  # a load whose caller had left
+            return  # loaded for a caller that was cancelled
         await engine.add_lora(lora)
         self._loaded[adapter_id] = lora
         if old is not None:
@@ -59,27 +54,19 @@ class VllmAdapters:
             await engine.remove_lora(old.number)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Accept no new request for it.
-
-        Raises:
-            EngineError: it is not loaded, or the engine is gone.
-        """
+        """Accept no new request for it. Raises EngineError."""
         lora = self._loaded.pop(adapter_id, None)
         if lora is None:
             raise AdapterNotLoaded(f"adapter {adapter_id} is not loaded")
         self._pinned.discard(lora.number)
-        await self._living().remove_lora(lora.number)
+        await self._running_engine().remove_lora(lora.number)
 
     async def pin_adapters(self, names: Collection[str]) -> None:
-        """Keep these, as far as they are loaded, in vLLM's batch, so that none waits for its weights.
+        """Pin the loaded ones of these in vLLM's batch, but for one place. Raises EngineError.
 
-        One of the batch's places is left to the others. vLLM cannot released a pin: an adapter that is
-        pinned no longer keeps its place until it is unloaded.
-
-        Raises:
-            EngineError: the engine is gone.
+        vLLM cannot unpin: an adapter that is no longer named keeps its place until it is unloaded.
         """
-        engine = self._living()
+        engine = self._running_engine()
         for name in names:
             lora = self._loaded.get(name)
             if lora is None or lora.number in self._pinned or len(self._pinned) >= engine.shape.max_loras - 1:
@@ -87,7 +74,7 @@ class VllmAdapters:
             try:
                 await engine.pin_lora(lora.number)
             except EngineAdapterError:
-                continue  # it was taken away meanwhile, or all places are at work: it is tried again
+                continue  # unloaded in between, or all places are in use: retried later
             if self._loaded.get(name) == lora:
                 self._pinned.add(lora.number)
 
@@ -99,7 +86,7 @@ class VllmAdapters:
         self._numbers[number] = weights
         return number
 
-    def _living(self) -> LoadedEngine:
+    def _running_engine(self) -> LoadedEngine:
         engine = self._engine()
         if engine is None or engine.dead:
             raise EngineDead("the engine is not running")

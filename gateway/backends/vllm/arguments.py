@@ -1,4 +1,4 @@
-"""From the engine's section of the configuration to vLLM's arguments, without vLLM."""
+"""vLLM's arguments from the engine's section of the configuration; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from engine.errors import InvalidConfig
 from gateway.config.engine import EngineSection
 
-# A cap on a step's tokens: one or two prompts of 3,500 tokens must not crowd out fifty short ones.
+# Upper bound of a step's tokens: one or two prompts of 3,500 tokens must not displace fifty short ones.
 MAX_NUM_BATCHED_TOKENS = 8192
-# vLLM's attention on the CPU takes whole vectors of keys.
+# The block size of vLLM's attention on the CPU must be a multiple of this.
 CPU_BLOCK_MULTIPLE = 32
 # The pool on a CPU when nothing says how large: vLLM would take 92 % of the machine's memory.
 CPU_KV_BYTES = 4 << 30
@@ -19,25 +19,22 @@ CPU_KV_SHARE = 0.25
 # The ranks for which vLLM has kernels.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
-# Arguments of vLLM that a key of the configuration stands for, or that the gateway must decide itself.
-OWN_KEYS: Mapping[str, str] = {
-    "model": "model",
-    "tokenizer": "tokenizer",
-    "served_model_name": "served_model_name",
-    "max_model_len": "max_model_len",
-    "block_size": "block_size",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "dtype": "dtype",
+_SAME_NAME = (
+    *("model", "tokenizer", "max_model_len", "block_size", "max_num_seqs", "dtype", "enable_prefix_caching"),
+    *("gpu_memory_utilization", "quantization", "enforce_eager"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
+)
+# Keys of the section by vLLM's name of the argument; they are passed on.
+_PASSED: Mapping[str, str] = {
+    **{name: name for name in _SAME_NAME},
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "num_gpu_blocks_override": "num_blocks",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "quantization": "quantization",
-    "enforce_eager": "enforce_eager",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "distributed_executor_backend": "distributed_executor_backend",
+}
+# With those that the gateway derives from a key: the operator sets the key instead.
+OWN_KEYS: Mapping[str, str] = {
+    **_PASSED,
+    "served_model_name": "served_model_name",
+    "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_lora": "max_loras",
     "max_loras": "max_loras",
     "max_cpu_loras": "max_cpu_loras",
@@ -55,32 +52,18 @@ FIXED = {
 
 
 def lora_places(section: EngineSection, *, adapters_registered: bool) -> int:
-    """Adapters in one batch; none without a sign that adapters will come, since vLLM reserves their room."""
+    """Adapters in one batch; 0 unless they are configured or registered: vLLM reserves memory for them."""
     return section.max_loras if adapters_registered or "max_loras" in section.model_fields_set else 0
 
 
 def engine_arguments(
     section: EngineSection, *, max_loras: int, new_seed: Callable[[], int]
 ) -> dict[str, Any]:
-    """vLLM's ``AsyncEngineArgs`` by name, as for a GPU; :func:`on_cpu` makes those for a CPU of them."""
+    """vLLM's ``AsyncEngineArgs`` by name, for a GPU; :func:`on_cpu` adapts them for a CPU."""
     arguments: dict[str, Any] = {
-        "model": section.model,
-        "tokenizer": section.tokenizer,
-        "max_model_len": section.max_model_len,
-        "block_size": section.block_size,
-        "max_num_seqs": section.max_num_seqs,
+        **{name: getattr(section, key) for name, key in _PASSED.items()},
         "max_num_batched_tokens": section.max_num_batched_tokens
         or max(MAX_NUM_BATCHED_TOKENS, section.max_num_seqs),
-        "dtype": section.dtype,
-        "enable_prefix_caching": section.enable_prefix_caching,
-        "gpu_memory_utilization": section.gpu_memory_utilization,
-        "quantization": section.quantization,
-        "enforce_eager": section.enforce_eager,
-        "tensor_parallel_size": section.tensor_parallel_size,
-        "pipeline_parallel_size": section.pipeline_parallel_size,
-        "distributed_executor_backend": section.distributed_executor_backend,
-        "kv_cache_memory_bytes": section.kv_cache_bytes,
-        "num_gpu_blocks_override": section.num_blocks,
         "seed": section.seed if section.seed is not None else new_seed(),
         "scheduling_policy": "priority",
         "disable_log_stats": False,
@@ -99,12 +82,9 @@ def engine_arguments(
 
 
 def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_configured: bool) -> dict[str, Any]:
-    """The same for vLLM's CPU build.
+    """The arguments for vLLM's CPU build.
 
-    Args:
-        arguments: of :func:`engine_arguments`.
-        free_bytes: the machine's free memory.
-        kv_configured: whether the environment names the pool's size (``VLLM_CPU_KVCACHE_SPACE``).
+    ``kv_configured``: whether the environment sets the pool's size (``VLLM_CPU_KVCACHE_SPACE``).
     """
     changed = dict(arguments)
     changed["block_size"] = -(-arguments["block_size"] // CPU_BLOCK_MULTIPLE) * CPU_BLOCK_MULTIPLE
@@ -116,11 +96,7 @@ def on_cpu(arguments: Mapping[str, Any], *, free_bytes: int, kv_configured: bool
 
 
 def check_extra(extra: Collection[str], known: Collection[str]) -> None:
-    """Refuse further arguments that vLLM does not have or that are not the operator's to set.
-
-    Raises:
-        InvalidConfig: names the argument, and what to do.
-    """
+    """Refuse ``extra_args`` that vLLM does not have or that the gateway sets. Raises InvalidConfig."""
     for name in extra:
         where = f"engine.extra_args.{name}"
         if name in OWN_KEYS:

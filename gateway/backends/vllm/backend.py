@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TypeVar
 
 from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, LoadedEngine
 from gateway.contracts.features import Feature
-from gateway.contracts.values import Sampling, Usage
+from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
-
-T = TypeVar("T")
 
 FEATURES = frozenset(Feature)
 CONTINUES = frozenset({Continue.TOKENS})
@@ -28,20 +25,14 @@ CONTINUES = frozenset({Continue.TOKENS})
 class VllmBackend:
     """Generates on vLLM in the gateway's process tree.
 
-    A partial answer is resumed as a longer prompt. vLLM then counts the partial answer's tokens as prompt:
-    ``presence_penalty`` and ``frequency_penalty`` apply to the new tokens alone, and a seeded answer resumes
-    with another seed, since vLLM's generator cannot be advanced.
+    A partial answer is resumed as a longer prompt, whose tokens vLLM counts as prompt: ``presence_penalty``
+    and ``frequency_penalty`` apply to the new tokens alone, and a seeded answer resumes with another seed,
+    since vLLM's generator cannot be advanced.
 
     Args:
-        name: its name in the configuration.
-        model: the base model's public id.
         engine: the loaded engine; ``None`` while there is none.
-        state: where the engine stands.
-        board: its figures.
-        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller is silent.
-        loaded: the adapters that the engine holds.
-        slots: makes room for them; shared by all backends of one engine.
-        share_prefixes: let tenants find each other's cached prefixes.
+        defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
+        slots: the adapters' slots; shared by all backends of one engine.
     """
 
     kind = "vllm"
@@ -73,7 +64,7 @@ class VllmBackend:
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """The engine's state."""
         return self._state()
 
     @property
@@ -83,7 +74,7 @@ class VllmBackend:
         return None if engine is None else self._board.load(engine.shape)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, aborts the sequences at once."""
+        """Generate; cancelling aborts the sequences at once."""
         partial = check_partial(work, self.continues, self.name)
         if partial is None:
             return await self._generate(work, out)
@@ -114,7 +105,7 @@ class VllmBackend:
                     raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
                 lora = self._loaded.get(work.adapter.adapter_id)
             held.enter_context(self._board.sequences(work.sampling.n))
-            outcome = await engine.run(
+            return await engine.run(
                 EngineRequest(
                     request_id=work.generation_id,
                     token_ids=work.token_ids + partial,
@@ -130,32 +121,3 @@ class VllmBackend:
                 ),
                 out,
             )
-        return Completion(
-            outcome.reasons[0],
-            Usage(len(work.token_ids), outcome.output_tokens, outcome.cached_tokens),
-            outcome.queue_wait_s,
-            outcome.reasons[1:],
-        )
-
-
-def filled(asked: Sampling, default: Sampling) -> Sampling:
-    """What the caller asked, gaps filled by the checkpoint's wishes, else by what changes nothing.
-
-    Raises:
-        BackendFailure: ``max_tokens`` is not set.
-    """
-    if asked.max_tokens is None:
-        raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
-    return replace(
-        asked,
-        temperature=_first(asked.temperature, default.temperature, 1.0),
-        top_p=_first(asked.top_p, default.top_p, 1.0),
-        top_k=max(0, _first(asked.top_k, default.top_k, 0)),
-        min_p=_first(asked.min_p, default.min_p, 0.0),
-    )
-
-
-def _first(asked: T | None, default: T | None, neutral: T) -> T:
-    if asked is not None:
-        return asked
-    return default if default is not None else neutral

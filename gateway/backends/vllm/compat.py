@@ -20,13 +20,13 @@ from typing import Any
 import structlog
 
 from engine import errors
-from gateway.backends.port import Delta, DeltaSink
+from gateway.backends.port import Completion, Delta, DeltaSink
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.signals import SignalBoard
-from gateway.backends.vllm.values import EngineOutcome, EngineRequest, EngineShape, Lora, name_of
+from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_of
 from gateway.config.engine import EngineSection
-from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob
+from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob, Usage
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind
 
@@ -49,7 +49,7 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
         "length": FinishReason.LENGTH,
     }
 )
-# In order; between two of them a start that was given up stops.
+# In this order; between two of them a cancelled start stops.
 _MODULES = (
     "torch",
     "transformers",
@@ -63,11 +63,8 @@ _MODULES = (
 def installed_version(version_of: Callable[[str], str] = importlib.metadata.version) -> str:
     """The version of vLLM that is installed.
 
-    Args:
-        version_of: the version of a distribution.
-
     Raises:
-        EngineStartError: none is, or one too old to work; says what to install.
+        EngineStartError: none is, or it is too old; says what to install.
     """
     for name in DISTRIBUTIONS:
         try:
@@ -92,10 +89,9 @@ def _known() -> str:
 
 
 def prepare_environment(log_config: Path | None) -> None:
-    """Set what vLLM reads from its environment, here and in its processes; before it is imported.
+    """Set the environment variables of vLLM and its processes, before its import.
 
-    Args:
-        log_config: how its processes log; ``None`` where they cannot read this machine's files.
+    ``log_config`` is ``None`` where its processes cannot read this machine's files.
     """
     if log_config is not None:
         os.environ[CONFIG_VARIABLE] = str(log_config)
@@ -107,30 +103,30 @@ def prepare_environment(log_config: Path | None) -> None:
     # No usage statistics are sent to anyone.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
-    # Looks for NaN in each step's logits; what it finds comes with the request's figures.
+    # Looks for NaN in each step's logits; the result is in the request's metrics.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
 
 
-def load(version: str, go_on: Callable[[], None]) -> Vllm:
-    """Import vLLM. Blocks for seconds; ``go_on`` is asked in between and may raise.
+def load(version: str, check_wanted: Callable[[], None]) -> Vllm:
+    """Import vLLM. Blocks for seconds; calls ``check_wanted`` in between, which may raise.
 
     Raises:
         EngineStartError: it cannot be imported.
     """
     for name in _MODULES:
-        go_on()
+        check_wanted()
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise errors.EngineStartError(
                 f"engine.kind vllm: vLLM {version} cannot be imported ({error}); {INSTALL}"
             ) from error
-    go_on()
+    check_wanted()
     return Vllm(version)
 
 
 class Vllm:
-    """vLLM, imported."""
+    """vLLM, after its import."""
 
     def __init__(self, version: str) -> None:
         from vllm import platforms
@@ -148,16 +144,14 @@ class Vllm:
     ) -> VllmEngine:
         """Start the engine's processes and wait until the model has loaded. Blocks.
 
-        Raises:
-            EngineStartError: an argument is wrong.
-            Exception: vLLM's own errors; ``start_errors`` explains them.
+        Raises EngineStartError for a wrong argument, else vLLM's own errors, which ``start_errors`` explains.
         """
         from vllm import envs
         from vllm.config import StructuredOutputsConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        envs.disable_envs_cache()  # of an engine before this one
+        envs.disable_envs_cache()  # an earlier engine may have filled it
         check_extra(section.extra_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
         chosen = dict(arguments)
         if self.on_cpu:
@@ -166,7 +160,7 @@ class Vllm:
             raise errors.InvalidConfig(
                 f"engine.num_threads: {section.num_threads} is given, but vLLM runs on a GPU; leave it out"
             )
-        # What the embedded engine takes, and no endless white space from models that like it.
+        # The embedded engine's grammar backend; without endless white space between JSON tokens.
         chosen.setdefault(
             "structured_outputs_config",
             StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
@@ -174,14 +168,14 @@ class Vllm:
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board, on_step)]
         )
-        envs.enable_envs_cache()  # vLLM looks at some of them for every token
+        envs.enable_envs_cache()  # vLLM reads some of them for every token
         return VllmEngine(llm, self, token_bytes, int(arguments.get("max_loras", 0)))
 
     def _for_the_cpu(self, arguments: dict[str, Any], section: EngineSection) -> dict[str, Any]:
         import psutil  # comes with vLLM
 
         if section.kv_cache_bytes is not None:
-            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win
+            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would take precedence
         configured = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
         chosen = on_cpu(arguments, free_bytes=psutil.virtual_memory().available, kv_configured=configured)
         if chosen["block_size"] != arguments["block_size"]:
@@ -257,11 +251,10 @@ class VllmEngine:
         """Requests that it was given and has not ended."""
         return int(self._llm.get_num_unfinished_requests())
 
-    async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
-        tokens, reported_first = 0, False
-        cached, wait_s = 0, 0.0
+        tokens, cached, wait_s, first = 0, 0, 0.0, True
         async with aclosing(self._stream(ask)) as outputs:
             while (output := await self._next(outputs, ask)) is not None:
                 if output.metrics is not None and output.metrics.is_corrupted:
@@ -269,22 +262,21 @@ class VllmEngine:
                 for one in output.outputs:
                     if one.finish_reason is not None:
                         reasons[one.index] = _reason(one.finish_reason)
-                    count = len(one.token_ids)
-                    if not count and not one.text:
-                        continue
-                    tokens += count
-                    logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
                     ids = tuple(one.token_ids)
-                    if reported_first:
-                        await out(Delta(one.text, count, None, None, one.index, logprobs, ids))
+                    if not ids and not one.text:
                         continue
-                    # The first text computes the prompt; the others find it in the cache.
-                    reported_first = True
-                    cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
-                    wait_s = _queue_wait_s(output.metrics)
-                    await out(Delta(one.text, count, cached, wait_s, one.index, logprobs, ids))
-        ended = tuple(reason or FinishReason.CANCELLED for reason in reasons)
-        return EngineOutcome(ended, tokens, cached, wait_s)
+                    tokens += len(ids)
+                    logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
+                    figures: tuple[int | None, float | None] = (None, None)
+                    if first:  # the first text computes the prompt; the others find it in the cache
+                        first = False
+                        cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
+                        wait_s = _queue_wait_s(output.metrics)
+                        figures = cached, wait_s
+                    await out(Delta(one.text, len(ids), *figures, one.index, logprobs, ids))
+        usage = Usage(len(ask.token_ids) - ask.partial_tokens, tokens, cached)
+        ended, *others = [reason or FinishReason.CANCELLED for reason in reasons]
+        return Completion(ended, usage, wait_s, tuple(others))
 
     def _stream(self, ask: EngineRequest) -> Any:
         try:
@@ -306,7 +298,7 @@ class VllmEngine:
             raise self._failure(error, ask) from error
 
     def _params(self, ask: EngineRequest) -> Any:
-        """Of a sampling without gaps."""
+        """vLLM's parameters, from a sampling whose fields are all set."""
         sampling: Any = ask.sampling
         if sampling.n > 1 and not sampling.temperature:
             # vLLM refuses several greedy texts; the likeliest token alone is the same.
@@ -325,25 +317,22 @@ class VllmEngine:
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias) or None,
             logprobs=sampling.logprobs,
-            structured_outputs=self._shape_of(ask.response_format),
+            structured_outputs=self._grammar(ask.response_format),
             output_kind=self._deltas,
             skip_clone=True,
         )
 
-    def _shape_of(self, shape: ResponseFormat) -> Any:
-        match shape.type:
+    def _grammar(self, wanted: ResponseFormat) -> Any:
+        match wanted.type:
             case FormatType.TEXT:
                 return None
-            case FormatType.JSON_OBJECT:  # vLLM's own ``json_object`` takes any JSON
+            case FormatType.JSON_OBJECT:  # vLLM's own ``json_object`` accepts any JSON
                 return self._structured(json={"type": "object"})
             case FormatType.JSON_SCHEMA:
-                return self._structured(json=shape.spec)
-            case FormatType.REGEX:
-                return self._structured(regex=shape.spec)
+                return self._structured(json=wanted.spec)
             case FormatType.CHOICE:
-                return self._structured(choice=json.loads(shape.spec))
-            case FormatType.GRAMMAR:
-                return self._structured(grammar=shape.spec)
+                return self._structured(choice=json.loads(wanted.spec))
+        return self._structured(**{wanted.type.value: wanted.spec})
 
     def _logprobs(self, one: Any, asked: int) -> tuple[TokenLogprob, ...]:
         """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""

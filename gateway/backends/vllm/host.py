@@ -1,18 +1,16 @@
-"""vLLM as the gateway's engine in process: its start, its end, and what is known of it in between."""
+"""vLLM as the gateway's engine in process: its start, its end and its state."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import importlib
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import structlog
@@ -21,7 +19,7 @@ from engine.errors import EngineDead, EngineStartError
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
-from gateway.backends.vllm import arguments, preload
+from gateway.backends.vllm import arguments, compat, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.backend import VllmBackend
 from gateway.backends.vllm.child_logs import ChildLogs
@@ -32,13 +30,9 @@ from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
 
-if TYPE_CHECKING:
-    from gateway.backends.vllm.compat import VllmEngine
-    from gateway.backends.vllm.processes import CoreProcess
-
-# How often a start that was given up looks for processes that it has made meanwhile.
+# Interval at which a cancelled start looks for processes that it has made since.
 GIVE_UP_EVERY_S = 0.1
-# vLLM's own end, beyond the time that its core was given.
+# Time for vLLM's own shutdown, in addition to the timeout of its core.
 SHUTDOWN_GRACE_S = 5.0
 WARM_UP_TIMEOUT_S = 300.0
 
@@ -46,18 +40,14 @@ WARM_UP_TIMEOUT_S = 300.0
 class VllmHost:
     """Starts and stops vLLM and makes backends on it.
 
-    Importing vLLM and loading the model happen in a thread: the event loop goes on answering ``/ping``.
+    vLLM is imported and the model is loaded in a thread: the event loop still answers ``/ping``.
 
     Args:
-        section: the engine's configuration; ``kind`` is ``vllm``.
         adapters_registered: whether the registry lists any adapter.
-        defaults: sampling of the checkpoint, where the caller is silent.
-        token_bytes: what a token id stands for; log-probabilities name tokens by it.
+        defaults: sampling of the checkpoint, used where the caller sets none.
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's core dies.
-        new_seed: seeds requests that bring none, when ``engine.seed`` is unset.
-        clock: monotonic seconds.
-        make_slots: makes the slots of its adapters.
+        new_seed: seed of requests without one, when ``engine.seed`` is unset.
     """
 
     def __init__(
@@ -81,27 +71,27 @@ class VllmHost:
         self._new_seed = new_seed
         self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
-        self._board = SignalBoard()
+        self.board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
         self._slots = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
         self._started = False
-        self._engine: VllmEngine | None = None
+        self._engine: compat.VllmEngine | None = None
         self._facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._loading: Future[VllmEngine] | None = None
+        self._loading: Future[compat.VllmEngine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
-        self._cores: list[CoreProcess] = []
+        self._cores: list[processes.CoreProcess] = []
         self._sentinels: list[int] = []
         self._segments: set[Path] = set()
         self._ending = asyncio.Lock()
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """The engine's state."""
         if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
             return BackendState.DEAD
         return self._state
@@ -112,36 +102,24 @@ class VllmHost:
         return self._facts
 
     @property
-    def in_flight(self) -> int:
-        """Sequences asked for and not had back."""
-        return self._board.in_flight
-
-    @property
-    def reported(self) -> tuple[int, int, float]:
-        """Running, waiting and KV usage as the engine reported them after its last step."""
-        return self._board.reported
-
-    @property
     def unfinished(self) -> int:
-        """Sequences that vLLM was given and has not ended, whether or not their callers have read them."""
+        """Sequences that vLLM has not ended, whether or not their callers have read them."""
         return self._engine.unfinished if self._engine is not None else 0
 
     @property
     def exit_code(self) -> int | None:
-        """Of the first core that has ended; negative for a signal."""
+        """The exit code of the first core that has ended; negative for a signal."""
         return next((code for core in self._cores if (code := core.exitcode) is not None), None)
 
     def find_processes(self) -> Sequence[psutil.Process]:
-        """Its processes now."""
-        processes = importlib.import_module("gateway.backends.vllm.processes")
-        found: Sequence[psutil.Process] = processes.below()
-        return found
+        """Its processes."""
+        return processes.below()
 
     def figures(self) -> EngineFigures | None:
-        """What the metrics show of it."""
+        """Its figures for the metrics."""
         if self._facts is None or self._engine is None:
             return None
-        return self._board.figures(self._section.model_id, self._engine.shape)
+        return self.board.figures(self._section.model_id, self._engine.shape)
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend; all of them share its adapters."""
@@ -150,7 +128,7 @@ class VllmHost:
             model=self._section.model_id,
             engine=lambda: self._engine,
             state=lambda: self.state,
-            board=self._board,
+            board=self.board,
             defaults=self._defaults,
             loaded=self._adapters,
             slots=self._slots,
@@ -161,8 +139,8 @@ class VllmHost:
         """Import vLLM, load the model, warm up.
 
         Raises:
-            EngineStartError: it cannot be started, or was started before; after that, or when cancelled, no
-                process is left.
+            EngineStartError: it cannot be started, or was started before. No process is left then, as after
+                a cancellation.
         """
         if self._started or self._state is not BackendState.STARTING:
             raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
@@ -188,7 +166,7 @@ class VllmHost:
                 raise
             raise explain(error, errors, self._section) from error
         logs.started()
-        self._board.forget()
+        self.board.forget()
         shape = engine.shape
         load_s = {"load_s": round(self._clock() - started_at, 2)}
         self._facts = EngineFacts(
@@ -197,21 +175,22 @@ class VllmHost:
         self._state = BackendState.READY
         return self._facts
 
-    def _load(self, logs: ChildLogs) -> VllmEngine:
-        """In the thread: all that blocks."""
-        compat = importlib.import_module("gateway.backends.vllm.compat")
+    def _load(self, logs: ChildLogs) -> compat.VllmEngine:
+        """The blocking part, in the thread."""
         version = compat.installed_version()
         compat.prepare_environment(self._log_config(logs))
         self._has_processes = True
         with preload.paused_collector():
             preload.load_torch_libraries()
-            vllm = compat.load(version, self._go_on)
+            vllm = compat.load(version, self._check_wanted)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
-        engine: VllmEngine = vllm.start(asked, self._section, self._board, self._token_bytes, self._stepped)
+        engine: compat.VllmEngine = vllm.start(
+            asked, self._section, self.board, self._token_bytes, self._stepped
+        )
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)
-            self._go_on()
+            self._check_wanted()
         return engine
 
     def _log_config(self, logs: ChildLogs) -> Path | None:
@@ -219,25 +198,23 @@ class VllmHost:
             return None  # its workers run on other machines
         return logs.write_config(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
 
-    def _go_on(self) -> None:
+    def _check_wanted(self) -> None:
         if self._given_up.is_set():
             raise EngineStartError("the engine's start was given up")
 
     def _stepped(self) -> None:
-        self._on_step(self._board.preemptions)
+        self._on_step(self.board.preemptions)
 
     def _watch(self) -> None:
-        """Learn of the core's death from the kernel, also when nothing is in flight."""
-        processes = importlib.import_module("gateway.backends.vllm.processes")
+        """Watch the core's sentinel, so that its death is noticed also when nothing is in flight."""
         self._cores = processes.cores()
-        # Of our own: multiprocessing closes its own when somebody asks how the core ended.
+        # Duplicates: multiprocessing closes its own when the exit code is read.
         self._sentinels = [os.dup(core.sentinel) for core in self._cores]
         for sentinel in self._sentinels:
             asyncio.get_running_loop().add_reader(sentinel, self._died)
 
     def _note_segments(self) -> None:
-        """Which shared memory to free should its processes be killed; blocks."""
-        processes = importlib.import_module("gateway.backends.vllm.processes")
+        """Find the shared memory to free if its processes are killed; blocks."""
         self._segments = processes.shared_memory(processes.below())
 
     def _unwatch(self) -> None:
@@ -255,7 +232,7 @@ class VllmHost:
             self._on_death(EngineDead("vLLM's core process has ended"))
 
     async def stop(self, timeout_s: float) -> None:
-        """End the engine, also one whose start is under way; no process of it is left."""
+        """End the engine, also while it starts; no process of it is left."""
         self._given_up.set()
         if self._state is not BackendState.DEAD:
             self._state = BackendState.STOPPED
@@ -268,18 +245,17 @@ class VllmHost:
             if self._logs is not None:
                 self._logs.close()
                 self._logs = None
-                # What the start set aside is looked at again, else libraries report leaks when Python ends.
+                # Without this, libraries report leaks at Python's exit.
                 gc.unfreeze()
 
     async def _end(self, timeout_s: float) -> None:
         while self._loading is not None and not self._loading.done():
-            # The thread cannot be interrupted, but what it waits for can be ended.
+            # The thread cannot be interrupted, but the processes that it waits for can be killed.
             if self._has_processes:
-                _kill_now()
+                processes.kill(processes.below(), 0.0)
             await asyncio.to_thread(wait, [self._loading], GIVE_UP_EVERY_S)
         if not self._has_processes:
             return
-        processes = importlib.import_module("gateway.backends.vllm.processes")
         loop = asyncio.get_running_loop()
         left = processes.below()
         engine, self._engine = self._engine, None
@@ -294,9 +270,3 @@ class VllmHost:
         await asyncio.to_thread(processes.release, self._segments)
         if still:
             structlog.get_logger("vllm").error("processes are left", pids=[process.pid for process in still])
-
-
-def _kill_now() -> None:
-    """End vLLM's processes without waiting for them."""
-    processes = importlib.import_module("gateway.backends.vllm.processes")
-    processes.kill(processes.below(), 0.0)

@@ -1,9 +1,8 @@
-"""Importing torch and vLLM in a thread, without holding up the event loop next to it.
+"""Helps to import torch and vLLM in a thread without blocking the event loop.
 
-Two things would hold the interpreter's lock for long: loading torch's libraries (0.2 s, from a cold disk many
-seconds), and the collector, which looks through an ever larger heap while thousands of modules are imported
-(up to 0.36 s at a time). So the libraries are loaded by a foreign call, which releases the lock, before
-anything imports them, and the garbage collector is paused meanwhile.
+Two things would hold the GIL for long: loading torch's libraries (0.2 s, from a cold disk many seconds) and
+the garbage collector, which scans a growing heap (up to 0.36 s at a time). So the libraries are loaded before
+the import, by a foreign call, which releases the GIL, and the collector is paused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# In the order of their needs; those that a build lacks are passed over. The first is global in torch too.
+# In the order of their dependencies; missing ones are skipped. Torch also loads the first with RTLD_GLOBAL.
 _LIBRARIES = (
     ("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL),
     ("libc10.so", os.RTLD_NOW),
@@ -26,21 +25,21 @@ _LIBRARIES = (
     ("libtorch_cuda.so", os.RTLD_NOW),
     ("libtorch.so", os.RTLD_NOW),
 )
-# Its initializers want the lock, so it is only read, which brings it into memory.
+# Its initializers need the GIL, so it is only read into the page cache.
 _READ = "libtorch_python.so"
 _READ_BYTES = 1 << 22
 
 
 def load_torch_libraries() -> None:
-    """Load torch's shared libraries; a failure here is left to torch's own import to report."""
+    """Load torch's shared libraries; torch's own import reports a failure."""
     if "torch" in sys.modules:
-        return  # an engine before this one
+        return  # already imported for an earlier engine
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return
     folder = Path(spec.origin).parent / "lib"
     with contextlib.suppress(AttributeError, OSError):
-        # ``ctypes.CDLL(path)`` would keep the lock while it loads; a call through it does not.
+        # ``ctypes.CDLL(path)`` would hold the GIL while it loads; a call through it does not.
         dlopen = ctypes.CDLL(None).dlopen
         dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
         for name, mode in _LIBRARIES:
@@ -53,7 +52,7 @@ def load_torch_libraries() -> None:
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collection while the block runs; what it has made is taken for lasting and not looked at again."""
+    """No garbage collection while the block runs; its objects are then frozen as permanent."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

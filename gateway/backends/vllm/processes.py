@@ -11,7 +11,7 @@ from typing import Protocol
 
 import psutil
 
-# The names that vLLM gives its core, and what its processes show before and after they have set their titles.
+# The name that vLLM gives its core, and the command lines of its processes before and after they set titles.
 _CORE = "EngineCore"
 _TRACES = ("spawn_main", "vllm.model_executor.models.registry")
 _TITLE = "VLLM::"
@@ -20,7 +20,7 @@ _SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
 class CoreProcess(Protocol):
-    """What is needed of vLLM's core process as multiprocessing keeps it."""
+    """vLLM's core process, as multiprocessing lists it."""
 
     @property
     def sentinel(self) -> int:
@@ -28,15 +28,15 @@ class CoreProcess(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, negative for a signal; ``None`` before."""
+        """Its exit code, negative for a signal; ``None`` while it runs."""
 
 
 def cores() -> list[CoreProcess]:
-    """The cores that live."""
+    """The running cores."""
     living = {
         process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE
     }
-    # multiprocessing also lists, for ever, what somebody else has waited for.
+    # multiprocessing also lists processes that were reaped elsewhere.
     return [
         child
         for child in multiprocessing.active_children()
@@ -45,7 +45,7 @@ def cores() -> list[CoreProcess]:
 
 
 def below() -> list[psutil.Process]:
-    """vLLM's processes below this one, now."""
+    """vLLM's processes below this one."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -56,7 +56,7 @@ def below() -> list[psutil.Process]:
 
 
 def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
-    """The segments of shared memory through which they talk. Blocks."""
+    """The segments of shared memory that they use. Blocks."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -66,7 +66,7 @@ def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
 
 
 def release(segments: Iterable[Path]) -> None:
-    """Free what killed processes have left; else it would stay in memory until the gateway ends. Blocks."""
+    """Free the segments of killed processes, which would stay until the gateway ends. Blocks."""
     for segment in segments:
         with contextlib.suppress(FileNotFoundError):
             segment.unlink()
@@ -74,7 +74,7 @@ def release(segments: Iterable[Path]) -> None:
 
 
 def kill(processes: Sequence[psutil.Process], timeout_s: float = 5.0) -> list[psutil.Process]:
-    """End them now; those that are still there after ``timeout_s``. Blocks; not for the event loop."""
+    """Kill them; returns those that still run after ``timeout_s``. Blocks; not for the event loop."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

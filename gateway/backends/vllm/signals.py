@@ -1,4 +1,4 @@
-"""The engine's figures, fed after each of its steps and read by admission and by a scrape."""
+"""The engine's figures: written after each of its steps, read by admission and by the metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from admission.values import BackendLoad
 from gateway.backends.vllm.values import EngineShape
 from observability.events import Distribution, EngineFigures, LoraFigures
 
-# vLLM's own steps of these series, so that dashboards made for it read ours; seconds.
+# The buckets of vLLM's own metrics, seconds, so that its dashboards work with ours.
 _TTFT_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
@@ -23,8 +23,6 @@ _REQUEST_BOUNDS = (
 
 class _Histogram:
     """Counts by bucket; the last one has no upper bound."""
-
-    __slots__ = ("bounds", "counts", "name", "text", "total")
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self.name = name
@@ -42,17 +40,16 @@ class _Histogram:
 
 
 class SignalBoard:
-    """What the engine reported after its last step, corrected by what the gateway knows.
+    """The engine's report after its last step, bounded by the sequences in flight.
 
-    The engine reports only when it steps. When the last request is aborted it does not step again, so its
-    last report would never change; the number of sequences that the gateway has in flight bounds it.
+    The engine reports only when it steps. After the abort of the last request it does not step again, and its
+    last report would never change.
     """
 
     def __init__(self) -> None:
         self._in_flight = 0
         self._schedulers: dict[int, tuple[int, int, float]] = {}
-        self._running_loras: tuple[str, ...] = ()
-        self._waiting_loras: tuple[str, ...] = ()
+        self._loras: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self.forget()
 
     def forget(self) -> None:
@@ -77,7 +74,7 @@ class SignalBoard:
 
     @contextmanager
     def sequences(self, count: int) -> Iterator[None]:
-        """So many sequences are in flight while the block runs."""
+        """``count`` more sequences are in flight while the block runs."""
         self._in_flight += count
         try:
             yield
@@ -86,7 +83,7 @@ class SignalBoard:
 
     @property
     def in_flight(self) -> int:
-        """Sequences that the gateway has asked for and not had back."""
+        """Sequences that the gateway has requested and that have not ended."""
         return self._in_flight
 
     def scheduled(
@@ -101,14 +98,12 @@ class SignalBoard:
         running_loras: Iterable[str] = (),
         waiting_loras: Iterable[str] = (),
     ) -> None:
-        """Take what one engine's scheduler reported; queries and hits are those since its last report."""
+        """One engine's scheduler reported; queries and hits are counted since its last report."""
         self._schedulers[engine] = running, waiting, kv_usage
         self._prefix_queries += prefix_queries
         self._prefix_hits += prefix_hits
-        self._running_loras = tuple(running_loras)
-        self._waiting_loras = tuple(waiting_loras)
-        if self._running_loras or self._waiting_loras:
-            self._loras_used = True
+        self._loras = tuple(running_loras), tuple(waiting_loras)
+        self._loras_used = self._loras_used or any(self._loras)
 
     def generated(
         self,
@@ -119,7 +114,7 @@ class SignalBoard:
         first_tokens_s: Iterable[float],
         ended_s: Iterable[tuple[float, float]],
     ) -> None:
-        """Take what one step did: times to first tokens, and of the ended requests queue and prefill time."""
+        """One step reported: times to first tokens; queue and prefill time of the ended requests."""
         self.preemptions += preemptions
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += generation_tokens
@@ -131,7 +126,7 @@ class SignalBoard:
 
     @property
     def reported(self) -> tuple[int, int, float]:
-        """Running, waiting and KV usage as the engine reported them last."""
+        """Running, waiting and KV usage, as last reported."""
         engines = self._schedulers.values()
         running, waiting = sum(each[0] for each in engines), sum(each[1] for each in engines)
         return running, waiting, max((each[2] for each in engines), default=0.0)
@@ -143,7 +138,7 @@ class SignalBoard:
         return running, waiting, kv_usage if self._in_flight else 0.0
 
     def load(self, shape: EngineShape) -> BackendLoad:
-        """In admission's terms."""
+        """The load for admission."""
         running, waiting, kv_usage = self._now()
         return BackendLoad(
             running=running,
@@ -155,18 +150,9 @@ class SignalBoard:
         )
 
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
-        """What a scrape shows."""
+        """The figures for the metrics."""
         running, waiting, kv_usage = self._now()
-        busy = self._in_flight > 0
-        loras = (
-            LoraFigures(
-                shape.max_loras,
-                self._running_loras if busy else (),
-                self._waiting_loras if busy else (),
-            )
-            if self._loras_used
-            else None
-        )
+        active = self._loras if self._in_flight else ((), ())
         return EngineFigures(
             model_name=model,
             running=running,
@@ -177,7 +163,7 @@ class SignalBoard:
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             preemptions=self.preemptions,
-            loras=loras,
+            loras=LoraFigures(shape.max_loras, *active) if self._loras_used else None,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             distributions=(self._ttft.shown(), self._queue.shown(), self._prefill.shown()),

@@ -1,9 +1,9 @@
-"""Why vLLM did not start, in one line that says what to mend."""
+"""Why vLLM did not start, in one line that says what to change."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import (
@@ -23,113 +23,79 @@ _POINTERS = re.compile(
 )
 _NOISE = re.compile(r"\s*\[type=\w+,.*|\s*For further information visit.*", re.DOTALL)
 
-_Tell = Callable[["re.Match[str]", EngineSection], EngineStartError]
-
-
-def _architecture(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return UnsupportedArchitecture(
-        f"engine.model: {section.model}: vLLM does not run the architecture {found[1]}; "
-        "serve a checkpoint of one that it does (docs.vllm.ai, supported models)"
-    )
-
-
-def _no_architecture(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return UnsupportedArchitecture(
-        f"engine.model: {section.model}: config.json names no architecture that vLLM knows "
-        f"({found[0].strip()})"
-    )
-
-
-def _length(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return InvalidConfig(
-        f"engine.max_model_len: {found[1]} is more than the model was made for; allowed: at most {found[2]}"
-    )
-
-
-def _kv_memory(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return InvalidConfig(
-        f"engine.max_model_len: a sequence of {section.max_model_len} tokens needs {found[1]} GiB of KV "
-        f"cache and there are {found[2]} GiB; allowed here: at most {found[3]}, or raise "
-        "engine.kv_cache_bytes (engine.gpu_memory_utilization on a GPU)"
-    )
-
-
-def _no_kv_memory(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return InvalidConfig(
-        "engine.gpu_memory_utilization: after the weights nothing is left for the KV cache; raise it, set "
-        "engine.kv_cache_bytes, or serve a smaller or quantized model"
-    )
-
-
-def _cpu_memory(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return InvalidConfig(
-        f"engine.kv_cache_bytes: {found[2]} GiB are asked for and {found[1]} GiB of memory are free; "
-        "lower it or free memory"
-    )
-
-
-def _gpu_memory(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return InvalidConfig(
-        "engine.gpu_memory_utilization: the GPU has too little free memory; end what else runs on it, lower "
-        f"the share ({section.gpu_memory_utilization}) or serve a smaller or quantized model"
-    )
-
-
-def _truncated(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return ModelTruncated(
-        f"engine.model: {section.model}: one of its files is cut short or damaged ({found[0].strip()}); "
-        "fetch the model again"
-    )
-
-
-def _no_weights(found: re.Match[str], section: EngineSection) -> EngineStartError:
-    return ModelNotFound(f"engine.model: {section.model} has no weights (*.safetensors, *.bin)")
-
-
-_KNOWN: Sequence[tuple[re.Pattern[str], _Tell]] = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), tell)
-    for pattern, tell in (
-        (r"architectures? \[?'?([\w, ']+?)'?\]? (?:are|is) not supported", _architecture),
-        (r"(?:model type|model_type).{0,80}(?:not recogni[sz]ed|does not recogni[sz]e)", _no_architecture),
-        (r"(?:unrecognized model|should have a `model_type` key)[^\n]{0,80}", _no_architecture),
-        (r"max_model_len\D{0,5}\(?(\d+)\)? is greater than the derived max_model_len\D*=?(\d+)", _length),
+# A pattern of vLLM's error, our class and text. ``{0}`` is the match, ``{1}`` the pattern's first group.
+_KNOWN: Sequence[tuple[re.Pattern[str], type[EngineStartError], str]] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), kind, text)
+    for pattern, kind, text in (
+        (
+            r"architectures? \[?'?([\w, ']+?)'?\]? (?:are|is) not supported",
+            UnsupportedArchitecture,
+            "engine.model: {model}: vLLM does not run the architecture {1}; "
+            "serve a checkpoint of one that it does (docs.vllm.ai, supported models)",
+        ),
+        (
+            r"(?:model type|model_type).{0,80}(?:not recogni[sz]ed|does not recogni[sz]e)"
+            r"|(?:unrecognized model|should have a `model_type` key)[^\n]{0,80}",
+            UnsupportedArchitecture,
+            "engine.model: {model}: config.json names no architecture that vLLM knows ({0})",
+        ),
+        (
+            r"max_model_len\D{0,5}\(?(\d+)\)? is greater than the derived max_model_len\D*=?(\d+)",
+            InvalidConfig,
+            "engine.max_model_len: {1} is more than the model was made for; allowed: at most {2}",
+        ),
         (
             r"max seq len \(\d+\)[^(]*\(?([\d.]+) GiB KV cache is needed.*?\(([\d.]+) GiB\)"
             r".*?maximum model length is (\d+)",
-            _kv_memory,
+            InvalidConfig,
+            "engine.max_model_len: a sequence of {max_model_len} tokens needs {1} GiB of KV cache and there "
+            "are {2} GiB; allowed here: at most {3}, or raise engine.kv_cache_bytes "
+            "(engine.gpu_memory_utilization on a GPU)",
         ),
-        (r"no available memory for the cache blocks", _no_kv_memory),
+        (
+            r"no available memory for the cache blocks",
+            InvalidConfig,
+            "engine.gpu_memory_utilization: after the weights nothing is left for the KV cache; raise it, "
+            "set engine.kv_cache_bytes, or serve a smaller or quantized model",
+        ),
         (
             r"Available memory on node \d+ \(([\d.]+)/[\d.]+ GiB\).*?requested memory for kv \(([\d.]+)",
-            _cpu_memory,
+            InvalidConfig,
+            "engine.kv_cache_bytes: {2} GiB are asked for and {1} GiB of memory are free; "
+            "lower it or free memory",
         ),
-        (r"free memory on device.{0,200}less than desired|cuda out of memory|OutOfMemoryError", _gpu_memory),
+        (
+            r"free memory on device.{0,200}less than desired|cuda out of memory|OutOfMemoryError",
+            InvalidConfig,
+            "engine.gpu_memory_utilization: the GPU has too little free memory; end what else runs on it, "
+            "lower the share ({gpu_memory_utilization}) or serve a smaller or quantized model",
+        ),
         (
             r"SafetensorError[^\n]{0,120}|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|JSONDecodeError[^\n]{0,80}"
             r"|Expecting (?:value|property name|',' delimiter)[^\n\[]{0,40}|Unterminated string[^\n\[]{0,40}",
-            _truncated,
+            ModelTruncated,
+            "engine.model: {model}: one of its files is cut short or damaged ({0}); fetch the model again",
         ),
-        (r"cannot find any model weights", _no_weights),
+        (
+            r"cannot find any model weights",
+            ModelNotFound,
+            "engine.model: {model} has no weights (*.safetensors, *.bin)",
+        ),
     )
 )
 
 
 def explain(error: BaseException, errors: Sequence[ChildLogLine], section: EngineSection) -> EngineStartError:
-    """The start's error, boiled down.
-
-    Args:
-        error: what came out of vLLM in this process.
-        told: the errors of its other processes, the oldest first.
-        section: the configuration.
-    """
+    """The start's error as one line; ``errors`` are those of vLLM's other processes, oldest first."""
     if isinstance(error, EngineStartError):
         return error
     reasons = [each.error for each in errors if each.error]
     reasons.append(f"{type(error).__name__}: {error}")
     for reason in reasons:
-        for pattern, tell in _KNOWN:
+        for pattern, kind, text in _KNOWN:
             if found := pattern.search(reason):
-                return tell(found, section)
+                groups = (found[0].strip(), *found.groups())
+                return kind(text.format(*groups, **section.model_dump()))
     first = next((reason for reason in reasons if not _POINTERS.search(reason)), reasons[-1])
     return EngineStartError(f"vLLM did not start: {_line(first)}")
 
@@ -140,7 +106,7 @@ def _line(reason: str) -> str:
 
 
 def check_folder(section: EngineSection) -> None:
-    """Refuse a model folder that is plainly not one, before vLLM is imported for it.
+    """Refuse a model folder that cannot be one, before vLLM is imported for it.
 
     Raises:
         ModelNotFound: names the folder.

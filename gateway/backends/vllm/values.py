@@ -1,4 +1,4 @@
-"""What the gateway asks of a loaded vLLM and what comes back, in terms that no version of vLLM changes."""
+"""Requests to a loaded vLLM and their results, in terms that do not depend on its version."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from gateway.backends.port import DeltaSink
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
+from gateway.backends.port import Completion, DeltaSink
+from gateway.contracts.values import ResponseFormat, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,8 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOutcome:
-    """How a request ended, as the engine counted it: a reason for each text, tokens, seconds in its queue."""
-
-    reasons: tuple[FinishReason, ...]
-    output_tokens: int
-    cached_tokens: int
-    queue_wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class EngineShape:
-    """What has loaded, as it really holds."""
+    """The limits of what has loaded."""
 
     max_model_len: int
     block_size: int
@@ -85,32 +75,20 @@ class LoadedEngine(Protocol):
     def unfinished(self) -> int:
         """Requests that it was given and has not ended."""
 
-    async def run(self, ask: EngineRequest, out: DeltaSink) -> EngineOutcome:
-        """Generate. Left early, in whatever way, the request is aborted.
-
-        Raises:
-            BackendFailure: it could not be done.
-        """
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
+        """Generate; cancelling aborts the request. Raises BackendFailure."""
 
     async def add_lora(self, lora: Lora) -> None:
-        """Load an adapter next to the others.
-
-        Raises:
-            engine.errors.EngineError: it cannot be loaded; nothing has changed.
-        """
+        """Load an adapter in addition. Raises EngineError; nothing has changed then."""
 
     async def remove_lora(self, number: int) -> None:
-        """Forget an adapter."""
+        """Unload an adapter; one that vLLM has dropped already is no error."""
 
     async def pin_lora(self, number: int) -> None:
-        """Keep a loaded adapter in a place of the batch until it is removed.
-
-        Raises:
-            engine.errors.EngineError: it is not loaded, or no place can be freed.
-        """
+        """Keep a loaded adapter in a place of the batch until it is removed. Raises EngineError."""
 
     def give_up(self) -> None:
-        """Fail all that waits for the core: it has ended, or is about to. On the event loop."""
+        """Fail all that waits for the core, which has ended or is about to. On the event loop."""
 
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks; not for the event loop."""

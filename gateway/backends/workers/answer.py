@@ -85,27 +85,8 @@ class CompletionReader:
     ``started`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
 
     Args:
-        work: what was asked.
-        token_bytes: the bytes of a token id.
         running_counts: each chunk's usage reports the number of tokens of its text so far.
     """
-
-    __slots__ = (
-        "_counted",
-        "_counts",
-        "_events",
-        "_fault",
-        "_ids",
-        "_logprobs",
-        "_queue_wait_s",
-        "_reasons",
-        "_running_counts",
-        "_sluice",
-        "_usage",
-        "_work",
-        "done",
-        "started",
-    )
 
     def __init__(
         self, work: Work, token_bytes: Callable[[int], bytes], *, running_counts: bool = False

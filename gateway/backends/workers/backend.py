@@ -17,7 +17,7 @@ from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import CompletionWriter, Dialect, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
-from gateway.backends.workers.hedging import HedgeCounts, HedgePolicy, Run, race
+from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
@@ -51,17 +51,10 @@ class WorkersBackend:
     Also a :class:`gateway.backends.port.Restarting`: callers can wait until a worker is in service.
 
     Args:
-        name: its name in the configuration.
-        model: the base model's public id.
-        workers: all of them.
-        writer: writes requests in the workers' dialect.
         pool: the same workers; picks one for each request.
         presence: which of them are in service.
-        features: supported by the workers.
-        token_bytes: the bytes of a token id.
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
-        clock: seconds, monotonic.
         hedging: when a late request is sent to a second worker too; ``None``: never.
     """
 
@@ -95,7 +88,7 @@ class WorkersBackend:
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
         self._clock = clock
-        self._hedging = hedging
+        self.hedging = hedging
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
@@ -148,11 +141,6 @@ class WorkersBackend:
         counts = {worker.url: worker.load.counted for worker in self._workers.values()}
         return {url: tokens for url, tokens in counts.items() if tokens is not None}
 
-    @property
-    def hedged(self) -> HedgeCounts | None:
-        """The results of hedging; ``None`` when it is off."""
-        return None if self._hedging is None else self._hedging.counts
-
     async def run(self) -> None:
         """Probe and scrape every worker until cancelled; closes every connection then."""
         try:
@@ -191,9 +179,9 @@ class WorkersBackend:
             tried.add(worker.url)
             attempt = _Attempt(out)
             try:
-                if self._hedging is None or len(self._workers) == 1:
+                if self.hedging is None or len(self._workers) == 1:
                     return await self._on(worker, request, attempt)
-                return await self._hedged(self._hedging, worker, request, tried, attempt)
+                return await self._hedged(self.hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
             if failure.kind in _WORKERS_FAULT and (self._presence.none or self._others_serve(tried)):

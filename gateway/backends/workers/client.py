@@ -44,8 +44,6 @@ class WorkerClient:
         timeouts: limits of an exchange.
         max_connections: most connections open at once.
         bearer: the key, sent as ``Authorization: Bearer``; never logged.
-        headers: sent with every request.
-        context: TLS, for ``https``.
     """
 
     def __init__(

@@ -27,43 +27,10 @@ class Connection(asyncio.Protocol):
     """Serves one exchange after another; :meth:`send`, :meth:`head`, :meth:`read`, then :meth:`release`.
 
     Args:
-        loop: the running loop; also the clock.
         made: called once it is connected.
         free: called when it can take another request.
         gone: called once when it has closed.
     """
-
-    __slots__ = (
-        "_body",
-        "_buffered",
-        "_done",
-        "_error",
-        "_first_by",
-        "_free",
-        "_gone",
-        "_has_length",
-        "_head_bytes",
-        "_head_done",
-        "_idle_s",
-        "_keeps_alive",
-        "_last_at",
-        "_limits",
-        "_lingering",
-        "_loop",
-        "_made",
-        "_parser",
-        "_paused",
-        "_served",
-        "_timer",
-        "_total_by",
-        "_transport",
-        "_waiter",
-        "busy",
-        "content_type",
-        "idle_since",
-        "retry_after",
-        "status",
-    )
 
     def __init__(
         self,
@@ -126,12 +93,8 @@ class Connection(asyncio.Protocol):
         self.busy = True
         now = self._loop.time()
         self._limits = (first_s, idle_s, total_s)
-        self._first_by, self._idle_s, self._total_by, self._last_at = (
-            now + first_s,
-            idle_s,
-            now + total_s,
-            now,
-        )
+        self._last_at, self._idle_s = now, idle_s
+        self._first_by, self._total_by = now + first_s, now + total_s
         self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._check_limits)
         self._transport.write(request)
 
@@ -244,10 +207,6 @@ class Connection(asyncio.Protocol):
         self._wake()
         self._free_when_over()
 
-    def eof_received(self) -> bool:
-        """Called by the loop; the transport closes."""
-        return False
-
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop."""
         if self._head_done and not self._has_length and error is None and self._error is None:
@@ -265,10 +224,6 @@ class Connection(asyncio.Protocol):
         self._gone(self)
 
     # The parser's callbacks.
-
-    def on_status(self, status: bytes) -> None:
-        """Called by the parser."""
-        self.status = self._parser.get_status_code()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""

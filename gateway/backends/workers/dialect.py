@@ -57,7 +57,7 @@ FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
 
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
-_EMPTY: Mapping[str, str] = MappingProxyType({})
+_NEUTRAL = (("n", 1), ("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class CompletionWriter:
     dialect: Dialect = Dialect.VLLM
     token_ids: bool = False
     send_priority: bool = False
-    adapters: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     loads: bool = False
     folder: str | None = None
 
@@ -155,14 +155,7 @@ class CompletionWriter:
         body |= {name: value for name, value in given.items() if value is not None}
         if sampling.stop:
             body["stop"] = sampling.stop
-        if sampling.n != 1:
-            body["n"] = sampling.n
-        if sampling.presence_penalty:
-            body["presence_penalty"] = sampling.presence_penalty
-        if sampling.frequency_penalty:
-            body["frequency_penalty"] = sampling.frequency_penalty
-        if sampling.repetition_penalty != 1.0:
-            body["repetition_penalty"] = sampling.repetition_penalty
+        body |= {name: value for name, neutral in _NEUTRAL if (value := getattr(sampling, name)) != neutral}
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         if sampling.logprobs is not None:

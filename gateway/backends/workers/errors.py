@@ -21,7 +21,6 @@ class ConnectFailed(TransportError):
     """No connection could be made.
 
     Args:
-        message: what happened.
         refused: the connection was refused or the host is unreachable; not a timeout.
     """
 
@@ -38,7 +37,6 @@ class ConnectionLost(TransportError):
     """The connection ended before the answer did.
 
     Args:
-        message: what happened.
         untouched: no byte of an answer was received on a reused connection. Most likely the worker closed it
             while it was idle and did not receive the request.
     """

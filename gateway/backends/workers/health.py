@@ -55,19 +55,6 @@ class HealthRules:
 class WorkerHealth:
     """One worker's health. ``now`` is any monotonic clock, the same in all calls."""
 
-    __slots__ = (
-        "_failures",
-        "_outcomes",
-        "_probe_failures",
-        "_returned_at",
-        "_rules",
-        "_since",
-        "_until",
-        "ejections",
-        "state",
-        "strikes",
-    )
-
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self.state = WorkerState.NEW

@@ -43,25 +43,12 @@ class HedgeRules:
     max_share: float = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class HedgeCounts:
-    """The results of hedging since the start.
-
-    Args:
-        sent: requests sent to a second worker.
-        won: of these, the ones that the second worker answered first.
-        refused: late ones that were not sent twice, because the share was used up.
-    """
-
-    sent: int
-    won: int
-    refused: int
-
-
 class HedgePolicy:
-    """Measures how long first tokens take; grants extra requests. ``now`` is any monotonic clock, seconds."""
+    """Measures the times to first tokens; grants extra requests. ``now`` is any monotonic clock, seconds.
 
-    __slots__ = ("_needed", "_old", "_recent", "_rules", "_saved", "_since", "refused", "sent", "won")
+    ``sent`` requests went to a second worker, which ``won`` so many of them; ``refused`` late ones were not
+    sent twice, because the share was used up.
+    """
 
     def __init__(self, rules: HedgeRules) -> None:
         self._rules = rules
@@ -71,14 +58,7 @@ class HedgePolicy:
         self._old = [0] * _BUCKETS
         self._since = -math.inf
         self._saved = 0.0
-        self.sent = 0
-        self.won = 0
-        self.refused = 0
-
-    @property
-    def counts(self) -> HedgeCounts:
-        """The results so far."""
-        return HedgeCounts(self.sent, self.won, self.refused)
+        self.sent = self.won = self.refused = 0
 
     def asked(self) -> None:
         """A request begins; each earns its share of an extra one."""
@@ -138,10 +118,7 @@ async def race(
     Args:
         first: asks a worker.
         second: returns the second run once the first is late; ``None`` when there may be none.
-        out: takes the pieces of one of them, all of them.
         late_after_s: how long to wait for the first run's first piece; ``None``: it is never late.
-        policy: records how long first tokens took, and which run was first.
-        clock: seconds, monotonic.
 
     Raises:
         Exception: the failure of the run whose pieces went out; when there is none, the first run's.

@@ -13,11 +13,7 @@ MAX_PROBES = 200.0
 
 
 class WorkersInService:
-    """Lives on one event loop.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """Lives on one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -28,19 +28,6 @@ class WorkerLoad:
         max_running: most sequences that its batch takes; 0 when unknown.
     """
 
-    __slots__ = (
-        "_cached",
-        "_figures",
-        "_interval_s",
-        "_last",
-        "_max_running",
-        "_others",
-        "_scraped_at",
-        "_scrapes",
-        "_sent",
-        "_unseen_tokens",
-    )
-
     def __init__(self, *, interval_s: float, max_running: int = 0) -> None:
         self._interval_s = interval_s
         self._max_running = max_running

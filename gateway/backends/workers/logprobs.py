@@ -43,7 +43,6 @@ class LogprobReader:
 
     Args:
         count: alternatives requested for each token.
-        token_bytes: the bytes of a token id.
     """
 
     __slots__ = ("_count", "_token_bytes")

@@ -78,11 +78,9 @@ class WorkerLoras:
     """What this gateway has loaded on one worker. Lives on the event loop.
 
     Args:
-        client: the connections to the worker.
         places: most adapters loaded by this gateway at once.
         folder: path of the gateway's adapter folder on the worker; ``None``: the same path.
         bring: makes sure that an adapter's files are there; raises AdapterError.
-        clock: monotonic seconds.
         fixed: adapters that are configured at the worker already and never loaded by this gateway.
     """
 

@@ -51,7 +51,6 @@ class _Snapshot(Generic[M]):
     Args:
         serving: the workers in service.
         others: requests of other gateways on them.
-        weight: the sum of their weights.
         load: their load together.
         in_flight: our requests on all workers.
     """
@@ -68,8 +67,6 @@ class WorkerPool(Generic[M]):
     """All workers of a pool.
 
     Args:
-        members: all, in service or not.
-        choice: picks one of the given workers.
         max_running: most sequences of one worker's batch; 0 when unknown.
         random: for the draws of the shortlist.
         whole_up_to: size up to which every worker is examined.

@@ -16,6 +16,7 @@ from gateway.backends.workers.errors import (
     TimedOut,
     TransportError,
 )
+from resilience.classify_aws import kind_of_status
 from resilience.failures import BackendFailure, FailureKind
 
 # Longest Retry-After that is honoured, seconds: a wrong clock there must not divert traffic for a day.
@@ -58,12 +59,8 @@ class _Error(msgspec.Struct):
     code: str | int | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(_Error):
     error: _Error | str | None = None
-    message: str | None = None
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -73,16 +70,9 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 def failure_of(
     status: int, body: bytes, retry_after: str | None, *, model: str, adapter: bool = False
 ) -> BackendFailure:
-    """The failure for an answer with an error status.
+    """The failure for an answer with an error status; ``model`` is the requested name, perhaps an adapter's.
 
     The worker's message is not passed on, since it may quote the prompt; its code and field name are.
-
-    Args:
-        status: the HTTP status.
-        body: the answer's body.
-        retry_after: the header, if sent.
-        model: the requested name.
-        adapter: whether it is an adapter's name.
     """
     return _failure(status, _read(body), _seconds(retry_after), model, "adapter_id" if adapter else None)
 
@@ -105,16 +95,12 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
     if delivered:
         return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker's answer broke off: {error}")
     if isinstance(error, ConnectionsInUse):
-        return BackendFailure(
-            FailureKind.THROTTLED, f"a worker is busy: {error}", retry_after_s=DEFAULT_RETRY_AFTER_S
-        )
-    what = "gave no usable answer" if isinstance(error, BadHttp) else "is unreachable"
+        text = f"a worker is busy: {error}"
+        return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=DEFAULT_RETRY_AFTER_S)
     if isinstance(error, ConnectFailed | BadHttp):
-        return BackendFailure(
-            FailureKind.BACKEND_UNAVAILABLE,
-            f"the worker {what}: {error}",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-        )
+        what = "gave no usable answer" if isinstance(error, BadHttp) else "is unreachable"
+        text = f"the worker {what}: {error}"
+        return BackendFailure(FailureKind.BACKEND_UNAVAILABLE, text, retry_after_s=DEFAULT_RETRY_AFTER_S)
     return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker broke off: {error}")
 
 
@@ -135,41 +121,30 @@ def _failure(
         return BackendFailure(
             FailureKind.INVALID_INPUT, f"the worker refused the request{named}{code}", param=param
         )
-    if status in (401, 403):
-        return BackendFailure(
-            FailureKind.ACCESS_DENIED,
-            f"the worker refused the gateway's key with {status}; check the variable that api_key_env names",
-        )
-    if status == 404:
-        requested = f" {model!r}" if model else " the model"
-        return BackendFailure(
-            FailureKind.MODEL_NOT_FOUND,
-            f"the worker does not serve{requested}; check model and adapters",
-            param=missing,
-        )
     if status == 413:
         return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, "the request is larger than the worker takes")
+    kind = kind_of_status(status)
+    if kind is FailureKind.BACKEND_UNAVAILABLE and status not in (502, 503, 529):
+        kind = FailureKind.INTERNAL
+    text = f"the worker answered {status}{code}"
     if status == 429:
-        return BackendFailure(
-            FailureKind.THROTTLED,
-            f"the worker is throttling{code}",
-            retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S,
+        text = f"the worker is throttling{code}"
+    elif status == 503 and retry_after_s is not None:  # overload; without the header it is out of service
+        kind = FailureKind.THROTTLED
+    elif kind is FailureKind.ACCESS_DENIED:
+        text = (
+            f"the worker refused the gateway's key with {status}; check the variable that api_key_env names"
         )
-    if status == 503:
-        # With Retry-After it is overload, without it the worker is out of service.
-        kind = FailureKind.BACKEND_UNAVAILABLE if retry_after_s is None else FailureKind.THROTTLED
-        return BackendFailure(
-            kind, f"the worker answered 503{code}", retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S
-        )
-    if status in (408, 504):
-        return BackendFailure(FailureKind.TIMEOUT, f"the worker answered {status}{code}")
-    if status in (502, 529):
-        return BackendFailure(
-            FailureKind.BACKEND_UNAVAILABLE,
-            f"the worker answered {status}{code}",
-            retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S,
-        )
-    return BackendFailure(FailureKind.INTERNAL, f"the worker answered {status}{code}")
+    elif kind is FailureKind.MODEL_NOT_FOUND:
+        requested = f" {model!r}" if model else " the model"
+        text = f"the worker does not serve{requested}; check model and adapters"
+    waits = kind in (FailureKind.THROTTLED, FailureKind.BACKEND_UNAVAILABLE)
+    return BackendFailure(
+        kind,
+        text,
+        retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S if waits else None,
+        param=missing if kind is FailureKind.MODEL_NOT_FOUND else None,
+    )
 
 
 def _read(body: bytes) -> _Error:

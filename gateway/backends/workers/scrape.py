@@ -24,8 +24,6 @@ class WorkerFigures:
     """What a worker reports; the sum over all engines of one server.
 
     Args:
-        running: sequences in the batch.
-        waiting: sequences in the queue.
         kv_usage: share of KV blocks in use, 0 to 1.
         total_blocks: KV blocks; 0 when not reported.
         block_size: tokens of one; 0 when not reported.

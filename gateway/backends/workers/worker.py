@@ -53,13 +53,11 @@ class Worker:
     """One worker.
 
     Args:
-        make_client: makes a client with these timeouts and at most that many connections.
         timeouts: limits of a request's exchange.
         max_connections: most connections for requests.
         rules: when it is ejected.
         watch: how it is probed and scraped.
         max_running: most sequences of its batch; 0 when unknown.
-        clock: seconds, monotonic.
         presence: informed when it comes into service and when it leaves.
         on_return: called when it returns to service: its cache may be empty.
         make_loras: makes the loader of its adapters; ``None``: the gateway loads none.

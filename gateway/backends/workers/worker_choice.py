@@ -34,7 +34,6 @@ class WorkerView(NamedTuple):
     """A worker at the moment of a choice. A tuple for speed: one is made for each worker and request.
 
     Args:
-        name: its base URL.
         requests: on it, ours and others', as estimated.
         kv_usage: share of its KV blocks in use, 0 to 1.
         weight: its share of the load against a worker in full service, above 0 to 1.
@@ -162,7 +161,6 @@ class WorkerChoice:
     """Chooses among workers.
 
     Args:
-        names: all workers, in service or not.
         factor: of the bound on load, at least 1.
         index_blocks: blocks stored for each worker.
         affinity: prefer workers that have the prefix cached; when off, only load decides.
