@@ -42,9 +42,7 @@ class AnswerStream:
     the end, and until then all of it can be taken back.
 
     Args:
-        request: the request.
         sink: where the pieces of a stream go.
-        clock: seconds, monotonic.
         span: the request's root span, for the headers of calls to workers.
 
     Attributes:

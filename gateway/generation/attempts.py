@@ -41,13 +41,6 @@ _SEED_BITS = 0x7FFF_FFFF
 class Attempts:
     """The attempts of one request on one backend, in turn.
 
-    Args:
-        backend: where they are made.
-        job: the request.
-        stream: the answer so far.
-        slot: the permission.
-        spelling: what token ids are text of.
-
     Attributes:
         step: the attempt in progress, as the trace has it.
     """

@@ -20,7 +20,6 @@ class CommitBuffer:
         send: where the pieces go.
         chunks: most pieces that are held, at least 1.
         seconds: longest that a piece is held.
-        clock: seconds, monotonic.
     """
 
     def __init__(self, send: DeltaSink, *, chunks: int, seconds: float, clock: Callable[[], float]) -> None:

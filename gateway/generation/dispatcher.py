@@ -43,14 +43,7 @@ class GenerationOutcome:
 
 
 class Dispatcher:
-    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one.
-
-    Args:
-        retries: makes the attempts.
-        output_guard: inspects their output.
-        spelling: what token ids are text of.
-        emit: takes each event; must not block.
-    """
+    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one."""
 
     def __init__(
         self,

@@ -55,12 +55,8 @@ class FallbackChain:
     """Takes the steps of :class:`resilience.fallback_policy.FallbackPolicy` until one answers.
 
     Args:
-        answers: stored ones.
         limits: bounds of the backends that are legs.
         admission: each step that generates passes it.
-        dispatcher: generates.
-        backends: those that legs name.
-        clock: seconds, monotonic.
         on_engine: the backends that share the engine in process.
         emit: takes an event when the base model answered in an adapter's place; must not block.
     """

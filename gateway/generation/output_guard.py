@@ -28,7 +28,6 @@ class OutputGuard:
     Args:
         action: what to do about a degenerate answer.
         limits: what is degenerate.
-        emit: takes each event; must not block.
         blame: decides whether an adapter or the backend is at fault.
     """
 
@@ -52,8 +51,6 @@ class OutputGuard:
         """Generate ``work`` on ``backend``.
 
         Args:
-            backend: where.
-            work: what.
             out: takes each piece except the one that exceeds a limit.
             again: whether the work may be repeated from the start: the caller has nothing of it, and this was
                 the first attempt.

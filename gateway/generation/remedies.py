@@ -40,9 +40,7 @@ class Remediation:
         scale: takes the gate's name and its share of the usual load.
         restart: takes a backend on an engine in process and the reason, and requests a restart; a second
             request meanwhile does nothing.
-        clock: seconds, monotonic.
         later: sets a timer.
-        emit: takes each event; must not block.
     """
 
     def __init__(

@@ -23,10 +23,8 @@ class AttemptBounds:
     """What bounds the attempts of one request on one backend.
 
     Args:
-        backend: its name.
         calls: the request's calls; each attempt takes one.
         delivered: whether the caller has got a part of the answer from these attempts.
-        deadline: the request's.
         begun: whether there is any output.
         first_token_deadline: the deadline until there is; it leaves time for a fallback.
     """
@@ -50,10 +48,7 @@ class RetryLoop:
     """Runs attempts on one backend as :class:`resilience.retry.RetryPolicy` decides.
 
     Args:
-        policy: decides on retries.
         clock: seconds, monotonic; deadlines are on it.
-        sleep: waits that many seconds.
-        emit: takes each event; must not block.
     """
 
     def __init__(

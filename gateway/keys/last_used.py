@@ -24,12 +24,7 @@ MAX_PUBLISHED = 10_000
 
 
 class KeyUse:
-    """The last use of keys. Lives on the event loop.
-
-    Args:
-        store: holds the stream.
-        unix_time: seconds since 1970.
-    """
+    """The last use of keys. Lives on the event loop."""
 
     def __init__(self, store: StateStore, *, unix_time: Callable[[], float]) -> None:
         self._store = store

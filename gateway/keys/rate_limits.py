@@ -49,7 +49,6 @@ class KeyLimiter:
         quotas: this process' own counts; ``None``: nothing is limited.
         shared: all processes' counts; ``None``: this is the only process. While they cannot be reached, this
             process decides by their last answer and by its own counts, which it always updates.
-        emit: receives the decisions.
     """
 
     def __init__(

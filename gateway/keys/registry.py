@@ -24,7 +24,6 @@ class KeyProjection(FollowedStream):
     """Applies the stream's records to the ring, and appends records. Lives on the event loop.
 
     Args:
-        store: holds the stream.
         ring: authenticates requests.
         use: when keys were used.
     """

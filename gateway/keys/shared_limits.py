@@ -78,10 +78,7 @@ class SharedLimits:
     """Asks the store for decisions. Lives on the event loop.
 
     Args:
-        store: decides.
-        clock: monotonic seconds.
         unix_time: seconds since 1970; the store's clock agrees.
-        emit: receives answers and misses.
         new_holder: makes a unique name under which this process holds tokens.
     """
 

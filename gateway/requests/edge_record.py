@@ -17,9 +17,7 @@ class EdgeReporter:
     """Makes a root span and a record of each such request.
 
     Args:
-        tracing: makes spans.
         emit: takes the records.
-        clock: seconds, monotonic.
     """
 
     tracing: Tracing

@@ -38,10 +38,8 @@ class Reporter:
     """Opens the trace and the record of each request.
 
     Args:
-        tracing: makes spans.
         emit: takes each finished record.
         log_defect: takes a request id and an error that is a defect of the gateway.
-        clock: seconds, monotonic.
     """
 
     tracing: Tracing

@@ -61,12 +61,8 @@ class CanaryDriver(FollowedStream):
     """Counts, judges and changes the routing, in a process that may be one of many.
 
     Args:
-        store: holds the streams.
-        routing: the routing.
         audit: records what was done, and why.
-        tally: the counts of this process.
         me: this process' name among all.
-        unix_time: seconds since 1970.
     """
 
     def __init__(

@@ -59,10 +59,8 @@ class RoutingProjection(FollowedStream):
     """Applies the stream's records, and appends records.
 
     Args:
-        store: holds the stream.
         known: the names that a revision may use in this process.
         seed: the first revision.
-        unix_time: seconds since 1970.
     """
 
     def __init__(

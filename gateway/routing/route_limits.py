@@ -47,7 +47,6 @@ def route_limits(
 
     Args:
         base: the ``admission`` section's.
-        route: the route's.
         ttft_slo_ms: its target for the first token.
         tpot_slo_ms: its target for the time per output token; ``None``: the section's.
     """

@@ -84,17 +84,11 @@ class Asker:
     """Calls backends with idle capacity.
 
     Args:
-        backends: by name.
         admission: its gates show idle capacity and admit shadow requests.
         adapters: leases the adapter of the caller's answer.
         limits: the spend limits of shadow requests, by backend.
         accounts: each shadow request has a row of its own kind, in no tenant's usage.
-        spelling: the text of token ids.
-        encode: token ids of messages.
         redact: removes what must not be sent.
-        clock: seconds, monotonic.
-        unix_time: seconds since 1970.
-        new_id: a fresh generation id.
         timeout_s: the time limit of one request.
         idle_share: share of a backend's sequences and memory in use, above which there is no idle capacity.
     """

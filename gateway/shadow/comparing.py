@@ -33,12 +33,9 @@ class Comparer:
     """Makes pairs.
 
     Args:
-        checks: by name.
         redact: removes what must not be stored.
         embedder: of meanings; ``None``: they are not compared.
-        prices: by backend.
         keep_texts: whether the redacted answers are stored with the pair.
-        unix_time: seconds since 1970.
     """
 
     checks: Mapping[str, Check]

@@ -39,7 +39,6 @@ class Judge:
         backend: the judge's.
         sample: share of the pairs that are judged.
         max_tokens: of its reply.
-        encode: token ids of messages.
         random: decides the order of the answers, and which pairs are judged.
     """
 

@@ -71,16 +71,9 @@ class Shadow:
     """The shadow of one gateway process.
 
     Args:
-        queue: copies that wait.
-        asker: calls the other backend.
-        comparer: compares both answers.
-        pairs: where comparisons are stored.
         judge: judges pairs; ``None``: pairs are not judged.
         concurrency: copies that are processed at once.
         deadline_s: longest time that a copy waits for idle capacity.
-        clock: seconds, monotonic.
-        unix_time: seconds since 1970.
-        sleep: waits that many seconds.
     """
 
     def __init__(

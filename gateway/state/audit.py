@@ -25,10 +25,6 @@ class Audit:
 
     Fails open: the action is already done, so when the store cannot be reached an error is logged and the
     record is in the log only.
-
-    Args:
-        store: holds the stream.
-        unix_time: seconds since 1970.
     """
 
     def __init__(self, store: StateStore, *, unix_time: Callable[[], float]) -> None:

@@ -40,12 +40,7 @@ class IdempotencyStore(Protocol):
 
 
 class MemoryIdempotencyStore:
-    """Stores replies until the process ends: for ``memory://`` and for tests.
-
-    Args:
-        unix_time: seconds since 1970.
-        max_replies: the oldest beyond it are dropped.
-    """
+    """Stores replies until the process ends: for ``memory://`` and for tests."""
 
     def __init__(self, *, unix_time: Callable[[], float], max_replies: int = MAX_REPLIES) -> None:
         self._unix_time = unix_time

@@ -42,9 +42,6 @@ class RedisIdempotencyStore:
 
     Args:
         client: as ``redis_client.connect`` makes it; this store closes it.
-        namespace: as the streams'.
-        unix_time: seconds since 1970.
-        max_replies: the oldest beyond it are dropped.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class LatestRecord(StreamProjection):
 
     Args:
         store: holds the stream; its ``run`` must be running.
-        stream: its name.
         apply: receives the record; must neither block nor raise.
     """
 

@@ -173,7 +173,6 @@ class RedisLimitStore:
 
     Args:
         client: as ``redis_client.connect`` makes it; this store closes it.
-        namespace: as the streams'.
     """
 
     def __init__(self, client: Redis, *, namespace: str) -> None:

@@ -28,7 +28,6 @@ class MemoryStateStore:
 
     Args:
         streams: shared records; new ones when absent.
-        unix_time: seconds since 1970.
         poll_s: longest time between two calls of a listener.
     """
 

@@ -59,7 +59,6 @@ class RedisStateStore:
         client: as ``redis_client.connect`` makes it; this store closes it.
         shown: the url without its password.
         namespace: several fleets may share one Redis under different ones.
-        unix_time: seconds since 1970.
         poll_s: longest time between two calls of a listener.
     """
 

@@ -37,9 +37,6 @@ class SqliteStateStore:
     """A store in the file ``path``; the folder must exist.
 
     Args:
-        path: the file.
-        unix_time: seconds since 1970.
-        clock: monotonic seconds.
         poll_s: longest time between two calls of a listener.
         busy_timeout_s: longest wait for another process's write.
     """

@@ -28,11 +28,9 @@ class StreamFollower(StreamProjection):
 
     Args:
         store: holds the stream; its ``run`` must be running.
-        stream: its name.
         apply: receives each record in order, exactly once; must not block. When it raises, it must have
             changed nothing; the stream stops before that record, which is passed again later.
         copy: the local copy; ``None``: nothing is in force until the store is reached.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ class StateUrl:
     """A parsed url.
 
     Args:
-        kind: the kind of store.
         url: as configured, with its password.
         shown: without the password, for logs.
         path: the file, for SQLite.
