@@ -32,11 +32,10 @@ from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.requests.answer import closing_row, respond, warnings_of
+from gateway.requests.answer import closing_row, opening_row, partial_usage, respond, warnings_of
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
-from gateway.requests.usage import opening_row, partial_usage
 from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve

@@ -66,10 +66,10 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
     log.info("draining", in_flight=gateway.serving.in_flight.in_flight, at_most_s=seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await gateway.serving.drain.emptied()
+            await gateway.serving.in_flight.drained()
     if gateway.serving.in_flight.in_flight:
         log.warning("cut at the end of the drain", in_flight=gateway.serving.in_flight.in_flight)
-        gateway.serving.drain.cut()
+        gateway.serving.in_flight.cut()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_TIMEOUT_S):
                 await gateway.serving.in_flight.drained()
@@ -111,7 +111,7 @@ async def _serve(
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
     server = DrainingServer(
-        config, on_stop=gateway.serving.drain.begin, on_second_signal=gateway.serving.drain.cut
+        config, on_stop=gateway.serving.in_flight.drain, on_second_signal=gateway.serving.in_flight.cut
     )
     if threading.current_thread() is threading.main_thread():
         # Also handles a SIGTERM before uvicorn installs its handlers, or after it removes them.

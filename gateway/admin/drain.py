@@ -2,7 +2,7 @@
 
 from typing_extensions import TypedDict
 
-from gateway.requests.drain import Drain
+from gateway.requests.in_flight import InFlightRequests
 from gateway.state.audit import Audit
 
 
@@ -17,13 +17,13 @@ class DrainBody(TypedDict):
 class DrainAdmin:
     """Begins the drain; the first order is audited."""
 
-    def __init__(self, drain: Drain, audit: Audit) -> None:
-        self._drain = drain
+    def __init__(self, requests: InFlightRequests, audit: Audit) -> None:
+        self._requests = requests
         self._audit = audit
 
     async def begin(self, who: str) -> DrainBody:
         """Begin, unless it has begun."""
-        if not self._drain.begun:
-            self._drain.begin()
+        if not self._requests.draining:
+            self._requests.drain()
             await self._audit.record(who, "gateway.drain", "this process")
-        return {"draining": True, "closed": self._drain.closed, "in_flight": self._drain.in_flight}
+        return {"draining": True, "closed": self._requests.closed, "in_flight": self._requests.in_flight}

@@ -15,9 +15,8 @@ from gateway.generation.answer_cache import AnswerCache, AnswerFromCache
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
-from gateway.generation.job import Job
+from gateway.generation.job import Job, warning_of, without_adapter
 from gateway.generation.resume import modes_on
-from gateway.generation.without_adapter import warning_of, without_adapter
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
 from resilience.fallback_policy import (

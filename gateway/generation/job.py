@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from adapters.selection import Lease
+from admission.errors import Refused
 from budgeting.values import Plan
+from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, GenerateRequest
+from gateway.generation.answer_stream import AnswerStream
 from gateway.routing.target import Target
+from resilience.failures import BackendFailure
 from resilience.fallback_policy import DEGRADED
 from resilience.retry_budget import CallBudget
 
@@ -71,3 +75,24 @@ def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
     if lease.adapter is not None:
         asked |= {Feature.LORA}
     return asked
+
+
+def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:
+    """The same job for the base model; ``None`` where that is not allowed, or not what failed.
+
+    The route must allow it (``adapter_fallback: base``). The caller must accept fallbacks, and must have
+    nothing of the adapter's answer.
+    """
+    if not isinstance(cause, BackendFailure) or cause.param != PARAM or job.lease.adapter is None:
+        return None
+    if not job.target.route.adapter_fallback or not job.request.allow_fallback or stream.committed:
+        return None
+    return replace(job, lease=Lease(None, "base"))
+
+
+def warning_of(job: Job, cause: Refused | BackendFailure) -> str:
+    """The warning for the caller."""
+    adapter = job.lease.adapter
+    name = adapter.adapter_id if adapter is not None else "none"
+    reason = cause.kind.value if isinstance(cause, BackendFailure) else cause.reason.value
+    return f"adapter {name} could not be used ({reason}); the base model answered"

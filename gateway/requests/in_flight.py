@@ -1,4 +1,4 @@
-"""The requests in flight: duplicates are refused, and a drain waits for all of them or ends them."""
+"""The requests in flight, and the drain: not ready, then no new requests, then none in flight."""
 
 from __future__ import annotations
 
@@ -14,36 +14,54 @@ _Key = tuple[str, bool, str]
 
 
 class InFlightRequests:
-    """Knows the requests in flight; refuses duplicates, and after :meth:`close` every request.
+    """Knows the requests in flight, refuses duplicates, and drains; there is no way back from a drain.
 
-    Attributes:
-        draining: whether the gateway is stopping; requests are still taken until :meth:`close`.
+    Args:
+        lame_duck_s: seconds between *not ready* and *no new requests*: a load balancer learns at its next
+            health check that it should send no more, and requests that arrive until then are accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lame_duck_s: float = 0.0) -> None:
+        self._lame_duck_s = lame_duck_s
         self._tasks: dict[_Key, asyncio.Task[object] | None] = {}
         self._cut: set[_Key] = set()
         self._reporting = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self.draining = False
-        self._closed = False
+        self._draining = asyncio.Event()
+        self._closed = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
         """Requests between arrival and the last byte."""
         return len(self._tasks) + self._reporting
 
-    def announce(self) -> None:
-        """The gateway is stopping; requests are still taken."""
-        self.draining = True
+    @property
+    def draining(self) -> bool:
+        """Whether the drain has begun."""
+        return self._draining.is_set()
 
-    def close(self) -> None:
-        """Refuse every further request."""
-        self.draining = self._closed = True
+    @property
+    def closed(self) -> bool:
+        """Whether new requests are refused."""
+        return self._closed.is_set()
+
+    def drain(self) -> None:
+        """Not ready from here on; idempotent."""
+        self._draining.set()
+        if not self._lame_duck_s:
+            self._closed.set()
+
+    async def run(self) -> None:
+        """Refuse new requests once the time for load balancers is over."""
+        await self._draining.wait()
+        await asyncio.sleep(self._lame_duck_s)
+        self._closed.set()
 
     def cut(self) -> None:
-        """End every request in flight now with the error ``draining``; cancels each once."""
+        """Refuse new requests and end those in flight with the error ``draining``; cancels each once."""
+        self._draining.set()
+        self._closed.set()
         for key, task in self._tasks.items():
             if task is not None and key not in self._cut:
                 self._cut.add(key)
@@ -59,7 +77,7 @@ class InFlightRequests:
         """
         label = request.request_id if request.labelled else request.generation_id
         key = (request.caller.tenant, request.labelled, label)
-        if self._closed:
+        if self.closed:
             raise _draining()
         if key in self._tasks:
             raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
@@ -95,7 +113,8 @@ class InFlightRequests:
             self._set_when_empty()
 
     async def drained(self) -> None:
-        """Wait until no request is in flight."""
+        """Wait until new requests are refused and none is in flight."""
+        await self._closed.wait()
         while self.in_flight:
             await self._empty.wait()
 

@@ -162,7 +162,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             cached_tokens=answer.usage.cached_tokens if answer else stream.cached_tokens,
             queue_wait_ms=queue_wait_ms if stream.started_at is not None else None,
             ttft_ms=self._timer.at_ms(stream.first_at),
-            generation_ms=stage_ms.get("generate"),
+            generation_ms=self._generation_ms(queue_wait_ms),
             overhead_ms=sum(ms for stage, ms in stage_ms.items() if stage not in _NOT_OURS),
             stage_ms=stage_ms,
             dropped_chunks=len(plan.dropped_chunks) if plan else 0,
@@ -184,6 +184,13 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
             cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
         )
+
+    def _generation_ms(self, queue_wait_ms: float) -> float | None:
+        """Time in backends without queues: the admission of the first backend is a stage of its own."""
+        stage_ms = self._timer.stage_ms
+        if "generate" not in stage_ms:
+            return None
+        return max(0.0, stage_ms["generate"] - max(0.0, queue_wait_ms - stage_ms.get("admit", 0.0)))
 
     def _adapter_id(self) -> str | None:
         """The adapter that answered; the one that was asked for where no model has answered."""

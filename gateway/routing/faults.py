@@ -19,8 +19,7 @@ from gateway.routing.file import (
     Slo,
     WeightedBackend,
 )
-from gateway.routing.route_limits import RouteAdmission
-from gateway.routing.route_resume import RouteResume
+from gateway.routing.route_limits import RouteAdmission, RouteResume
 
 # Longest part of a path, or of a wrong value, that a message repeats.
 MAX_SHOWN = 60

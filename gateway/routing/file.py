@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gateway.routing.route_limits import RouteAdmission
-from gateway.routing.route_resume import RouteResume
+from gateway.routing.route_limits import RouteAdmission, RouteResume
 from resilience.fallback_policy import DEGRADED
 
 

@@ -16,10 +16,9 @@ from admission.values import AdmissionLimits
 from budgeting.values import PromptSection
 from gateway.routing.check import KnownNames, check_names
 from gateway.routing.faults import faults_of
-from gateway.routing.file import RouteConfig, RoutingConfig
+from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
-from gateway.routing.route_limits import route_limits
-from gateway.routing.route_resume import RESUME, resume_rules
+from gateway.routing.route_limits import RESUME, resume_rules, route_limits
 from resilience.fallback_policy import DEGRADED
 from resilience.resume import ResumeRules
 
@@ -31,14 +30,6 @@ __all__ = [
 
 class RoutingFileError(Exception):
     """The routing file cannot be used; the message has one line per fault, with its path in the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowRule:
-    """The share of the route's requests (0 to 1) that is mirrored to a backend."""
-
-    backend: str
-    sample: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class Route:
     resume: ResumeRules = RESUME
     adapter_fallback: bool = False
     record_content: bool = False
-    shadow: ShadowRule | None = None
+    shadow: RouteShadow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +167,5 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         limits=limits,
         resume=resume_rules(route.resume),
         record_content=route.record_content,
-        shadow=None if route.shadow is None else ShadowRule(route.shadow.backend, route.shadow.sample),
+        shadow=route.shadow,
     )

@@ -6,19 +6,20 @@ text and store nothing.
 
 from __future__ import annotations
 
+import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import orjson
 
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.shadow.grounding import ungrounded
-from gateway.shadow.hooks import load_hook
 from gateway.shadow.language import language_of
 from gateway.shadow.personal import has_personal
-from gateway.shadow.schema import schema_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +143,52 @@ def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Mapping[
     return MappingProxyType(
         {name: known[name] if name in known else load_hook(name, built_in=allowed) for name in names}
     )
+
+
+class HookError(Exception):
+    """A name is of no function; the message has the name and the reason."""
+
+
+def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
+    """The function ``package.module:function``; the message of HookError also allows ``built_in``."""
+    if ":" not in name:
+        raise HookError(f"given {name!r}; allowed: {built_in}, or package.module:function")
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise HookError(f"{name!r} cannot be imported ({type(error).__name__}: {error})") from None
+    if not callable(found):
+        raise HookError(f"{name!r} is no function")
+    hook: Callable[..., Any] = found
+    return hook
+
+
+def schema_faults(asked: Any, value: Any) -> bool:
+    """Whether ``value`` breaks the caller's schema; OpenAI's ``{name, schema}`` object or the bare schema.
+
+    Its patterns are not run, since a pattern may run without end, and no reference is fetched. False for an
+    invalid schema: the contract has accepted or rejected it before.
+    """
+    from jsonschema.exceptions import SchemaError
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    wrapped = isinstance(asked, dict) and isinstance(asked.get("schema"), dict) and "name" in asked
+    schema = asked["schema"] if wrapped else asked
+    kind = _validator()
+    try:
+        kind.check_schema(schema)
+        return not kind(schema, registry=Registry()).is_valid(value)
+    except (SchemaError, Unresolvable, RecursionError):
+        return False
+
+
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    def nothing(*_: Any) -> Iterator[Any]:
+        return iter(())
+
+    return extend(Draft202012Validator, {"pattern": nothing, "patternProperties": nothing})

@@ -1,4 +1,4 @@
-"""What every follower of a stream has: the last applied record, its state, and a loop that catches up."""
+"""What every follower of a stream has, and the follower of a stream's last record."""
 
 from __future__ import annotations
 
@@ -90,3 +90,45 @@ class StreamProjection(ABC):
         self._last = record
         async with self._moved:
             self._moved.notify_all()
+
+
+class LatestRecord(StreamProjection):
+    """Applies the newest record of a stream whose records are complete states; it skips those between.
+
+    Earlier records may be deleted, so there is no history to follow. There is no local copy either: nothing
+    uses such a stream while the store is unreachable.
+
+    Args:
+        store: holds the stream; its ``run`` must be running.
+        apply: receives the record; must neither block nor raise.
+    """
+
+    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Apply the last record; when the store cannot be reached, ``run`` does it later."""
+        with contextlib.suppress(StateUnavailable, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._catch_up()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._keep_up()
+
+    async def _catch_up(self) -> None:
+        """Raises StateUnavailable."""
+        page = await self._store.read(self._stream, limit=1, newest_first=True)
+        last, newest = self._last, page[0] if page else None
+        if last is not None and (newest is None or newest.number < last.number):
+            if self._state is not ProjectionState.LOST:
+                self._log.error(
+                    "the state store has lost records; the last good state stays in force",
+                    stream=self._stream,
+                    number=last.number,
+                    found="nothing there" if newest is None else newest.number,
+                )
+            self._state = ProjectionState.LOST
+            return
+        self._state = ProjectionState.FOLLOWING
+        if newest is None or newest == last:
+            return
+        self._apply(newest)
+        await self._in_force(newest)

@@ -90,7 +90,7 @@ class Gateway:
         yield "access", core.access
         yield "shadow", self.serving.shadow.shadow
         yield "first-ready", self.serving.first_ready
-        yield "drain", self.serving.drain
+        yield "drain", self.serving.in_flight
         yield "engine-counts", core.accounts.engine_counts
 
     def _engine_ready(self) -> bool:

@@ -10,7 +10,6 @@ from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
 from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
-from gateway.requests.drain import Drain
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
 from gateway.wiring.core import Core
@@ -23,7 +22,6 @@ class ServingParts:
     """What serves requests."""
 
     in_flight: InFlightRequests
-    drain: Drain
     shadow: ShadowParts
     journey: Journey
     health: HealthProbe
@@ -36,11 +34,10 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     shadow = make_shadow(
         base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission
     )
-    in_flight = InFlightRequests()
+    in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     health = make_health(core, in_flight)
     return ServingParts(
         in_flight,
-        Drain(in_flight, lame_duck_s=base.settings.server.lame_duck_seconds),
         shadow,
         make_journey(core, in_flight, shadow, observe),
         health,

@@ -11,9 +11,8 @@ from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
 from gateway.prompts.model_text import ModelText
 from gateway.shadow.asking import Asker
-from gateway.shadow.checks import Check, make_checks
+from gateway.shadow.checks import Check, HookError, load_hook, make_checks
 from gateway.shadow.comparing import Comparer
-from gateway.shadow.hooks import HookError, load_hook
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
 from gateway.shadow.personal import Redactor, keep_all, redact_personal

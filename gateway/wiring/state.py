@@ -9,9 +9,9 @@ from gateway.config.state import StateConfig
 from gateway.prompts.published import StreamPublished
 from gateway.prompts.published_table import table_of
 from gateway.state.idempotency import IdempotencyStore
-from gateway.state.latest_record import LatestRecord
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
+from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
 from gateway.state.url import StoreKind, parse_state_url
 from gateway.wiring.state_store import copies_folder, make_idempotency_store, make_state_store

@@ -15,7 +15,6 @@ from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Draining
-from gateway.requests.drain import Drain
 from gateway.requests.in_flight import InFlightRequests
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore
@@ -35,46 +34,43 @@ def request_of(request_id: str = "req_1") -> GenerateRequest:
 
 
 def test_without_a_time_for_load_balancers_nobody_is_taken_from_the_first_moment() -> None:
-    reception = InFlightRequests()
-    drain = Drain(reception, lame_duck_s=0.0)
-    assert not drain.begun and not reception.draining
-    drain.begin()
-    assert drain.begun and reception.draining
+    reception = InFlightRequests(lame_duck_s=0.0)
+    assert not reception.draining
+    reception.drain()
+    assert reception.draining
     with pytest.raises(Draining), reception.receive(request_of()):
         raise AssertionError("nobody is let in")
 
 
 async def test_whoever_comes_before_load_balancers_know_is_taken_and_waited_for() -> None:
-    reception = InFlightRequests()
-    drain = Drain(reception, lame_duck_s=0.05)
+    reception = InFlightRequests(lame_duck_s=0.05)
     async with asyncio.TaskGroup() as tasks:
-        running, empty = tasks.create_task(drain.run()), tasks.create_task(drain.emptied())
-        drain.begin()
+        running, empty = tasks.create_task(reception.run()), tasks.create_task(reception.drained())
+        reception.drain()
         assert reception.draining, "not ready at once"
         with reception.receive(request_of()):
             async with asyncio.timeout(60):
                 await running
             with pytest.raises(Draining), reception.receive(request_of(request_id="later")):
                 raise AssertionError("the time is over")
-            assert not empty.done() and drain.in_flight == 1
+            assert not empty.done() and reception.in_flight == 1
         async with asyncio.timeout(60):
             await empty
 
 
 async def test_a_hurry_ends_the_time_for_load_balancers_too() -> None:
-    reception = InFlightRequests()
-    drain = Drain(reception, lame_duck_s=3600.0)
-    drain.begin()
-    drain.cut()
+    reception = InFlightRequests(lame_duck_s=3600.0)
+    reception.drain()
+    reception.cut()
     with pytest.raises(Draining), reception.receive(request_of()):
         raise AssertionError("nobody is let in")
     async with asyncio.timeout(60):
-        await drain.emptied()
+        await reception.drained()
 
 
 async def test_an_operator_drains_once_and_may_ask_again() -> None:
     reception, store = InFlightRequests(), MemoryStateStore(unix_time=lambda: 0.0)
-    desk = DrainAdmin(Drain(reception, lame_duck_s=0.0), Audit(store, unix_time=lambda: 0.0))
+    desk = DrainAdmin(reception, Audit(store, unix_time=lambda: 0.0))
     transport = httpx.ASGITransport(create_app(fake_services(drain=desk)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
         refused = await client.post("/admin/drain", headers={"authorization": f"Bearer {CALLER_KEY}"})

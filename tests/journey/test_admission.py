@@ -94,6 +94,7 @@ async def test_the_wait_for_a_fallback_target_counts_as_queue_wait(build_house: 
     row = next(row for row in house.outbox.rows if row.generation_id == "gen_2")
     record = next(record for record in house.records if record.generation_id == "gen_2")
     assert row.queue_wait_ms == record.queue_wait_ms == waited_ms
+    assert record.generation_ms is not None and record.generation_ms + waited_ms <= record.total_ms
 
 
 async def test_the_wait_in_a_queue_that_refused_in_the_end_counts_as_queue_wait(

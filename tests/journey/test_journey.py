@@ -170,7 +170,7 @@ async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(house.run(ask()))
         await asyncio.sleep(0.01)
-        house.in_flight.close()
+        house.in_flight.drain()
         refused = await house.run(ask(request_id="req_2", generation_id="gen_2"))
         await house.in_flight.drained()
     assert first.result().answer is not None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.routing.route_resume import RESUME
+from gateway.routing.route_limits import RESUME
 from resilience.failures import FailureKind
 from resilience.fallback_policy import (
     DEGRADED,

@@ -23,8 +23,8 @@ from gateway.routing.check import KnownNames
 from gateway.routing.projection import STREAM as ROUTING
 from gateway.routing.projection import RoutingProjection, Seed
 from gateway.state.audit import Audit
-from gateway.state.latest_record import LatestRecord
 from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.projection import LatestRecord
 from gateway.state.stream_follower import StreamFollower
 from observability.events import RequestRecord
 

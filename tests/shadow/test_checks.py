@@ -8,6 +8,7 @@ from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.shadow.checks import (
     Check,
     Exam,
+    HookError,
     forbidding,
     grounding,
     language,
@@ -16,7 +17,6 @@ from gateway.shadow.checks import (
     no_refusal,
     shape,
 )
-from gateway.shadow.hooks import HookError
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf
 from gateway.shadow.personal import has_personal, redact_personal

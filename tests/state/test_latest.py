@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from gateway.state.latest_record import LatestRecord
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record, StateStore
-from gateway.state.projection import ProjectionState
+from gateway.state.projection import LatestRecord, ProjectionState
 from tests.state.conftest import World, until
 
 
