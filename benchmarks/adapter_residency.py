@@ -28,8 +28,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from adapters.demand import HALF_LIFE_S, AdapterDemand
-from adapters.residency import Full, LoadDecision, Residency
+from adapters.residency import HALF_LIFE_S, AdapterDemand, Full, LoadDecision, Residency
 from adapters.values import Adapter
 from engine.client import EngineClient
 from engine.values import EngineConfig, GenerationRequest, SamplingParams

@@ -18,20 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 # Unicode noncharacters: never in interchanged text by definition; if they are, they are escaped.
 _MARK = "\ufdd0"
 _BREAK = _MARK + "\ufdd1"
 _ESCAPED_MARK = _MARK + "\ufdd2"
-
-
-@dataclass(frozen=True, slots=True)
-class TextSegment:
-    """A piece of rendered text: a control token (``token_id`` set), or text to be tokenized as text."""
-
-    text: str
-    token_id: int | None = None
 
 
 class ControlTokens:
@@ -69,17 +60,20 @@ class ControlTokens:
         """The parts of a guarded text between its marks, for vocabularies that could spell a token anew."""
         return [part.replace(_ESCAPED_MARK, _MARK) for part in text.split(_BREAK)]
 
-    def segments(self, guarded: str) -> list[TextSegment]:
-        """A rendered, guarded text, cut at the control tokens that the template wrote; marks still in."""
-        found: list[TextSegment] = []
+    def segments(self, guarded: str) -> list[tuple[str, int | None]]:
+        """A rendered, guarded text, cut at the control tokens that the template wrote; marks still in.
+
+        A control token has its id, other text none.
+        """
+        found: list[tuple[str, int | None]] = []
         at = 0
         for match in self._pattern.finditer(guarded):
             if match.start() > at:
-                found.append(TextSegment(guarded[at : match.start()]))
-            found.append(TextSegment(match[0], self.ids[match[0]]))
+                found.append((guarded[at : match.start()], None))
+            found.append((match[0], self.ids[match[0]]))
             at = match.end()
         if at < len(guarded):
-            found.append(TextSegment(guarded[at:]))
+            found.append((guarded[at:], None))
         return found
 
     def opens(self, text: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
 
@@ -306,21 +307,9 @@ class ChatTokenizer:
         start = self._template.render(
             self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False
         )
-        return _common(start, rendered)
+        return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
 
 
 def _opening(cuts: Sequence[int]) -> int | None:
     """The first cut is where the system messages end."""
     return cuts[0] if cuts else None
-
-
-def _common(a: str, b: str) -> int:
-    """Length of the longest common beginning."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

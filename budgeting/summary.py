@@ -77,9 +77,9 @@ class ExtractiveSummarizer:
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
         """The best sentences in their order, each message's behind its role."""
-        if max_tokens <= _LABEL_TOKENS:
+        if max_tokens <= _LABEL_TOKENS or not turns:
             return None
-        key = content_hash(turns, str(max_tokens))
+        key = beginnings(turns, str(max_tokens))[-1]
         found = self._summaries.get(key)
         if found is None:
             found = self._pick(turns, max_tokens, count) or ""
@@ -139,14 +139,16 @@ class ExtractiveSummarizer:
         return found
 
 
-def content_hash(turns: Sequence[Message], more: str = "") -> bytes:
-    """16 bytes that tell conversations apart."""
-    digest = hashlib.blake2b(more.encode(), digest_size=16)
+def beginnings(turns: Sequence[Message], salt: str = "") -> list[bytes]:
+    """A 16-byte hash of the first turn, of the first two, and so on."""
+    digest = hashlib.blake2b(salt.encode(), digest_size=16)
+    hashes = []
     for turn in turns:
         text = turn.content.encode("utf-8", "surrogatepass")
         digest.update(f"\0{turn.role.value}\0{len(text)}\0".encode())
         digest.update(text)
-    return digest.digest()
+        hashes.append(digest.digest())
+    return hashes
 
 
 def _sentence(text: str, role: Role, opening: bool) -> _Sentence:

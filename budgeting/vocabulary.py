@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from budgeting.byte_bpe import ByteBpe, NotByteBpe
+from budgeting.byte_bpe import ByteBpe, NotByteBpe, TokenBytes
 from budgeting.controls import ControlTokens
 from budgeting.errors import TokenizerError
-from budgeting.token_bytes import TokenBytes
 from budgeting.tokenizer_files import TokenizerFiles
 
 
@@ -88,14 +87,14 @@ class Vocabulary:
         ):
             return _ids(self._tokenizer, rendered)
         ids: list[int] = []
-        for segment in self.controls.segments(rendered):
-            if segment.token_id is not None:
-                ids.append(segment.token_id)
+        for piece, token_id in self.controls.segments(rendered):
+            if token_id is not None:
+                ids.append(token_id)
             elif guarded:
-                for text in self._plain(segment.text):
+                for text in self._plain(piece):
                     ids += self.plain_ids(text)
             else:
-                ids += self.plain_ids(segment.text)
+                ids += self.plain_ids(piece)
         return ids
 
     def rendered_ids_with_ends(self, rendered: str, *, guarded: bool) -> tuple[list[int], list[int]]:
@@ -106,13 +105,13 @@ class Vocabulary:
         ids: list[int] = []
         ends: list[int] = []
         at = 0
-        for segment in self.controls.segments(rendered):
-            if segment.token_id is not None:
-                at += len(segment.text)
-                ids.append(segment.token_id)
+        for piece, token_id in self.controls.segments(rendered):
+            if token_id is not None:
+                at += len(piece)
+                ids.append(token_id)
                 ends.append(at)
                 continue
-            for text in self._plain(segment.text):
+            for text in self._plain(piece):
                 encoding = self._text_tokenizer.encode_batch([text], add_special_tokens=False)[0]
                 ids += encoding.ids
                 ends += [at + end for _, end in encoding.offsets]

@@ -19,7 +19,7 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter
-from gateway.prompts.text_port import TextService
+from gateway.prompts.text import TextService
 from gateway.state.idempotency import IdempotencyStore
 
 

@@ -14,7 +14,7 @@ from gateway.prompts.budgets import budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
-from gateway.prompts.text_port import TextService
+from gateway.prompts.text import TextService
 from gateway.prompts.versions import PromptVersion, PromptVersions
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target, resolve

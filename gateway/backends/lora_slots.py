@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
-from adapters.demand import AdapterDemand
 from adapters.errors import AdapterError
 from adapters.events import AdapterAsked, AdapterEvent, AdapterLoaded, AdapterLoadFailed, AdapterUnloaded
-from adapters.residency import Broken, Full, LoadDecision, Ready, Residency
+from adapters.residency import AdapterDemand, Broken, Full, LoadDecision, Ready, Residency
 from adapters.values import Adapter
 from engine import errors
 from resilience.failures import BackendFailure, FailureKind

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from adapters.demand import HALF_LIFE_S
+from adapters.residency import HALF_LIFE_S
 from gateway.config.section import Section
 
 

@@ -12,7 +12,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
-from gateway.prompts.text_port import TextService
+from gateway.prompts.text import TextService
 from gateway.requests.in_flight import InFlightRequests
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure

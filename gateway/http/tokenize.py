@@ -17,7 +17,7 @@ from gateway.http.models import card_of
 from gateway.http.respond import response_of
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, Json, Replays, errors
 from gateway.ports import Services
-from gateway.prompts.text_port import TextService
+from gateway.prompts.text import TextService
 
 Tokenized = TokenizeBody | DetokenizeBody
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import structlog
 
 from adapters.catalogue import AdapterState
-from adapters.demand import AdapterDemand
 from adapters.events import AdapterEvent
 from adapters.registry import AdapterRegistry
+from adapters.residency import AdapterDemand
 from adapters.values import Adapter
 from engine.errors import EngineError
 from gateway.backends.lora_slots import AdapterHolder, LoraSlots

@@ -13,12 +13,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from sys import getsizeof
 from typing import Protocol
 
 from budgeting.errors import BudgetError
-from budgeting.summary import Count, Summarizer, Summary
+from budgeting.summary import Count, Summarizer, Summary, beginnings
 from budgeting.token_cache import TokenCache
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, BackendState, Delta, Work
@@ -110,7 +109,7 @@ class EngineSummarizer:
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
         """The longest written summary that fits, then picked sentences; orders what is missing."""
-        keys = _beginnings(turns)
+        keys = beginnings(turns)
         covered, known = 0, ""
         for number in range(len(turns), 0, -1):
             text = self._written.get(keys[number - 1])
@@ -216,18 +215,6 @@ class EngineSummarizer:
             if len(token_ids) <= room or chars < MIN_SOURCE_CHARS:
                 return messages, token_ids
             chars //= 2
-
-
-def _beginnings(turns: Sequence[Message]) -> list[bytes]:
-    """A key for the first turn, the first two, and so on."""
-    digest = blake2b(digest_size=16)
-    keys = []
-    for turn in turns:
-        text = turn.content.encode("utf-8", "surrogatepass")
-        digest.update(f"\0{turn.role.value}\0{len(text)}\0".encode())
-        digest.update(text)
-        keys.append(digest.copy().digest())
-    return keys
 
 
 def _messages(wanted: _Wanted, chars: int) -> tuple[Message, ...]:

@@ -8,11 +8,14 @@ prompt.
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Protocol
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -20,6 +23,35 @@ import structlog
 from gateway.prompts.versions import PromptFileError, PromptVersions
 from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_READ, StateStore
+
+# Longest wait for another process that writes.
+BUSY_TIMEOUT_S = 2.0
+
+
+def table_of(path: Path) -> Callable[[], Awaitable[Mapping[str, Published]]]:
+    """Reads the table in ``path``, if there is one; the returned function raises StoreUnreachable."""
+
+    async def read() -> Mapping[str, Published]:
+        return await asyncio.to_thread(_read, path)
+
+    return read
+
+
+def _read(path: Path) -> Mapping[str, Published]:
+    if not path.exists():
+        return {}
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
+            there = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'published_prompts'"
+            ).fetchone()
+            if there is None:
+                return {}
+            rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
+    except sqlite3.Error as error:
+        raise StoreUnreachable(type(error).__name__) from error
+    return {name: Published(sha256, at) for name, sha256, at in rows}
+
 
 STREAM = "prompts.published"
 AUTHOR = "gateway"
@@ -55,16 +87,6 @@ class Published:
 
     sha256: str
     published_at: float
-
-
-class PublishedStore(Protocol):
-    """Where hashes of published versions are kept, for ever."""
-
-    async def read(self) -> Mapping[str, Published]:
-        """All that was published, by id. Raises StoreUnreachable."""
-
-    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Store those whose id is new, then return all. Raises StoreUnreachable."""
 
 
 async def nothing_before() -> Mapping[str, Published]:
@@ -135,7 +157,7 @@ class Publishing:
     """Publishes a gateway's prompt versions, and refuses changed ones."""
 
     def __init__(
-        self, versions: PromptVersions, store: PublishedStore, *, unix_time: Callable[[], float]
+        self, versions: PromptVersions, store: StreamPublished, *, unix_time: Callable[[], float]
     ) -> None:
         self._versions = versions
         self._store = store

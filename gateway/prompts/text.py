@@ -6,20 +6,92 @@ Larger work goes to a thread, so that the event loop is not held for more than a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 from budgeting.counting import ChatTokenizer
-from budgeting.plan import INLINE_CHARS, INLINE_MESSAGES
+from budgeting.plan import INLINE_CHARS, INLINE_MESSAGES, BudgetPlanner
 from budgeting.sections import prompt_messages
-from budgeting.values import Message
+from budgeting.summary import ExtractiveSummarizer, Summarizer
+from budgeting.values import Message, SummaryKind
+from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import INLINE_SYSTEM_CHARS, Canonicalizer, system_chars
+
+
+class ModelText:
+    """Tokenizer and planner of the base model; the length may shrink once the engine knows its pool."""
+
+    def __init__(self, tokenizer: ChatTokenizer, max_model_len: int, canonicalizer: Canonicalizer) -> None:
+        self._tokenizer = tokenizer
+        self._canonicalizer = canonicalizer
+        self.extractive = ExtractiveSummarizer()
+        self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
+        self.limit(max_model_len)
+
+    def limit(self, max_model_len: int) -> None:
+        """Sequences are at most this long from here on."""
+        self.max_model_len = max_model_len
+        self.service = TokenizerText(
+            self._tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
+        )
+        self.planner = BudgetPlanner(
+            self._tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
+        )
+
+    def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
+        """Prompt versions that ask for this kind get it from here on."""
+        self._summarizers[kind] = summarizer
+
+    @property
+    def encoder(self) -> str:
+        """The library that counts tokens: ``tiktoken``, or ``tokenizers`` with the reason."""
+        return self._tokenizer.encoder
+
+
+def sampling_defaults(folder: Path) -> Sampling:
+    """The sampling that a checkpoint's ``generation_config.json`` sets for callers that set none.
+
+    ``do_sample: false`` is greedy, as in Transformers.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return Sampling()
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    return Sampling(**{name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")})
+
+
+class TextService(Protocol):
+    """The served model's tokenizer and chat template."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer together, in tokens."""
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of the rendered chat template."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a plain text."""
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; raises ValueError for an id outside the vocabulary."""
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own string for each id."""
+
 
 # Decoding, measured like INLINE_CHARS: about 5 ids a microsecond.
 INLINE_IDS = 2_048
 
 
 class TokenizerText:
-    """Implements ``gateway.prompts.text_port.TextService``.
+    """Implements ``gateway.prompts.text.TextService``.
 
     Args:
         tokenizer: the model's.

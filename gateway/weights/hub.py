@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.weights import errors
-from gateway.weights.location import HubModel, locate
-from gateway.weights.selection import is_small, needed, unneeded_patterns
+from gateway.weights.location import HubModel, is_small, locate, needed, unneeded_patterns
 from gateway.weights.values import OnProgress, Progress, everything, ignore
 
 TICK_S = 0.5

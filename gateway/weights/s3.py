@@ -15,11 +15,10 @@ from typing import Any
 import structlog
 
 from gateway.weights.errors import DiskFull, NotThere, UnknownLocation, Unreachable, disk_error
-from gateway.weights.location import S3Prefix, locate
+from gateway.weights.location import S3Prefix, is_safe, locate, needed
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import S3Options, make_client, meaning
 from gateway.weights.s3_transfer import BACKOFF_S, Transfer
-from gateway.weights.selection import is_safe, needed
 from gateway.weights.values import OnProgress, RemoteFile, everything, ignore
 
 # A prefix with more keys is not a model.

@@ -18,11 +18,10 @@ from typing import Any
 
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import Corrupt, FetchError, FetchStopped, LibraryMissing, Unreachable
-from gateway.weights.location import S3Prefix
+from gateway.weights.location import S3Prefix, is_small
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
 from gateway.weights.s3_client import S3Options, meaning, transient
-from gateway.weights.selection import is_small
 from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
 
 CHUNK_BYTES = 1 << 20

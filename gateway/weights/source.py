@@ -16,10 +16,9 @@ from gateway.config.engine import WeightsSection
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchStopped, TookTooLong
 from gateway.weights.hub import HubFetcher
-from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
+from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, is_small, locate
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.s3_client import S3Options
-from gateway.weights.selection import is_small
 from gateway.weights.values import Fetcher, OnProgress, everything, ignore
 
 # Configuration and tokenizer are a few tens of MB; a fetch that takes longer is reported as a failure.

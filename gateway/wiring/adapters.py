@@ -9,9 +9,9 @@ from pathlib import Path
 
 from adapters.base_model import BaseModel, base_model
 from adapters.catalogue import AdapterState as VersionState
-from adapters.demand import AdapterDemand
 from adapters.registry import AdapterRegistry
 from adapters.registry_file import RegistryContent, read_registry_file
+from adapters.residency import AdapterDemand
 from adapters.store import AdapterStore
 from gateway.config.settings import Settings
 from gateway.lora.fetch import AdapterSource

@@ -14,7 +14,7 @@ from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
 from gateway.config.engine import EngineSection
 from gateway.config.settings import Settings
-from gateway.prompts.model_text import sampling_defaults
+from gateway.prompts.text import sampling_defaults
 from resilience.supervisor import Supervisor, SupervisorEvent
 
 

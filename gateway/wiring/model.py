@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from budgeting.counting import ChatTokenizer
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.model_text import ModelText
 from gateway.prompts.published import Publishing
+from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import published_store

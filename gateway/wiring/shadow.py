@@ -9,7 +9,7 @@ from admission.controller import AdmissionController
 from gateway.backends.fleet import Fleet
 from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
-from gateway.prompts.model_text import ModelText
+from gateway.prompts.text import ModelText
 from gateway.shadow.asking import Asker
 from gateway.shadow.checks import Check, HookError, load_hook, make_checks
 from gateway.shadow.comparing import Comparer

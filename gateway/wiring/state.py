@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.config.state import StateConfig
-from gateway.prompts.published import StreamPublished
-from gateway.prompts.published_table import table_of
+from gateway.prompts.published import StreamPublished, table_of
 from gateway.state.idempotency import IdempotencyStore
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore

@@ -8,7 +8,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.prompts.engine_summary import EngineSummarizer
-from gateway.prompts.model_text import ModelText
+from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 
 

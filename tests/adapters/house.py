@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from adapters.demand import AdapterDemand
 from adapters.events import AdapterEvent
 from adapters.registry import AdapterRegistry
 from adapters.registry_file import RegistryContent
+from adapters.residency import AdapterDemand
 from adapters.store import AdapterStore
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adapters.demand import AdapterDemand
-from adapters.residency import LONGEST_WAIT_S, Broken, Full, LoadDecision, Ready, Residency
+from adapters.residency import LONGEST_WAIT_S, AdapterDemand, Broken, Full, LoadDecision, Ready, Residency
 
 NAMES = "abcdef"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.demand import AdapterDemand
+from adapters.residency import AdapterDemand
 from benchmarks.adapter_residency import NoHeat, Zipf, compare, jain, simulate
 
 

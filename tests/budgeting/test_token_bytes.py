@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from budgeting.byte_bpe import TokenBytes
 from budgeting.counting import ChatTokenizer
-from budgeting.token_bytes import TokenBytes
 from tests.budgeting.folders import write_all
 
 TEXT = "Vinland Saga, volume 1: 何か 😀 the\tmanga\n~"

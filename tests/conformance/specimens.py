@@ -29,7 +29,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.scrape import read_figures
 from gateway.config.backends import OpenAIBackend
-from gateway.prompts.model_text import sampling_defaults
+from gateway.prompts.text import sampling_defaults
 from gateway.wiring.workers import make_workers
 from tests.conformance.harness import (
     ADAPTERS,

@@ -11,7 +11,7 @@ from engine.errors import EngineDead
 from gateway.backends.port import Delta
 from gateway.backends.vllm.host import VllmHost
 from gateway.config.engine import EngineSection
-from gateway.prompts.model_text import sampling_defaults
+from gateway.prompts.text import sampling_defaults
 from tests.conformance.harness import (
     ADAPTERS,
     BLOCK_SIZE,

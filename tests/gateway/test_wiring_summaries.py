@@ -9,7 +9,7 @@ from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, Sect
 from gateway.backends.scripted import ScriptedBackend
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
-from gateway.prompts.model_text import ModelText
+from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.summaries import make_engine_summarizer
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,23 +20,16 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import UnknownPromptVersion, UnknownRoute
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.published import Published, Publishing
+from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import TokenizerText
 from gateway.prompts.versions import PromptVersions
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
+from gateway.state.memory import MemoryStateStore
 from tests.budgeting import folders
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
-
-
-class NothingPublished:
-    async def read(self) -> dict[str, Published]:
-        return {}
-
-    async def publish(self, hashes: object, *, at: float) -> dict[str, Published]:
-        return {}
 
 
 def desk_of(
@@ -54,7 +48,9 @@ def desk_of(
     )
     return PromptAdmin(
         registry=versions,
-        publishing=Publishing(versions, NothingPublished(), unix_time=lambda: 0.0),
+        publishing=Publishing(
+            versions, StreamPublished(MemoryStateStore(unix_time=time.time)), unix_time=lambda: 0.0
+        ),
         canonicalizer=Canonicalizer(),
         planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len, summarizers=summarizers),
         text=lambda: TokenizerText(tokenizer, max_model_len=max_model_len),

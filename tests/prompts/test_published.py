@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,36 +15,17 @@ from hypothesis import strategies as st
 from gateway.prompts.published import (
     PromptChanged,
     Published,
-    PublishedStore,
     Publishing,
     StoreUnreachable,
     StreamPublished,
+    table_of,
 )
-from gateway.prompts.published_table import table_of
 from gateway.prompts.versions import PromptVersions
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.sqlite_store import SqliteStateStore
 from ops.cli.startup import start_errors
 
 NOW = datetime(2026, 11, 18, 14, 13, 20, tzinfo=UTC).timestamp()
-
-
-class MemoryPublished:
-    """A store that is a dict; ``broken`` makes it fail."""
-
-    def __init__(self, *, broken: bool = False) -> None:
-        self.kept: dict[str, Published] = {}
-        self.broken = broken
-
-    async def read(self) -> Mapping[str, Published]:
-        return await self.publish({}, at=0.0)
-
-    async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        if self.broken:
-            raise StoreUnreachable("the disk is gone")
-        for version_id, sha256 in hashes.items():
-            self.kept.setdefault(version_id, Published(sha256, at))
-        return dict(self.kept)
 
 
 def folder(path: Path, **texts: str) -> PromptVersions:
@@ -56,7 +37,7 @@ def folder(path: Path, **texts: str) -> PromptVersions:
     return PromptVersions.from_folder(path)
 
 
-def publishing(versions: PromptVersions, store: PublishedStore, at: float = NOW) -> Publishing:
+def publishing(versions: PromptVersions, store: StreamPublished, at: float = NOW) -> Publishing:
     return Publishing(versions, store, unix_time=lambda: at)
 
 
@@ -69,11 +50,9 @@ async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
         await store.close()
 
 
-@pytest.fixture(params=["fake", "memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PublishedStore]:
-    if request.param == "fake":
-        yield MemoryPublished()
-    elif request.param == "memory":
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StreamPublished]:
+    if request.param == "memory":
         yield StreamPublished(MemoryStateStore(unix_time=time.time))
     else:
         async with on_a_file(tmp_path / "state.db") as kept:
@@ -81,7 +60,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_a_new_id_is_published_and_the_same_text_starts_again(
-    store: PublishedStore, tmp_path: Path
+    store: StreamPublished, tmp_path: Path
 ) -> None:
     versions = folder(tmp_path / "p", v1="Hi.")
     first = publishing(versions, store)
@@ -93,7 +72,7 @@ async def test_a_new_id_is_published_and_the_same_text_starts_again(
 
 
 async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and_what_to_do(
-    store: PublishedStore, tmp_path: Path
+    store: StreamPublished, tmp_path: Path
 ) -> None:
     old = folder(tmp_path / "p", v1="Hi.", v2="Ho.")
     await publishing(old, store).publish()
@@ -108,7 +87,7 @@ async def test_another_text_under_a_published_id_is_refused_with_both_hashes_and
 
 
 async def test_a_refused_start_publishes_nothing_over_the_old_text(
-    store: PublishedStore, tmp_path: Path
+    store: StreamPublished, tmp_path: Path
 ) -> None:
     old = folder(tmp_path / "p", v1="Hi.")
     await publishing(old, store).publish()
@@ -117,14 +96,14 @@ async def test_a_refused_start_publishes_nothing_over_the_old_text(
     await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
 
 
-async def test_an_id_stays_published_when_its_file_goes_away(store: PublishedStore, tmp_path: Path) -> None:
+async def test_an_id_stays_published_when_its_file_goes_away(store: StreamPublished, tmp_path: Path) -> None:
     await publishing(folder(tmp_path / "p", v1="Hi."), store).publish()
     await publishing(folder(tmp_path / "p"), store).publish()
     with pytest.raises(PromptChanged):
         await publishing(folder(tmp_path / "p", v1="Changed."), store).publish()
 
 
-async def test_checking_publishes_nothing(store: PublishedStore, tmp_path: Path) -> None:
+async def test_checking_publishes_nothing(store: StreamPublished, tmp_path: Path) -> None:
     assert await publishing(folder(tmp_path / "p", v1="Hi."), store).check() == 0
     changed = publishing(folder(tmp_path / "p", v1="Changed."), store)
     await changed.publish()
@@ -140,7 +119,7 @@ async def test_a_gateway_starts_when_the_store_is_away_but_a_check_says_so(tmp_p
         on_a_file(tmp_path / "no" / "such" / "folder" / "state.db") as nowhere,
         on_a_file(tmp_path / "text") as no_database,
     ):
-        for store in (MemoryPublished(broken=True), nowhere, no_database):
+        for store in (nowhere, no_database):
             asked = publishing(versions, store)
             await asked.publish()
             assert asked.published_at("v1") is None
@@ -189,10 +168,9 @@ async def test_whatever_is_published_in_whatever_order_the_first_text_of_an_id_s
     steps: list[dict[str, str]],
 ) -> None:
     first: dict[str, str] = {}
-    stores: list[PublishedStore] = [MemoryPublished(), StreamPublished(MemoryStateStore(unix_time=time.time))]
+    store = StreamPublished(MemoryStateStore(unix_time=time.time))
     for hashes in steps:
         for version_id, sha256 in hashes.items():
             first.setdefault(version_id, sha256)
-        for store in stores:
-            kept = await store.publish(hashes, at=NOW)
-            assert {name: one.sha256 for name, one in kept.items()} == first
+        kept = await store.publish(hashes, at=NOW)
+        assert {name: one.sha256 for name, one in kept.items()} == first

@@ -9,8 +9,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import BudgetRequest, Message, Role
 from gateway.prompts.canonical import canonicalize
-from gateway.prompts.text import TokenizerText
-from gateway.prompts.text_port import TextService
+from gateway.prompts.text import TextService, TokenizerText
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SHUFFLED = [

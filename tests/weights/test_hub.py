@@ -11,7 +11,7 @@ import pytest
 
 from gateway.weights.errors import AccessDenied, FetchError, FetchStopped, NotThere, Unreachable
 from gateway.weights.hub import HubFetcher
-from gateway.weights.selection import is_small
+from gateway.weights.location import is_small
 from gateway.weights.values import Progress
 from tests.weights.fake_hub import COMMIT, Hub, hub
 

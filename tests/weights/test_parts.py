@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.checksum import Expected, fault, from_head, is_manifest, read_manifest
 from gateway.weights.errors import UnknownLocation
-from gateway.weights.location import HubModel, LocalFolder, S3Prefix, locate
+from gateway.weights.location import HubModel, LocalFolder, S3Prefix, is_safe, is_small, locate, needed
 from gateway.weights.part_file import PartFile
 from gateway.weights.progress import LogProgress
-from gateway.weights.selection import is_safe, is_small, needed
 from gateway.weights.source import prepare
 from gateway.weights.values import Progress, RemoteFile
 

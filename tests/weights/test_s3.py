@@ -29,8 +29,8 @@ from gateway.weights.errors import (
     UnknownLocation,
     Unreachable,
 )
+from gateway.weights.location import is_small
 from gateway.weights.s3 import S3Fetcher
-from gateway.weights.selection import is_small
 from gateway.weights.values import Progress
 from tests.weights.conftest import BUCKET
 from tests.weights.wire import Wire
