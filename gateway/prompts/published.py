@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,41 +24,14 @@ from gateway.prompts.versions import PromptFileError, PromptVersions
 from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_READ, StateStore
 
-# Longest wait for another process that writes.
-BUSY_TIMEOUT_S = 2.0
-
-
-def table_of(path: Path) -> Callable[[], Awaitable[Mapping[str, Published]]]:
-    """Reads the table in ``path``, if there is one; the returned function raises StoreUnreachable."""
-
-    async def read() -> Mapping[str, Published]:
-        return await asyncio.to_thread(_read, path)
-
-    return read
-
-
-def _read(path: Path) -> Mapping[str, Published]:
-    if not path.exists():
-        return {}
-    try:
-        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
-            there = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'published_prompts'"
-            ).fetchone()
-            if there is None:
-                return {}
-            rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
-    except sqlite3.Error as error:
-        raise StoreUnreachable(type(error).__name__) from error
-    return {name: Published(sha256, at) for name, sha256, at in rows}
-
-
 STREAM = "prompts.published"
 AUTHOR = "gateway"
 # Ids that one state store keeps; publishing is done by people.
 MAX_PUBLISHED = 100_000
 # Versions of one record: far below the longest record.
 RECORD_VERSIONS = 1_000
+# Longest wait for another process that writes the table.
+BUSY_TIMEOUT_S = 2.0
 # How often another process may be first; each time it has published, as a rule the same versions.
 MAX_TRIES = 50
 
@@ -89,35 +62,27 @@ class Published:
     published_at: float
 
 
-async def nothing_before() -> Mapping[str, Published]:
-    """For a store without any earlier form."""
-    return {}
-
-
 class StreamPublished:
     """Stores them on a stream of the state store; of several records for one id the first holds.
 
-    ``before`` returns what was published before the stream existed; it is copied with the next publishing.
+    Earlier versions of Sluice stored them in a table of the SQLite file ``earlier``; what is there is copied
+    onto the stream with the next publishing.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        before: Callable[[], Awaitable[Mapping[str, Published]]] = nothing_before,
-    ) -> None:
+    def __init__(self, store: StateStore, earlier: Path | None = None) -> None:
         self._store = store
-        self._before = before
+        self._earlier = earlier
 
     async def read(self) -> Mapping[str, Published]:
         """All that was published, by id; writes nothing."""
-        before = await self._before()
+        before = await asyncio.to_thread(_table, self._earlier)
         _, kept = await self._kept()
         return {**before, **kept}
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
         """Store those whose id is new, then return all: of two processes that start at once, one wins, and
         both see it."""
-        before = await self._before()
+        before = await asyncio.to_thread(_table, self._earlier)
         for _ in range(MAX_TRIES):
             head, kept = await self._kept()
             wanted = {**{one: Published(sha256, at) for one, sha256 in hashes.items()}, **before}
@@ -204,3 +169,19 @@ class Publishing:
 
 def _iso(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time, UTC).isoformat(timespec="seconds")
+
+
+def _table(path: Path | None) -> Mapping[str, Published]:
+    if path is None or not path.exists():
+        return {}
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as connection:
+            there = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'published_prompts'"
+            ).fetchone()
+            if there is None:
+                return {}
+            rows = connection.execute("SELECT id, sha256, published_at FROM published_prompts").fetchall()
+    except sqlite3.Error as error:
+        raise StoreUnreachable(type(error).__name__) from error
+    return {name: Published(sha256, at) for name, sha256, at in rows}

@@ -1,4 +1,5 @@
-"""The served model's text service: exact ids for the tokenize endpoints and for raw prompts.
+"""The served model's text side: tokenizer, planner, sampling defaults, and the service of the tokenize
+endpoints.
 
 Larger work goes to a thread, so that the event loop is not held for more than about a millisecond.
 """
@@ -18,50 +19,6 @@ from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import Message, SummaryKind
 from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import INLINE_SYSTEM_CHARS, Canonicalizer, system_chars
-
-
-class ModelText:
-    """Tokenizer and planner of the base model; the length may shrink once the engine knows its pool."""
-
-    def __init__(self, tokenizer: ChatTokenizer, max_model_len: int, canonicalizer: Canonicalizer) -> None:
-        self._tokenizer = tokenizer
-        self._canonicalizer = canonicalizer
-        self.extractive = ExtractiveSummarizer()
-        self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
-        self.limit(max_model_len)
-
-    def limit(self, max_model_len: int) -> None:
-        """Sequences are at most this long from here on."""
-        self.max_model_len = max_model_len
-        self.service = TokenizerText(
-            self._tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
-        )
-        self.planner = BudgetPlanner(
-            self._tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
-        )
-
-    def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
-        """Prompt versions that ask for this kind get it from here on."""
-        self._summarizers[kind] = summarizer
-
-    @property
-    def encoder(self) -> str:
-        """The library that counts tokens: ``tiktoken``, or ``tokenizers`` with the reason."""
-        return self._tokenizer.encoder
-
-
-def sampling_defaults(folder: Path) -> Sampling:
-    """The sampling that a checkpoint's ``generation_config.json`` sets for callers that set none.
-
-    ``do_sample: false`` is greedy, as in Transformers.
-    """
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return Sampling()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("do_sample") is False:
-        return Sampling(temperature=0.0)
-    return Sampling(**{name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")})
 
 
 class TextService(Protocol):
@@ -147,3 +104,47 @@ class TokenizerText:
     def _encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
         canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
         return self._tokenizer.encode_chat(canonical, add_generation_prompt=add_generation_prompt)
+
+
+class ModelText:
+    """Tokenizer and planner of the base model; the length may shrink once the engine knows its pool."""
+
+    def __init__(self, tokenizer: ChatTokenizer, max_model_len: int, canonicalizer: Canonicalizer) -> None:
+        self._tokenizer = tokenizer
+        self._canonicalizer = canonicalizer
+        self.extractive = ExtractiveSummarizer()
+        self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
+        self.limit(max_model_len)
+
+    def limit(self, max_model_len: int) -> None:
+        """Sequences are at most this long from here on."""
+        self.max_model_len = max_model_len
+        self.service = TokenizerText(
+            self._tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
+        )
+        self.planner = BudgetPlanner(
+            self._tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
+        )
+
+    def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
+        """Prompt versions that ask for this kind get it from here on."""
+        self._summarizers[kind] = summarizer
+
+    @property
+    def encoder(self) -> str:
+        """The library that counts tokens: ``tiktoken``, or ``tokenizers`` with the reason."""
+        return self._tokenizer.encoder
+
+
+def sampling_defaults(folder: Path) -> Sampling:
+    """The sampling that a checkpoint's ``generation_config.json`` sets for callers that set none.
+
+    ``do_sample: false`` is greedy, as in Transformers.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return Sampling()
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    return Sampling(**{name: data.get(name) for name in ("temperature", "top_p", "top_k", "min_p")})

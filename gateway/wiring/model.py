@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from budgeting.counting import ChatTokenizer
 from gateway.prompts.canonical import Canonicalizer
-from gateway.prompts.published import Publishing
+from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.foundation import Foundation
-from gateway.wiring.state import published_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +32,5 @@ def make_model(base: Foundation) -> ModelParts:
         canonicalizer,
         ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
         versions,
-        Publishing(versions, published_store(base.state), unix_time=base.unix_time),
+        Publishing(versions, StreamPublished(base.state.store, base.state.path), unix_time=base.unix_time),
     )

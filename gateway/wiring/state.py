@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.config.state import StateConfig
-from gateway.prompts.published import StreamPublished, table_of
 from gateway.state.idempotency import IdempotencyStore
 from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record, StateStore
@@ -116,9 +115,3 @@ def make_state(
         copies=copies_folder(url, namespace=config.namespace, cache_dir=config.cache_dir),
         clock=clock,
     )
-
-
-def published_store(state: StateParts) -> StreamPublished:
-    """Published prompts in the state store, with those that an earlier version wrote to its SQLite file."""
-    earlier = () if state.path is None else (table_of(state.path),)
-    return StreamPublished(state.store, *earlier)

@@ -18,7 +18,6 @@ from gateway.prompts.published import (
     Publishing,
     StoreUnreachable,
     StreamPublished,
-    table_of,
 )
 from gateway.prompts.versions import PromptVersions
 from gateway.state.memory import MemoryStateStore, MemoryStreams
@@ -45,7 +44,7 @@ def publishing(versions: PromptVersions, store: StreamPublished, at: float = NOW
 async def on_a_file(path: Path) -> AsyncIterator[StreamPublished]:
     store = SqliteStateStore(path, unix_time=time.time, busy_timeout_s=30.0)
     try:
-        yield StreamPublished(store, table_of(path))
+        yield StreamPublished(store, path)
     finally:
         await store.close()
 
