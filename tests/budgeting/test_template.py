@@ -131,4 +131,4 @@ def test_a_guarded_text_holds_no_control_token_and_comes_back_unchanged(text: st
 
 
 def test_the_templates_own_control_tokens_are_found_longest_first() -> None:
-    assert [s.token_id for s in CONTROLS.segments("<|a|><|b|>-<|a|>")] == [2, None, 1]
+    assert [token_id for _, token_id in CONTROLS.segments("<|a|><|b|>-<|a|>")] == [2, None, 1]
