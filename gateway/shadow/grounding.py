@@ -15,13 +15,11 @@ _WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 _NUMBER = re.compile(r"\d[\d.,]*\d")
 _SENTENCE_END = re.compile(r"[.!?:;\n•。！？]\s*[\"“*(\-]*\s*$")
 # Words that are always capitalized: I, months and the like.
-_PLAIN = frozenset(
-    {
-        "i", "i'm", "i'd", "i'll", "i've", "january", "february", "march", "april", "may", "june", "july",
-        "august", "september", "october", "november", "december", "monday", "tuesday", "wednesday",
-        "thursday", "friday", "saturday", "sunday", "english", "japanese", "manga",
-    }
-)  # fmt: skip
+_PLAIN_WORDS = (
+    "i i'm i'd i'll i've january february march april may june july august september october november"
+    " december monday tuesday wednesday thursday friday saturday sunday english japanese manga"
+)
+_PLAIN = frozenset(_PLAIN_WORDS.split())
 MAX_CHARS = 8_000
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _SCRIPTS = (
@@ -26,46 +25,17 @@ _SCRIPTS = (
 _LEAST_SHARE = 0.3
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LETTER = re.compile(r"[^\W\d_]")
-_FUNCTION_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "en": frozenset(
-            {
-                "the", "and", "is", "are", "of", "to", "in", "it", "that", "you", "for", "with", "this", "on",
-                "as", "by", "was", "be", "have", "not", "an",
-            }
-        ),
-        "de": frozenset(
-            {
-                "der", "die", "das", "und", "ist", "nicht", "ein", "eine", "ich", "sie", "es", "mit", "von",
-                "auf", "für", "den", "dem", "zu", "wir",
-            }
-        ),
-        "fr": frozenset(
-            {
-                "le", "la", "les", "et", "est", "une", "des", "du", "pas", "que", "pour", "dans", "vous",
-                "je", "il", "elle", "ce", "qui", "avec",
-            }
-        ),
-        "es": frozenset(
-            {
-                "el", "los", "las", "y", "es", "una", "del", "que", "por", "para", "con", "no", "se", "su",
-                "como", "pero", "más", "está", "este",
-            }
-        ),
-        "it": frozenset(
-            {
-                "il", "gli", "e", "è", "una", "della", "di", "che", "per", "con", "non", "si", "come", "ma",
-                "più", "questo", "sono", "nel", "alla",
-            }
-        ),
-        "pt": frozenset(
-            {
-                "o", "os", "as", "e", "é", "uma", "do", "da", "que", "por", "para", "com", "não", "se",
-                "como", "mas", "mais", "este", "são", "no",
-            }
-        ),
-    }
-)  # fmt: skip
+_FUNCTION_WORDS: Mapping[str, frozenset[str]] = {
+    code: frozenset(words.split())
+    for code, words in {
+        "en": "the and is are of to in it that you for with this on as by was be have not an",
+        "de": "der die das und ist nicht ein eine ich sie es mit von auf für den dem zu wir",
+        "fr": "le la les et est une des du pas que pour dans vous je il elle ce qui avec",
+        "es": "el los las y es una del que por para con no se su como pero más está este",
+        "it": "il gli e è una della di che per con non si come ma più questo sono nel alla",
+        "pt": "o os as e é uma do da que por para com não se como mas mais este são no",
+    }.items()
+}
 _WORD = re.compile(r"[^\W\d_]+")
 # Least function words. The best language must also lead: "no" and "que" are of several.
 _LEAST_WORDS = 2

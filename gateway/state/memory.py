@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.listeners import Listeners, Reach
 from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
+from gateway.state.watched_store import WatchedStore
 
 POLL_S = 1.0
 
@@ -23,7 +24,7 @@ class MemoryStreams:
         self.down = False
 
 
-class MemoryStateStore:
+class MemoryStateStore(WatchedStore):
     """A store for tests and for ``memory://``: nothing survives the process.
 
     Args:
@@ -38,22 +39,9 @@ class MemoryStateStore:
         unix_time: Callable[[], float],
         poll_s: float = POLL_S,
     ) -> None:
+        super().__init__("memory://", unix_time, poll_s)
         self._streams = streams if streams is not None else MemoryStreams()
         self._streams.stores.add(self)
-        self._unix_time = unix_time
-        self._poll_s = poll_s
-        self._listeners = Listeners()
-        self._reach = Reach("memory://")
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the last operation succeeded."""
-        return self._reach.healthy
-
-    async def open(self) -> None:
-        """Nothing to prepare."""
-        if not self._streams.down:
-            self._reach.ok()
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -62,7 +50,7 @@ class MemoryStateStore:
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
         """Add a record."""
         check_record(stream, data, author)
-        self._reached("append")
+        self._check("append")
         records = self._streams.records.setdefault(stream, [])
         head = self._streams.forgotten.get(stream, 0) + len(records)
         if expected is not None and expected != head:
@@ -70,7 +58,7 @@ class MemoryStateStore:
         record = Record(stream, head + 1, self._unix_time(), author, data)
         records.append(record)
         for store in list(self._streams.stores):
-            store._listeners.notify(stream, record.number)
+            store._notify(stream, record.number)
         return record
 
     async def read(
@@ -78,7 +66,7 @@ class MemoryStateStore:
     ) -> Sequence[Record]:
         """Records above ``after``."""
         check_read(after, limit)
-        self._reached("read")
+        self._check("read")
         first = max(0, after - self._streams.forgotten.get(stream, 0))
         records = self._streams.records.get(stream, [])[first:]
         return records[-limit:][::-1] if newest_first else records[:limit]
@@ -86,7 +74,7 @@ class MemoryStateStore:
     async def forget(self, stream: str, up_to: int) -> None:
         """Delete records up to that number."""
         check_forget(up_to)
-        self._reached("forget")
+        self._check("forget")
         records = self._streams.records.get(stream, [])
         gone = min(max(0, up_to - self._streams.forgotten.get(stream, 0)), len(records))
         del records[:gone]
@@ -94,28 +82,22 @@ class MemoryStateStore:
 
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream."""
-        self._reached("heads")
+        self._check("heads")
         forgotten = self._streams.forgotten
         heads = {
             name: forgotten.get(name, 0) + len(records) for name, records in self._streams.records.items()
         }
         return {stream: head for stream, head in heads.items() if head}
 
-    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` while ``run`` runs."""
-        self._listeners.listen(stream, listener)
-
     async def run(self) -> None:
         """Call every listener at each poll; an append calls them at once."""
         while True:
-            if self._streams.down:
-                self._reach.failed("watch", "down")
-            else:
-                self._listeners.notify_all(await self.heads())
+            with contextlib.suppress(StateUnavailable):
+                self._notify_all(await self.heads())
             await asyncio.sleep(self._poll_s)
 
-    def _reached(self, operation: str) -> None:
+    def _check(self, operation: str) -> None:
         if self._streams.down:
-            self._reach.failed(operation, "down")
+            self._failed(operation, "down")
             raise StateUnavailable(operation, "down")
-        self._reach.ok()
+        self._reached()

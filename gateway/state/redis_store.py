@@ -11,9 +11,9 @@ import orjson
 from redis.asyncio import Redis
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.listeners import Listeners, Reach
 from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
+from gateway.state.watched_store import WatchedStore
 
 POLL_S = 1.0
 # Longest wait for one message.
@@ -52,14 +52,13 @@ return up_to - gone
 """
 
 
-class RedisStateStore:
+class RedisStateStore(WatchedStore):
     """A store in Redis.
 
     Args:
         client: as ``redis_client.connect`` makes it; this store closes it.
         shown: the url without its password.
         namespace: several fleets may share one Redis under different ones.
-        poll_s: longest time between two calls of a listener.
     """
 
     def __init__(
@@ -71,24 +70,11 @@ class RedisStateStore:
         unix_time: Callable[[], float],
         poll_s: float = POLL_S,
     ) -> None:
+        super().__init__(shown, unix_time, poll_s)
         self._client = client
-        self._unix_time = unix_time
-        self._poll_s = poll_s
         keys = prefix(namespace)
         self._gone_key = f"{keys}forgotten"
         self._heads_key, self._channel, self._stream_key = f"{keys}heads", f"{keys}told", f"{keys}stream:"
-        self._listeners = Listeners()
-        self._reach = Reach(shown)
-
-    @property
-    def healthy(self) -> bool:
-        """Whether Redis answered the last command."""
-        return self._reach.healthy
-
-    async def open(self) -> None:
-        """Test the connection."""
-        with contextlib.suppress(StateUnavailable):
-            await self.heads()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -107,7 +93,7 @@ class RedisStateStore:
             raise StateUnavailable("append", reason)
         if not done:
             raise Conflict(stream, cast(int, expected), number)
-        self._listeners.notify(stream, number)
+        self._notify(stream, number)
         return Record(stream, number, at, author, data)
 
     async def read(
@@ -132,10 +118,6 @@ class RedisStateStore:
         found = await self._ask("heads", self._client.hgetall(self._heads_key))
         return {stream.decode(): int(number) for stream, number in found.items()}
 
-    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` while ``run`` runs."""
-        self._listeners.listen(stream, listener)
-
     async def run(self) -> None:
         """Subscribe to appends on one connection, and poll on the others in case that one is dead."""
         async with asyncio.TaskGroup() as loops:
@@ -146,7 +128,7 @@ class RedisStateStore:
         while True:
             # `healthy` shows the failure; the next poll tries again.
             with contextlib.suppress(StateUnavailable):
-                self._listeners.notify_all(await self.heads())
+                self._notify_all(await self.heads())
             await asyncio.sleep(self._poll_s)
 
     async def _subscribe(self) -> None:
@@ -161,7 +143,7 @@ class RedisStateStore:
                         end_if_cancelled()
                         if message is not None:
                             number, stream = message["data"].decode().split(" ", 1)
-                            self._listeners.notify(stream, int(number))
+                            self._notify(stream, int(number))
             end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 
@@ -169,9 +151,9 @@ class RedisStateStore:
         try:
             answer = await ask(self._client, operation, command)
         except StateUnavailable as error:
-            self._reach.failed(operation, error.reason)
+            self._failed(operation, error.reason)
             raise
-        self._reach.ok()
+        self._reached()
         return answer
 
 

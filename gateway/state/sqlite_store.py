@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.listeners import Listeners, Reach
 from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
+from gateway.state.watched_store import WatchedStore
 
 WATCH_S = 0.05
 POLL_S = 1.0
@@ -33,11 +33,10 @@ _TABLES = (
 T = TypeVar("T")
 
 
-class SqliteStateStore:
+class SqliteStateStore(WatchedStore):
     """A store in the file ``path``; the folder must exist.
 
     Args:
-        poll_s: longest time between two calls of a listener.
         busy_timeout_s: longest wait for another process's write.
     """
 
@@ -50,24 +49,11 @@ class SqliteStateStore:
         poll_s: float = POLL_S,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
-        self._unix_time = unix_time
+        super().__init__(f"sqlite:///{path}", unix_time, poll_s)
         self._clock = clock
-        self._poll_s = poll_s
         # Acknowledged records survive a loss of power; appends are rare. Reads do not wait for writes.
         self._writer = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
         self._reader = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
-        self._listeners = Listeners()
-        self._reach = Reach(f"sqlite:///{path}")
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the last operation succeeded."""
-        return self._reach.healthy
-
-    async def open(self) -> None:
-        """Create the tables, if the file can be opened now."""
-        with contextlib.suppress(StateUnavailable):
-            await self.heads()
 
     async def close(self) -> None:
         """Close the file."""
@@ -90,7 +76,7 @@ class SqliteStateStore:
             return record
 
         record = await self._run(self._writer, "append", add)
-        self._listeners.notify(stream, record.number)
+        self._notify(stream, record.number)
         return record
 
     async def read(
@@ -119,10 +105,6 @@ class SqliteStateStore:
         """The last number of each stream."""
         return await self._run(self._reader, "heads", _heads)
 
-    def listen(self, stream: str, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` while ``run`` runs."""
-        self._listeners.listen(stream, listener)
-
     async def run(self) -> None:
         """Watch the file and notify listeners."""
         seen: tuple[object, int] | None = None
@@ -133,12 +115,12 @@ class SqliteStateStore:
                 found, heads = await self._run(self._reader, "watch", _look)
                 if seen is None or found[0] is seen[0]:
                     if due or found != seen:
-                        self._listeners.notify_all(heads)
+                        self._notify_all(heads)
                         notified_at = self._clock() if due else notified_at
                     seen = found
                     await asyncio.sleep(WATCH_S)
                     continue
-                self._reach.failed("watch", "the file was replaced")
+                self._failed("watch", "the file was replaced")
             seen = None
             await asyncio.sleep(self._poll_s)
 
@@ -148,9 +130,9 @@ class SqliteStateStore:
         except StateUnavailable as error:
             # A lock does not prevent reads: the store is reachable.
             if error.reason != LOCKED or operation == "watch":
-                self._reach.failed(operation, error.reason)
+                self._failed(operation, error.reason)
             raise
-        self._reach.ok()
+        self._reached()
         return result
 
 
