@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
@@ -195,7 +196,7 @@ class Journal:
     def done(self, segment: JournalSegment, *, damaged: bool = False) -> None:
         """The database has all rows of a file that was read back: delete it, or set it aside."""
         self._forget(segment)
-        self._work.put(lambda: self._attempt(segment.set_aside if damaged else segment.remove))
+        self._work.put(partial(self._attempt, segment.set_aside if damaged else segment.remove))
 
     def abandon(self, segment: JournalSegment) -> None:
         """Release a file unread; another process adopts it."""
@@ -220,7 +221,7 @@ class Journal:
         self._segments.clear()
         for segment in segments:
             unread = segment.waiting or segment.spilled
-            self._work.put(_bound(self._attempt, segment.release if unread else segment.remove))
+            self._work.put(partial(self._attempt, segment.release if unread else segment.remove))
         self._work.put(None)
         # The disk may block the thread; as a daemon it does not keep the process alive.
         await asyncio.to_thread(self._thread.join, CLOSE_S)
@@ -243,7 +244,7 @@ class Journal:
         self._gathering, self._syncing = _Group(), group
         self._handed_at = self._loop.time()
         self._late = self._loop.call_later(self._options.sync_wait_s, self._timed_out, group)
-        self._work.put(lambda: self._store(group))
+        self._work.put(partial(self._store, group))
 
     def _timed_out(self, group: _Group) -> None:
         """End the waits for this group and the next one; it may still be synced."""
@@ -293,7 +294,7 @@ class Journal:
         if segment in self._segments:
             self._reclaim(segment)
         elif segment.size <= len(HEADER):  # no row in it was synced
-            self._work.put(lambda: self._attempt(segment.remove))
+            self._work.put(partial(self._attempt, segment.remove))
 
     def _reclaim(self, segment: JournalSegment) -> None:
         """Delete a closed file without unwritten rows, or queue it to be read back."""
@@ -361,7 +362,3 @@ class Journal:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(what, *values)
-
-
-def _bound(call: Callable[[Callable[[], None]], None], what: Callable[[], None]) -> Callable[[], None]:
-    return lambda: call(what)

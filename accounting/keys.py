@@ -112,18 +112,6 @@ class KeyRing:
     ``admin_key`` there are only the created ones.
     """
 
-    __slots__ = (
-        "_admin_digest",
-        "_by_id",
-        "_by_prefix",
-        "_decoy",
-        "_digest_of",
-        "_enabled",
-        "_prefixes",
-        "_salt",
-        "_time",
-    )
-
     def __init__(
         self,
         admin_key: str | None,

@@ -2,21 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Column, Double, Index, RowMapping, Table, Text, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from accounting.errors import LedgerUnavailable
 from accounting.shadow_values import ShadowPair, ShadowSide
-from accounting.store import make_engine, unavailable
-from accounting.store_schema import bring_up
+from accounting.store import GenerationStore
 from accounting.tables import metadata
 
 shadow_pairs = Table(
@@ -39,6 +33,7 @@ shadow_pairs = Table(
 
 # The writer and one report.
 POOL_CONNECTIONS = 2
+UNAVAILABLE = "the shadow pairs cannot be reached now"
 
 
 class ShadowPairStore:
@@ -47,34 +42,23 @@ class ShadowPairStore:
     """
 
     def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:
-        self._url = url
+        self._store = GenerationStore(url, POOL_CONNECTIONS)
         self._keep_pairs = keep_pairs
         self._keep_s = keep_s
-        self._engine: AsyncEngine | None = None
-        self._prepared = False
 
     async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
         """Make pairs durable and delete old ones, in one transaction. Raises LedgerUnavailable."""
-        rows = [_columns(pair) for pair in pairs]
-        try:
-            async with await self._begin() as connection:
-                if rows:
-                    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-                    insert = make(shadow_pairs).on_conflict_do_nothing(index_elements=["pair_id"])
-                    await connection.execute(insert, rows)
-                await connection.execute(delete(shadow_pairs).where(shadow_pairs.c.at < now - self._keep_s))
-                kept = (
-                    select(shadow_pairs.c.at)
-                    .order_by(shadow_pairs.c.at.desc())
-                    .offset(self._keep_pairs)
-                    .limit(1)
-                )
-                oldest = (await connection.execute(kept)).scalar()
-                if oldest is not None:
-                    await connection.execute(delete(shadow_pairs).where(shadow_pairs.c.at <= oldest))
-        except (SQLAlchemyError, OSError) as error:
-            await self._forget_connections()
-            raise unavailable("the shadow pairs cannot be reached now", error) from error
+        at = shadow_pairs.c.at
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            if rows := [_columns(pair) for pair in pairs]:
+                make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+                insert = make(shadow_pairs).on_conflict_do_nothing(index_elements=["pair_id"])
+                await connection.execute(insert, rows)
+            await connection.execute(delete(shadow_pairs).where(at < now - self._keep_s))
+            surplus = select(at).order_by(at.desc()).offset(self._keep_pairs).limit(1)
+            newest_surplus = (await connection.execute(surplus)).scalar()
+            if newest_surplus is not None:
+                await connection.execute(delete(shadow_pairs).where(at <= newest_surplus))
 
     async def newest(
         self, limit: int, *, route: str | None = None, since: float | None = None
@@ -85,40 +69,13 @@ class ShadowPairStore:
             query = query.where(shadow_pairs.c.route == route)
         if since is not None:
             query = query.where(shadow_pairs.c.at >= since)
-        try:
-            async with await self._begin() as connection:
-                found = (await connection.execute(query)).mappings().all()
-        except (SQLAlchemyError, OSError) as error:
-            await self._forget_connections()
-            raise unavailable("the shadow pairs cannot be reached now", error) from error
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            found = (await connection.execute(query)).mappings().all()
         return [_pair(columns) for columns in found]
 
     async def close(self) -> None:
         """Close the connections."""
-        engine, self._engine, self._prepared = self._engine, None, False
-        if engine is not None:
-            await engine.dispose()
-
-    async def _begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        if self._engine is None:
-            self._engine = _engine(self._url)
-        if not self._prepared:
-            await bring_up(self._engine)
-            self._prepared = True
-        return self._engine.begin()
-
-    async def _forget_connections(self) -> None:
-        """Connect again next time: the file may have been replaced, the server may have lost its tables."""
-        self._prepared = False
-        if self._engine is not None:
-            await self._engine.dispose()
-
-
-def _engine(url: str) -> AsyncEngine:
-    try:
-        return make_engine(make_url(url), POOL_CONNECTIONS)
-    except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError, ValueError) as error:
-        raise LedgerUnavailable("ledger.url cannot be used for shadow pairs") from error
+        await self._store.close(None)
 
 
 def _columns(pair: ShadowPair) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
     StatementError,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from accounting.errors import AccountingError, LedgerUnavailable
 from accounting.store_schema import bring_up
@@ -47,8 +47,9 @@ class UnwritableRows(AccountingError):
 class GenerationStore:
     """The table ``generations`` behind a url."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int = POOL_CONNECTIONS) -> None:
         self._url = url
+        self._connections = connections
         self._engine: AsyncEngine | None = None
         self._row_insert: RowInsert | None = None
         self._prepared = False
@@ -66,7 +67,7 @@ class GenerationStore:
         if url.drivername not in ALLOWED_DRIVERS:
             raise LedgerUnavailable(f"ledger.url is of {url.drivername!r}; allowed: {allowed}")
         try:
-            self._engine = make_engine(url, POOL_CONNECTIONS)
+            self._engine = make_engine(url, self._connections)
         except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
             raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
         self._in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
@@ -137,13 +138,21 @@ class GenerationStore:
 
     async def write_counts(self, counts: Sequence[EngineCount]) -> None:
         """Write the engines' counts. Raises LedgerUnavailable."""
-        engine = self._opened()
+        async with self.transaction("the ledger cannot be written now") as connection:
+            await connection.execute(counts_upsert(connection.dialect, counts))
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, failure: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction on prepared tables. Raises LedgerUnavailable that begins with ``failure``."""
+        if self._engine is None:
+            self.connect()
         try:
             await self.prepare()
-            async with engine.begin() as connection:
-                await connection.execute(counts_upsert(engine.dialect, counts))
+            async with self._opened().begin() as connection:
+                yield connection
         except (SQLAlchemyError, OSError) as error:
-            raise unavailable("the ledger cannot be written now", error) from error
+            await self._forget_connections()
+            raise unavailable(failure, error) from error
 
     @property
     def prepared(self) -> bool:
@@ -155,7 +164,7 @@ class GenerationStore:
         """Whether all callers share one connection, so that only one may use it at a time."""
         return self._in_memory
 
-    async def close(self, timeout_s: float) -> None:
+    async def close(self, timeout_s: float | None) -> None:
         """Close all connections, waiting at most ``timeout_s`` seconds for calls in progress."""
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from sqlalchemy import (
@@ -27,72 +27,41 @@ from accounting.values import EngineCount, UsageRow
 # Texts have no length here: the edge bounds them, and a bound defined in two places drifts apart.
 metadata = MetaData()
 
+
+def _columns(row: type) -> list[Column[Any]]:
+    """A column for each field of a row."""
+    kinds = {str: Text, int: BigInteger, float: Double}
+    found: list[Column[Any]] = []
+    for name, hint in get_type_hints(row).items():
+        options = [one for one in get_args(hint) if isinstance(one, type)] or [hint]
+        kind = next((one for one in options if one in kinds), str)
+        found.append(Column(name, kinds[kind], nullable=type(None) in options))
+    return found
+
+
 generations = Table(
     "generations",
     metadata,
-    Column("generation_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("contract", Text, nullable=False),
-    Column("route", Text, nullable=False),
-    Column("started_at", Double, nullable=False),
+    *_columns(UsageRow),
     Column("hour", BigInteger, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("org", Text),
-    Column("user_id", Text),
-    Column("intent", Text),
-    Column("session_id", Text),
-    Column("adapter_id", Text),
-    Column("prompt_version", Text),
-    Column("revision", BigInteger),
-    Column("backend", Text),
-    Column("backend_name", Text),
-    Column("backend_version", Text),
-    Column("model", Text),
-    Column("trace_id", Text),
-    Column("finish_reason", Text, nullable=False),
-    Column("error_code", Text),
-    Column("fallback", Text),
-    Column("fallback_reason", Text),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("billable_input_tokens", BigInteger, nullable=False),
-    Column("billable_output_tokens", BigInteger, nullable=False),
-    Column("billable_cached_tokens", BigInteger, nullable=False),
-    Column("cost_nanousd", BigInteger, nullable=False),
-    Column("price_version", Text),
-    Column("queue_wait_ms", Double, nullable=False),
-    Column("ttft_ms", Double),
-    Column("total_ms", Double, nullable=False),
-    # What a table is partitioned by stands in its key (PostgreSQL, TimescaleDB); a generation has one hour.
+    # The key of a partitioned table includes what it is partitioned by (PostgreSQL, TimescaleDB).
     PrimaryKeyConstraint("generation_id", "hour", name="pk_generations"),
-    # reports go by time, and by tenant over a time
     Index("ix_generations_started_at", "started_at"),
     Index("ix_generations_tenant_started_at", "tenant", "started_at"),
 )
 
-# What was used on whose engines by the engines' own counters, hour by hour; docs/ledger.md.
+# The engines' own counters, hour by hour; several gateways may observe one engine.
 engine_counts = Table(
     "engine_counts",
     metadata,
-    Column("hour", BigInteger, nullable=False),
-    Column("backend", Text, nullable=False),
-    # One engine, as all gateways in front of it know it; several may count the same one.
-    Column("engine", Text, nullable=False),
-    Column("observer", Text, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("generation_tokens", BigInteger, nullable=False),
-    Column("covered_s", Double, nullable=False),
+    *_columns(EngineCount),
     PrimaryKeyConstraint("hour", "backend", "engine", "observer", name="pk_engine_counts"),
 )
 
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(UsageRow))
 _KEY = ("generation_id", "hour")
 
-# By dialect: a row whose generation is in the table already is left out, so that a batch may be written
-# again when nobody knows whether it was. Only that conflict: any other fault of a row still shows.
+# By dialect. An existing row stays, so that a batch may be written again; any other conflict is an error.
 INSERTS: Mapping[str, Insert] = MappingProxyType(
     {
         "sqlite": sqlite.insert(generations).on_conflict_do_nothing(index_elements=_KEY),

@@ -26,8 +26,8 @@ from tokenizers import Tokenizer
 
 from engine.build import assemble
 from engine.engine import Engine
-from engine.linear import Linear
 from engine.model import LayerWeights, ModelConfig, ModelWeights
+from engine.operators import Linear
 from engine.values import EngineConfig, GenerationRequest, SamplingParams
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo" / "tokenizer.json"

@@ -11,11 +11,11 @@ from pathlib import Path
 ENGINE = Path(__file__).resolve().parent.parent / "engine"
 PARTS = {
     "schedules, computes, updates": (
-        *("sequence", "prefix_cache", "block_pool", "scheduler", "attention", "operators", "linear", "lora"),
-        *("model", "chance", "penalties", "structured", "sampler", "runner", "text", "engine"),
+        *("sequence", "prefix_cache", "block_pool", "scheduler", "attention", "operators", "lora"),
+        *("model", "penalties", "structured", "sampler", "runner", "text", "engine"),
     ),
     "the same for one device": ("kernels", "paged", "graphs"),
-    "loads and checks": ("loader", "lora_loader", "kv_pool", "build", "adapter_desk"),
+    "loads and checks": ("loader", "lora_loader", "kv_pool", "build", "adapter_commands"),
     "process boundary and values": ("values", "errors", "limits", "wire", "process", "client"),
 }
 _NO_CODE = {

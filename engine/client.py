@@ -150,9 +150,10 @@ class EngineClient:
         self.config = config
         self._on_signals = on_signals
         self._on_death = on_death
-        self._state = EngineState.NEW
-        self._signals: EngineSignals | None = None
-        self._info: EngineInfo | None = None
+        self.state = EngineState.NEW
+        # What was loaded, and the report of the last step.
+        self.info: EngineInfo | None = None
+        self.signals: EngineSignals | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
@@ -163,21 +164,6 @@ class EngineClient:
         self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
         self._calls = count()
         self._submitted = 0
-
-    @property
-    def state(self) -> EngineState:
-        """Where the engine is in its life."""
-        return self._state
-
-    @property
-    def signals(self) -> EngineSignals | None:
-        """What the last step reported; None before the first one."""
-        return self._signals
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """What was loaded; None before the start."""
-        return self._info
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -203,33 +189,33 @@ class EngineClient:
         """Start the process and load the model. Raises EngineStartError; after that, or when cancelled, no
         process is left.
         """
-        if self._state is not EngineState.NEW:
-            raise EngineStartError(f"an engine is started once; this one is {self._state.value}")
-        self._state = EngineState.STARTING
+        if self.state is not EngineState.NEW:
+            raise EngineStartError(f"an engine is started once; this one is {self.state.value}")
+        self.state = EngineState.STARTING
         try:
             self._started = asyncio.get_running_loop().create_future()
             await self._spawn()
             self._send(StartEngine(self.config))
-            self._info = await self._started
+            self.info = await self._started
         except BaseException:
-            self._state = EngineState.STOPPED
+            self.state = EngineState.STOPPED
             await self._end_process(timeout_s=0.0)
             raise
-        self._state = EngineState.READY
-        return self._info
+        self.state = EngineState.READY
+        return self.info
 
     def submit(self, request: GenerationRequest) -> EngineTicket:
         """Send a request. Raises EngineDead, or the RequestRefused that says why it cannot run."""
-        if self._state is not EngineState.READY or self._info is None or self._transport is None:
+        if self.state is not EngineState.READY or self.info is None or self._transport is None:
             raise self._not_ready()
         if request.request_id in self._request_ids:
             raise DuplicateSequence(f"request {request.request_id!r} is in flight")
         if (
-            len(self._by_wire_id) >= self._info.max_requests
+            len(self._by_wire_id) >= self.info.max_requests
             or self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES
         ):
             raise EngineBusy(f"{len(self._by_wire_id)} requests are in flight")
-        check_request(request, self._info)
+        check_request(request, self.info)
         if request.adapter_id is not None and request.adapter_id not in self._adapters:
             raise RequestedAdapterMissing(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
@@ -257,8 +243,8 @@ class EngineClient:
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End the process, by force after ``timeout_s``. Open tickets raise EngineDead."""
-        if self._state is not EngineState.DEAD:
-            self._state = EngineState.STOPPED
+        if self.state is not EngineState.DEAD:
+            self.state = EngineState.STOPPED
         self._close_tickets("the engine was stopped")
         await self._end_process(timeout_s)
 
@@ -295,7 +281,7 @@ class EngineClient:
             await self._process.wait()
 
     async def _call(self, command: LoadAdapter | UnloadAdapter) -> None:
-        if self._state is not EngineState.READY:
+        if self.state is not EngineState.READY:
             raise self._not_ready()
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._adapter_calls[command.call] = command, settled
@@ -303,7 +289,7 @@ class EngineClient:
         await settled
 
     def _not_ready(self) -> EngineDead:
-        return EngineDead(self._death or f"the engine is {self._state.value}")
+        return EngineDead(self._death or f"the engine is {self.state.value}")
 
     def _send(self, command: Command) -> None:
         if self._transport is not None:
@@ -320,7 +306,7 @@ class EngineClient:
         if isinstance(event, StepOutputs):
             for output in event.outputs:
                 self._deliver(output)
-            self._signals = event.signals
+            self.signals = event.signals
             if self._on_signals is not None:
                 self._on_signals(event.signals)
         elif isinstance(event, AdapterSettled):
@@ -358,12 +344,12 @@ class EngineClient:
     def _connection_lost(self, error: Exception | None) -> None:
         if error is not None and not self._death:
             self._death = f"the connection to the engine failed: {error}"
-        if self._state is EngineState.STARTING and self._started is not None and not self._started.done():
+        if self.state is EngineState.STARTING and self._started is not None and not self._started.done():
             message = self._death or "the engine process ended while it started; its log says why"
             self._started.set_exception(EngineStartError(message))
-        if self._state is not EngineState.READY:
+        if self.state is not EngineState.READY:
             return
-        self._state = EngineState.DEAD
+        self.state = EngineState.DEAD
         self._death = self._death or "the engine process ended unexpectedly"
         self._close_tickets(self._death)
         if self._on_death is not None:

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidConfig, ModelNotFound, ModelTruncated, UnsupportedArchitecture
-from engine.linear import Linear
 from engine.model import LayerWeights, LinearScaling, Llama3Scaling, ModelConfig, ModelWeights
+from engine.operators import Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,27 +25,11 @@ from engine.model import ModelConfig
 
 # What may stand in adapter_config.json without a meaning for inference; every other key that is set, and is
 # not read below, changes what the adapter computes.
-_INFORMATIVE = frozenset(
-    (
-        *(
-            "auto_mapping",
-            "base_model_name_or_path",
-            "inference_mode",
-            "peft_version",
-            "revision",
-            "task_type",
-        ),
-        *(
-            "lora_dropout",
-            "init_lora_weights",
-            "corda_config",
-            "eva_config",
-            "loftq_config",
-            "lora_ga_config",
-        ),
-        *("ensure_weight_tying", "layers_pattern", "megatron_core", "qalora_group_size", "runtime_config"),
-    )
-)
+_INFORMATIVE = frozenset((
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
+    "lora_dropout", "init_lora_weights", "corda_config", "eva_config", "loftq_config", "lora_ga_config",
+    "ensure_weight_tying", "layers_pattern", "megatron_core", "qalora_group_size", "runtime_config",
+))  # fmt: skip
 _READ = frozenset(("peft_type", "bias", "r", "lora_alpha", "use_rslora", "target_modules"))
 # Ways to initialise A and B that leave the model's own weights alone; the others subtract from them.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import GroupedAttention, Plan
-from engine.linear import Linear
 from engine.lora import LoraBatch
-from engine.operators import Operators
+from engine.operators import Linear, Operators
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from admission.events import Admitted, FirstToken, RefusedEvent
 from admission.values import Reason
 from observability.histogram import Histogram
-from observability.labels import Bounded, Series
-from observability.scrape import ScrapeCollector, gauge
+from observability.labels import Bounded, counted
+from observability.scrape import gauge
 
 # Seconds. The default wait budgets, 2 s and 2.4 s for high priority, lie between steps of their own.
 WAIT_BUCKETS = (0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 2.4, 5.0, 10.0, 30.0)
@@ -62,40 +63,36 @@ GATE_GAUGES: tuple[tuple[str, str, Callable[[GateFigures], float | None]], ...] 
 )  # fmt: skip
 
 
-class GateCollector(ScrapeCollector[Iterable[GateFigures]]):
+def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
     """The gates."""
-
-    def _families(self, figures: Iterable[GateFigures]) -> Iterator[Metric]:
-        gates = list(figures)
-        yield gauge(
-            "sluice_admission_queue_depth",
-            "Requests that wait, by class.",
-            {(gate.name, name): gate.queued.get(name, 0) for gate in gates for name in CLASSES},
-            "backend", "class",
-        )  # fmt: skip
-        yield gauge(
-            "sluice_admission_circuit",
-            "1 for the current state.",
-            {(gate.name, state): gate.circuit == state for gate in gates for state in CIRCUITS},
-            "backend", "state",
-        )  # fmt: skip
-        yield gauge(
-            "sluice_admission_rung",
-            "Degradation steps in force for a new request; of routes with a ladder of their own by route.",
-            {(gate.name, route): rungs for gate in gates for route, rungs in gate.rungs.items()},
-            "backend", "route",
-        )  # fmt: skip
-        for name, text, value in GATE_GAUGES:
-            yield gauge(name, text, {gate.name: value(gate) for gate in gates}, "backend")
+    gates = list(figures)
+    yield gauge(
+        "sluice_admission_queue_depth",
+        "Requests that wait, by class.",
+        {(gate.name, name): gate.queued.get(name, 0) for gate in gates for name in CLASSES},
+        "backend", "class",
+    )  # fmt: skip
+    yield gauge(
+        "sluice_admission_circuit",
+        "1 for the current state.",
+        {(gate.name, state): gate.circuit == state for gate in gates for state in CIRCUITS},
+        "backend", "state",
+    )  # fmt: skip
+    yield gauge(
+        "sluice_admission_rung",
+        "Degradation steps in force for a new request; of routes with a ladder of their own by route.",
+        {(gate.name, route): rungs for gate in gates for route, rungs in gate.rungs.items()},
+        "backend", "route",
+    )  # fmt: skip
+    for name, text, value in GATE_GAUGES:
+        yield gauge(name, text, {gate.name: value(gate) for gate in gates}, "backend")
 
 
 class AdmissionMetrics:
     """Counts admission's events, two of which occur with every request."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
-        def counter(name: str, text: str, **labels: Bounded) -> Series[Counter]:
-            return Series(Counter(name, text, tuple(labels), registry=registry), *labels.values())
-
+        counter = partial(counted, registry)
         self._decisions = counter(
             "sluice_admission_decisions_total", "Admission's decisions.", decision=Bounded(), reason=Bounded()
         )

@@ -80,7 +80,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.budget.merged_chunks": record.merged_chunks or None,
         "sluice.budget.summarized_turns": record.summarized_turns or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return _known(found)
 
 
 def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
@@ -96,7 +96,7 @@ def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
         "sluice.admission.reason": facts.admission_reason,
         "sluice.attempts": sum(step.name == "attempt" for step in facts.steps) or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return _known(found)
 
 
 def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
@@ -115,7 +115,7 @@ def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
         found["gen_ai.request.model"] = record.model
         if record.backend is not None and step.backend == record.backend_name:
             found["gen_ai.provider.name"] = PROVIDERS.get(record.backend, record.backend)
-    return {name: value for name, value in found.items() if value is not None}
+    return _known(found)
 
 
 def call_attributes(call: CallFact) -> dict[str, Value]:
@@ -127,7 +127,7 @@ def call_attributes(call: CallFact) -> dict[str, Value]:
         "sluice.hedge": call.hedge or None,
         "error.type": call.failure,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return _known(found)
 
 
 def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
@@ -139,7 +139,11 @@ def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
         "error.type": record.error_code,
         "sluice.request_id": record.request_id,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return _known(found)
+
+
+def _known(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _seconds(value_ms: float | None) -> float | None:

@@ -1,12 +1,12 @@
-"""The small collectors: figures of other parts of the gateway, read when scraped."""
+"""Families of figures of other parts of the gateway, read when scraped."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from observability.scrape import ScrapeCollector, counter, gauge
-from observability.trace_sampling import TraceFigures
+from observability.scrape import counter, gauge
+from observability.trace_facts import TraceFigures
 from resilience.leg_limits import LegFigures
 from resilience.response_cache_values import CacheFigures
 from resilience.supervisor import SupervisorState
@@ -26,17 +26,11 @@ class AdapterFigures:
     places: int
 
 
-class AdapterCollector(ScrapeCollector[AdapterFigures]):
+def adapter_families(figures: AdapterFigures) -> Iterator[Metric]:
     """Registered and loaded adapters."""
-
-    def _families(self, figures: AdapterFigures) -> Iterator[Metric]:
-        yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
-        yield gauge(
-            "sluice_adapters_resident", "Adapters that the engine in process holds.", figures.resident
-        )
-        yield gauge(
-            "sluice_adapter_places", "Most adapters that the engine in process holds.", figures.places
-        )
+    yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
+    yield gauge("sluice_adapters_resident", "Adapters that the engine in process holds.", figures.resident)
+    yield gauge("sluice_adapter_places", "Most adapters that the engine in process holds.", figures.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,160 +48,127 @@ class CanaryFigures:
     bound: float
 
 
-class CanaryCollector(ScrapeCollector[CanaryFigures | None]):
+def canary_families(figures: CanaryFigures | None) -> Iterator[Metric]:
     """The last canary; no family before the first one."""
-
-    def _families(self, figures: CanaryFigures | None) -> Iterator[Metric]:
-        if figures is None:
-            return
-        yield gauge(
-            "sluice_canary_percent",
-            "The last canary's share of its route.",
-            {(figures.route, figures.backend, figures.phase): figures.percent},
-            "route", "backend", "phase",
-        )  # fmt: skip
-        yield gauge(
-            "sluice_canary_requests", "Requests on the last canary that were judged.", figures.requests
-        )
-        yield gauge(
-            "sluice_canary_evidence_ratio",
-            "Evidence of a check against the canary in this step, over the rollback bound; 1: rolled back.",
-            {check: log / figures.bound for check, log in figures.evidence.items()},
-            "check",
-        )
+    if figures is None:
+        return
+    yield gauge(
+        "sluice_canary_percent",
+        "The last canary's share of its route.",
+        {(figures.route, figures.backend, figures.phase): figures.percent},
+        "route", "backend", "phase",
+    )  # fmt: skip
+    yield gauge("sluice_canary_requests", "Requests on the last canary that were judged.", figures.requests)
+    yield gauge(
+        "sluice_canary_evidence_ratio",
+        "Evidence of a check against the canary in this step, over the rollback bound; 1: rolled back.",
+        {check: log / figures.bound for check, log in figures.evidence.items()},
+        "check",
+    )
 
 
-class ChaosCollector(ScrapeCollector[Mapping[tuple[str, str], int]]):
+def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """Injected faults, by backend and kind."""
-
-    def _families(self, figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-        yield counter(
-            "sluice_chaos_faults", "Faults injected on purpose.", dict(sorted(figures.items())),
-            "backend", "kind",
-        )  # fmt: skip
+    yield counter(
+        "sluice_chaos_faults", "Faults injected on purpose.", dict(sorted(figures.items())),
+        "backend", "kind",
+    )  # fmt: skip
 
 
-class EngineStateCollector(ScrapeCollector[SupervisorState]):
+def engine_state_families(figures: SupervisorState) -> Iterator[Metric]:
     """The supervised state of the engine in process."""
-
-    def _families(self, figures: SupervisorState) -> Iterator[Metric]:
-        yield gauge(
-            "sluice_engine_state",
-            "1 for the current state of the engine in process.",
-            {state.value: state is figures for state in SupervisorState},
-            "state",
-        )
+    yield gauge(
+        "sluice_engine_state",
+        "1 for the current state of the engine in process.",
+        {state.value: state is figures for state in SupervisorState},
+        "state",
+    )
 
 
-class HealthCollector(ScrapeCollector[tuple[bool, Mapping[str, bool]]]):
-    """Readiness as ``/ready`` reports it: a dead engine shows here even while other backends answer.
-    ``after_s`` reads the seconds from the process' start until it was first ready.
+def health_families(figures: tuple[Mapping[str, bool], float | None]) -> Iterator[Metric]:
+    """The checks of ``/ready``, and the seconds from the process' start until it was first ready.
+
+    A dead engine shows here even while other backends answer.
     """
-
-    def __init__(
-        self, read: Callable[[], tuple[bool, Mapping[str, bool]]], after_s: Callable[[], float | None]
-    ) -> None:
-        super().__init__(read)
-        self._after_s = after_s
-
-    def _families(self, figures: tuple[bool, Mapping[str, bool]]) -> Iterator[Metric]:
-        ready, checks = figures
-        yield gauge("sluice_ready", "1 while /ready answers 200.", float(ready))
-        yield gauge("sluice_ready_check", "1 while a check of /ready passes.", checks, "check")
-        yield gauge(
-            "sluice_ready_after_seconds",
-            "From the process' start until it was first ready.",
-            self._after_s(),
-        )
+    checks, after_s = figures
+    yield gauge("sluice_ready", "1 while /ready answers 200.", float(all(checks.values())))
+    yield gauge("sluice_ready_check", "1 while a check of /ready passes.", checks, "check")
+    yield gauge("sluice_ready_after_seconds", "From the process' start until it was first ready.", after_s)
 
 
-class HedgeCollector(ScrapeCollector[Mapping[str, tuple[int, int, int]]]):
+def hedge_families(figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
     """Hedged requests by backend: how often the second worker answered first, did not, or was not asked
     because the share of extra requests was used up.
     """
-
-    def _families(self, figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
-        yield counter(
-            "sluice_hedged_requests",
-            "Requests whose first token was late, by the result of asking a second worker.",
-            {
-                (backend, result): count
-                for backend, counts in figures.items()
-                for result, count in zip(HEDGE_RESULTS, counts, strict=True)
-            },
-            "backend", "result",
-        )  # fmt: skip
+    yield counter(
+        "sluice_hedged_requests",
+        "Requests whose first token was late, by the result of asking a second worker.",
+        {
+            (backend, result): count
+            for backend, counts in figures.items()
+            for result, count in zip(HEDGE_RESULTS, counts, strict=True)
+        },
+        "backend", "result",
+    )  # fmt: skip
 
 
-class LegCollector(ScrapeCollector[Mapping[str, LegFigures]]):
+def leg_families(figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
     """Fallback targets with limits."""
-
-    def _families(self, figures: Mapping[str, LegFigures]) -> Iterator[Metric]:
-        yield gauge(
-            "sluice_fallback_leg_in_use",
-            "Requests on a limited fallback target.",
-            {name: leg.in_use for name, leg in figures.items()},
-            "leg",
-        )
-        yield gauge(
-            "sluice_fallback_leg_spend_usd",
-            "Spent on a limited fallback target within the last minute, and reserved.",
-            {name: (leg.spent_nanousd + leg.reserved_nanousd) / NANOUSD for name, leg in figures.items()},
-            "leg",
-        )
+    yield gauge(
+        "sluice_fallback_leg_in_use",
+        "Requests on a limited fallback target.",
+        {name: leg.in_use for name, leg in figures.items()},
+        "leg",
+    )
+    yield gauge(
+        "sluice_fallback_leg_spend_usd",
+        "Spent on a limited fallback target within the last minute, and reserved.",
+        {name: (leg.spent_nanousd + leg.reserved_nanousd) / NANOUSD for name, leg in figures.items()},
+        "leg",
+    )
 
 
-class LogCollector(ScrapeCollector[int]):
+def log_families(figures: int) -> Iterator[Metric]:
     """Log lines lost so far."""
-
-    def _families(self, figures: int) -> Iterator[Metric]:
-        yield counter(
-            "sluice_log_lines_dropped",
-            "Log lines lost because they came faster than they could be written.",
-            figures,
-        )
+    yield counter(
+        "sluice_log_lines_dropped",
+        "Log lines lost because they came faster than they could be written.",
+        figures,
+    )
 
 
-class QuotaStoreCollector(ScrapeCollector[tuple[bool, int]]):
+def quota_store_families(figures: tuple[bool, int]) -> Iterator[Metric]:
     """The shared store of keys' limits: whether it is unreachable, and the settlements waiting for it."""
-
-    def _families(self, figures: tuple[bool, int]) -> Iterator[Metric]:
-        away, waiting = figures
-        yield gauge("sluice_quota_store_up", "1 while the shared limits answer.", float(not away))
-        yield gauge(
-            "sluice_quota_settlements_waiting",
-            "Ended requests not yet reported to the shared limits.",
-            waiting,
-        )
+    away, waiting = figures
+    yield gauge("sluice_quota_store_up", "1 while the shared limits answer.", float(not away))
+    yield gauge(
+        "sluice_quota_settlements_waiting",
+        "Ended requests not yet reported to the shared limits.",
+        waiting,
+    )
 
 
-class ResponseCacheCollector(ScrapeCollector[CacheFigures | None]):
+def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
     """The response cache of this process; no family without one."""
-
-    def _families(self, figures: CacheFigures | None) -> Iterator[Metric]:
-        if figures is not None:
-            yield gauge("sluice_response_cache_entries", "Answers stored in this process.", figures.entries)
-            yield gauge("sluice_response_cache_bytes", "Bytes that they take, estimated.", figures.bytes)
+    if figures is not None:
+        yield gauge("sluice_response_cache_entries", "Answers stored in this process.", figures.entries)
+        yield gauge("sluice_response_cache_bytes", "Bytes that they take, estimated.", figures.bytes)
 
 
-class RetryBudgetCollector(ScrapeCollector[Mapping[str, float]]):
+def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
     """Retries left, by backend."""
-
-    def _families(self, figures: Mapping[str, float]) -> Iterator[Metric]:
-        yield gauge("sluice_retry_budget", "Retries that a backend may be given now.", figures, "backend")
+    yield gauge("sluice_retry_budget", "Retries that a backend may be given now.", figures, "backend")
 
 
-class RoutingCollector(ScrapeCollector[tuple[int, bool]]):
+def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
     """The store's last known routing revision, and whether this process cannot use it."""
-
-    def _families(self, figures: tuple[int, bool]) -> Iterator[Metric]:
-        last, behind = figures
-        yield gauge("sluice_routing_last_revision", "The state store's last revision.", last)
-        yield gauge(
-            "sluice_routing_behind",
-            "1 while this process cannot use the last revision and serves the one before.",
-            float(behind),
-        )
+    last, behind = figures
+    yield gauge("sluice_routing_last_revision", "The state store's last revision.", last)
+    yield gauge(
+        "sluice_routing_behind",
+        "1 while this process cannot use the last revision and serves the one before.",
+        float(behind),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,23 +186,21 @@ class ShadowShown:
     spent_nanousd: int
 
 
-class ShadowCollector(ScrapeCollector[ShadowShown]):
+def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
     """Mirrored requests."""
-
-    def _families(self, figures: ShadowShown) -> Iterator[Metric]:
-        yield counter(
-            "sluice_shadow_requests", "Requests in the shadow's sample, by result.", figures.results, "result"
-        )
-        yield gauge("sluice_shadow_waiting", "Copies in the shadow's queue.", figures.waiting)
-        yield gauge("sluice_shadow_waiting_bytes", "Bytes of the queued copies.", figures.waiting_bytes)
-        yield gauge("sluice_shadow_active", "Copies in progress.", figures.active)
-        pairs = {"written": figures.written, "lost": figures.lost}
-        yield counter("sluice_shadow_pairs", "Compared pairs: written, lost.", pairs, "result")
-        yield gauge(
-            "sluice_shadow_spend_usd",
-            "Spent on shadows within the last minute, and reserved.",
-            figures.spent_nanousd / NANOUSD,
-        )
+    yield counter(
+        "sluice_shadow_requests", "Requests in the shadow's sample, by result.", figures.results, "result"
+    )
+    yield gauge("sluice_shadow_waiting", "Copies in the shadow's queue.", figures.waiting)
+    yield gauge("sluice_shadow_waiting_bytes", "Bytes of the queued copies.", figures.waiting_bytes)
+    yield gauge("sluice_shadow_active", "Copies in progress.", figures.active)
+    pairs = {"written": figures.written, "lost": figures.lost}
+    yield counter("sluice_shadow_pairs", "Compared pairs: written, lost.", pairs, "result")
+    yield gauge(
+        "sluice_shadow_spend_usd",
+        "Spent on shadows within the last minute, and reserved.",
+        figures.spent_nanousd / NANOUSD,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,38 +213,34 @@ class StreamStatus:
     standing: str
 
 
-class StateCollector(ScrapeCollector[tuple[bool, Mapping[str, StreamStatus]]]):
+def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
     """Whether the state store is reached, and how far this process follows each of its few streams."""
-
-    def _families(self, figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
-        up, streams = figures
-        yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
-        yield gauge(
-            "sluice_state_stream_number",
-            "Last record in force in this process.",
-            {name: stream.number for name, stream in streams.items()},
-            "stream",
-        )
-        yield gauge(
-            "sluice_state_stream_in_step",
-            "0 when the store lost records that are in force here, holds one that cannot be applied, or was "
-            "never reached.",
-            {name: float(stream.standing == "following") for name, stream in streams.items()},
-            "stream",
-        )
+    up, streams = figures
+    yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
+    yield gauge(
+        "sluice_state_stream_number",
+        "Last record in force in this process.",
+        {name: stream.number for name, stream in streams.items()},
+        "stream",
+    )
+    yield gauge(
+        "sluice_state_stream_in_step",
+        "0 when the store lost records that are in force here, holds one that cannot be applied, or was "
+        "never reached.",
+        {name: float(stream.standing == "following") for name, stream in streams.items()},
+        "stream",
+    )
 
 
-class TraceCollector(ScrapeCollector[TraceFigures]):
+def trace_families(figures: TraceFigures) -> Iterator[Metric]:
     """Traces by result."""
-
-    def _families(self, figures: TraceFigures) -> Iterator[Metric]:
-        yield counter(
-            "sluice_traces",
-            "Traces by result.",
-            {result: getattr(figures, result) for result in ("sent", "dropped", "failed", "left_out")},
-            "result",
-        )
-        yield gauge("sluice_traces_waiting", "Traces waiting for the collector.", figures.waiting)
+    yield counter(
+        "sluice_traces",
+        "Traces by result.",
+        {result: getattr(figures, result) for result in ("sent", "dropped", "failed", "left_out")},
+        "result",
+    )
+    yield gauge("sluice_traces_waiting", "Traces waiting for the collector.", figures.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,17 +279,15 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerStatus], float | None]], ..
 )
 
 
-class WorkerCollector(ScrapeCollector[Mapping[str, Sequence[WorkerStatus]]]):
+def worker_families(figures: Mapping[str, Sequence[WorkerStatus]]) -> Iterator[Metric]:
     """The remote workers of every pool, by backend: one series a worker."""
-
-    def _families(self, figures: Mapping[str, Sequence[WorkerStatus]]) -> Iterator[Metric]:
-        workers = {(name, one.url): one for name, pool in figures.items() for one in pool}
-        for name, text, value in WORKER_GAUGES:
-            values = {key: value(worker) for key, worker in workers.items()}
-            yield gauge(name, text, values, "backend", "worker")
-        yield counter(
-            "sluice_worker_ejections",
-            "Times it was taken out of service.",
-            {key: worker.ejections for key, worker in workers.items()},
-            "backend", "worker",
-        )  # fmt: skip
+    workers = {(name, one.url): one for name, pool in figures.items() for one in pool}
+    for name, text, value in WORKER_GAUGES:
+        values = {key: value(worker) for key, worker in workers.items()}
+        yield gauge(name, text, values, "backend", "worker")
+    yield counter(
+        "sluice_worker_ejections",
+        "Times it was taken out of service.",
+        {key: worker.ejections for key, worker in workers.items()},
+        "backend", "worker",
+    )  # fmt: skip

@@ -9,66 +9,61 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
 from observability.events import EngineFigures
-from observability.scrape import ScrapeCollector, counter, gauge
+from observability.scrape import counter, gauge
 
 LABELS = ("model_name", "engine")
 
 
-class EngineCollector(ScrapeCollector[EngineFigures | None]):
-    """The engine in process under vLLM's names, so that fleet routers find what they know. ``unix_time`` is
-    the value of ``vllm:lora_requests_info``, of whose series readers take the newest.
+def engine_families(
+    figures: EngineFigures | None, unix_time: Callable[[], float] = time.time
+) -> Iterator[Metric]:
+    """The engine in process under vLLM's names, so that fleet routers find what they know.
+
+    ``unix_time`` is the value of ``vllm:lora_requests_info``, of whose series readers take the newest.
     """
-
-    def __init__(
-        self, read: Callable[[], EngineFigures | None], unix_time: Callable[[], float] = time.time
-    ) -> None:
-        super().__init__(read)
-        self._unix_time = unix_time
-
-    def _families(self, figures: EngineFigures | None) -> Iterator[Metric]:
-        if figures is None:
-            return
-        yield from _gateway_names(figures)
-        engine = (figures.model_name, "0")
-        for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the engine's batch.", figures.running),
-            ("vllm:num_requests_waiting", "Sequences in the engine's queue.", figures.waiting),
-            ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", figures.kv_usage),
-        ):
-            yield gauge(name, text, {engine: value}, *LABELS)
-        for name, text, total in (
-            (
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                figures.prefix_queries,
-            ),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
-            ("vllm:num_preemptions", "Sequences preempted.", figures.preemptions),
-            ("vllm:prompt_tokens", "Prompt tokens computed or found.", figures.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens generated.", figures.generation_tokens),
-        ):
-            if total is not None:
-                yield counter(name, text, {engine: total}, *LABELS)
+    if figures is None:
+        return
+    yield from _gateway_names(figures)
+    engine = (figures.model_name, "0")
+    for name, text, value in (
+        ("vllm:num_requests_running", "Sequences in the engine's batch.", figures.running),
+        ("vllm:num_requests_waiting", "Sequences in the engine's queue.", figures.waiting),
+        ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", figures.kv_usage),
+    ):
+        yield gauge(name, text, {engine: value}, *LABELS)
+    for name, text, total in (
+        (
+            "vllm:prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            figures.prefix_queries,
+        ),
+        ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
+        ("vllm:num_preemptions", "Sequences preempted.", figures.preemptions),
+        ("vllm:prompt_tokens", "Prompt tokens computed or found.", figures.prompt_tokens),
+        ("vllm:generation_tokens", "Tokens generated.", figures.generation_tokens),
+    ):
+        if total is not None:
+            yield counter(name, text, {engine: total}, *LABELS)
+    yield gauge(
+        "vllm:cache_config_info",
+        "The KV cache's shape.",
+        {(*engine, str(figures.block_size), str(figures.total_blocks)): 1},
+        *LABELS, "block_size", "num_gpu_blocks",
+    )  # fmt: skip
+    for shown in figures.distributions:
+        histogram = HistogramMetricFamily(shown.name, shown.text, labels=LABELS)
+        edges = [*map(floatToGoString, shown.bounds), "+Inf"]
+        buckets = list(zip(edges, map(float, accumulate(shown.counts)), strict=True))
+        histogram.add_metric(engine, buckets, shown.total)
+        yield histogram
+    if figures.loras is not None:
+        names = (",".join(figures.loras.running), ",".join(figures.loras.waiting))
         yield gauge(
-            "vllm:cache_config_info",
-            "The KV cache's shape.",
-            {(*engine, str(figures.block_size), str(figures.total_blocks)): 1},
-            *LABELS, "block_size", "num_gpu_blocks",
+            "vllm:lora_requests_info",
+            "Adapters of the requests; the value is the time of this reading.",
+            {(str(figures.loras.max_loras), *names): unix_time()},
+            "max_lora", "running_lora_adapters", "waiting_lora_adapters",
         )  # fmt: skip
-        for shown in figures.distributions:
-            histogram = HistogramMetricFamily(shown.name, shown.text, labels=LABELS)
-            edges = [*map(floatToGoString, shown.bounds), "+Inf"]
-            buckets = list(zip(edges, map(float, accumulate(shown.counts)), strict=True))
-            histogram.add_metric(engine, buckets, shown.total)
-            yield histogram
-        if figures.loras is not None:
-            names = (",".join(figures.loras.running), ",".join(figures.loras.waiting))
-            yield gauge(
-                "vllm:lora_requests_info",
-                "Adapters of the requests; the value is the time of this reading.",
-                {(str(figures.loras.max_loras), *names): self._unix_time()},
-                "max_lora", "running_lora_adapters", "waiting_lora_adapters",
-            )  # fmt: skip
 
 
 def _gateway_names(figures: EngineFigures) -> Iterator[Metric]:

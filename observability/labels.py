@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 # Values one label may take. Configured names are tens; what exceeds this is a mistake or an attack.
@@ -44,7 +45,7 @@ class Series(Generic[M]):
     """
 
     def __init__(self, metric: M, *bounds: Bounded, cap: int = MAX_SERIES) -> None:
-        self._by_valuesric = metric
+        self._metric = metric
         self._bounds = bounds
         self._cap = cap
         self._children: dict[tuple[str, ...], Any] = {}
@@ -67,6 +68,11 @@ class Series(Generic[M]):
         if child is None:
             if len(self._children) >= self._cap:
                 key = (OTHER,) * len(self._bounds)
-            child = self._children[key] = self._by_valuesric.labels(*key) if key else self._by_valuesric
+            child = self._children[key] = self._metric.labels(*key) if key else self._metric
         found: M = child
         return found
+
+
+def counted(registry: CollectorRegistry, name: str, text: str, **labels: Bounded) -> Series[Counter]:
+    """A counter in ``registry`` with these labels and their bounds."""
+    return Series(Counter(name, text, tuple(labels), registry=registry), *labels.values())

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
@@ -15,7 +16,7 @@ from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
 from observability.events import RequestRecord
 from observability.histogram import Histogram
-from observability.labels import OTHER, Bounded, Series
+from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
 from observability.slo_metrics import SloMetrics
 from observability.usage_metrics import UsageMetrics
@@ -109,12 +110,7 @@ class Metrics:
         known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
 
-        def counter(name: str, text: str, **labels: Bounded) -> Series[Counter]:
-            return Series(Counter(name, text, tuple(labels), registry=registry), *labels.values())
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets, registry)
-
+        counter = partial(counted, registry)
         ProcessCollector(registry=registry)
         Info("sluice_build", "The running version.", registry=registry).info({"version": version})
         self._requests = counter(

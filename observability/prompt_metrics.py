@@ -8,12 +8,12 @@ request to request).
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from observability.events import RequestRecord
-from observability.labels import Bounded, Series
+from observability.labels import Bounded, counted
 from observability.scrape import gauge
 
 # A request weighs half as much after this many more of its version: a steady figure that still follows a
@@ -44,26 +44,19 @@ class PromptMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, versions: Bounded) -> None:
         self._versions = versions
         self._prefix, self._expected, self._cached = (
-            Series(Counter(name, text, ("prompt_version",), registry=registry), versions)
+            counted(registry, name, text, prompt_version=versions)
             for name, text in (
                 ("sluice_prompt_prefix_tokens_total", "Tokens of stable prefixes, whole blocks only."),
-                (
-                    "sluice_prompt_expected_cached_tokens_total",
-                    "Those that the same backend had computed before for the same tenant and adapter.",
-                ),
+                ("sluice_prompt_expected_cached_tokens_total",
+                 "Those that the same backend had computed before for the same tenant and adapter."),
                 ("sluice_prompt_cached_tokens_total", "Those of them that were found in a prefix cache."),
             )
-        )
-        self._volatile = Series(
-            Counter(
-                "sluice_prompt_volatile_total",
-                "Requests with volatile content in the caller's system messages, by its kinds.",
-                ("kind", "action"),
-                registry=registry,
-            ),
-            Bounded(),
-            Bounded(),
-        )
+        )  # fmt: skip
+        self._volatile = counted(
+            registry, "sluice_prompt_volatile_total",
+            "Requests with volatile content in the caller's system messages, by its kinds.",
+            kind=Bounded(), action=Bounded(),
+        )  # fmt: skip
         self._recent: dict[str, _DecayingSums] = {}
         registry.register(self)
 

@@ -1,6 +1,5 @@
 """Metric families that a scrape builds from figures held elsewhere."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -19,16 +18,13 @@ Values = float | None | Mapping[Any, Any]
 class ScrapeCollector(Collector, Generic[T]):
     """Families made of what ``read`` returns at each scrape; ``read`` must neither block nor raise."""
 
-    def __init__(self, read: Callable[[], T]) -> None:
+    def __init__(self, families: Callable[[T], Iterator[Metric]], read: Callable[[], T]) -> None:
+        self._families = families
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
         return self._families(self._read())
-
-    @abstractmethod
-    def _families(self, figures: T) -> Iterator[Metric]:
-        """The families of these figures."""
 
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> GaugeMetricFamily:

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -16,7 +16,6 @@ from admission.events import Admitted, RefusedEvent
 from observability.events import RequestRecord
 from observability.metrics import Metrics
 from observability.requestlog import RequestLog
-from observability.sampler import Sampler
 from observability.trace_facts import EdgeRecord
 from resilience.events import AttemptFailed, Degenerated, LoadScaled, Resumed
 from resilience.failures import POLICIES, FailureKind, HealthEffect
@@ -24,18 +23,31 @@ from resilience.leg_limits import LegSkipped
 from resilience.response_cache_values import AnswersLost, StoreBroke, StoreIsBack
 from resilience.supervisor import EngineGivenUp, EngineLost, EngineRestarted, EngineRestarting
 
+INTERVAL_S = 1.0
+# Kinds with an entry of their own; all further ones share one.
+MAX_KINDS = 200
 
-class Log(Protocol):
-    """The used part of a structlog logger."""
 
-    def info(self, event: str, **values: Any) -> object:
-        """Log an everyday event."""
+class Sampler:
+    """Lets the first of each kind through in each interval, and counts the others."""
 
-    def warning(self, event: str, **values: Any) -> object:
-        """Log an event that matters when it is frequent."""
+    __slots__ = ("_clock", "_kinds")
 
-    def error(self, event: str, **values: Any) -> object:
-        """Log an event that an operator should look at."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+
+    def take(self, kind: Hashable) -> int | None:
+        """``None`` when the event is only counted; else the number of events counted since the last line."""
+        now = self._clock()
+        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+            kind = None
+        at, more = self._kinds.get(kind, (float("-inf"), 0))
+        if now - at < INTERVAL_S:
+            self._kinds[kind] = (at, more + 1)
+            return None
+        self._kinds[kind] = (now, 0)
+        return more
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +119,12 @@ class EventDispatcher:
         self,
         metrics: Metrics,
         *,
-        log: Log | None = None,
+        log: Any = None,
         log_request: Callable[[RequestRecord], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics = metrics
-        self._log: Log = log if log is not None else structlog.get_logger("sluice")
+        self._log: Any = log if log is not None else structlog.get_logger("sluice")
         self._sampler = Sampler(clock)
         self._handlers: dict[type, list[Callable[[Any], object]]] = {
             event: list(updates) for event, updates in metrics.updates.items()

@@ -19,8 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from observability.events import RequestRecord
 from observability.trace_build import OneResource, TraceResource, spans_of
 from observability.trace_exporter import ExporterErrors
-from observability.trace_facts import EdgeRecord, TraceFacts
-from observability.trace_sampling import TraceFigures
+from observability.trace_facts import EdgeRecord, TraceFacts, TraceFigures
 from observability.tracing import RootSpan
 
 # Finished requests that wait for the collector, some 3 KB each; the oldest are dropped first. Two seconds of

@@ -1,10 +1,10 @@
 """Used tokens and cost, as live metrics; the exact sums are the ledger's."""
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from observability.events import RequestRecord
 from observability.histogram import LabelCounter
-from observability.labels import Bounded, Series
+from observability.labels import Bounded, counted
 
 KINDS = ("input", "output", "cached")
 OUTCOMES = ("answered", "fallback", "refused", "failed", "left")
@@ -44,19 +44,12 @@ class UsageMetrics:
             "adapter", "kind", KINDS, adapters, registry,
         )  # fmt: skip
 
-        self._cost = Series(
-            Counter(
-                "sluice_cost_usd_total",
-                "Cost of requests by the price book, of those with a price.",
-                ("route", "backend"),
-                registry=registry,
-            ),
-            routes,
-            backends,
-        )
-        self._tenant_cost = Series(
-            Counter("sluice_tenant_cost_usd_total", "The same by tenant.", ("tenant",), registry=registry),
-            tenants,
+        self._cost = counted(
+            registry, "sluice_cost_usd_total", "Cost of requests by the price book, of those with a price.",
+            route=routes, backend=backends,
+        )  # fmt: skip
+        self._tenant_cost = counted(
+            registry, "sluice_tenant_cost_usd_total", "The same by tenant.", tenant=tenants
         )
 
     def request(self, record: RequestRecord) -> None:

@@ -14,7 +14,7 @@ from gateway.http.exchange import Exchange, trace_of, usable_request_id
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
-from observability.traceparent import usable_tracestate
+from observability.tracing import usable_tracestate
 
 
 def _new_trace_id() -> str:

@@ -32,7 +32,8 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from gateway.wiring.summaries import make_engine_summarizer
 from gateway.wiring.workers import already_there, make_workers
-from observability.collectors import ChaosCollector, HedgeCollector, WorkerCollector, WorkerStatus
+from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
+from observability.scrape import ScrapeCollector
 from resilience.supervisor import EngineRestarted, SupervisorEvent
 
 
@@ -99,11 +100,11 @@ class BackendParts:
 
     def collectors(self) -> Iterator[Collector]:
         """For the metrics."""
-        yield WorkerCollector(self.engines.workers)
+        yield ScrapeCollector(worker_families, self.engines.workers)
         yield hedge_collector(self.engines.pools)
         if self.chaos is not None:
             plan = self.chaos.plan
-            yield ChaosCollector(lambda: plan.injected)
+            yield ScrapeCollector(chaos_families, lambda: plan.injected)
 
 
 def make_backends(
@@ -208,7 +209,9 @@ def make_chaos(
     return {name: faulty(backend, plan) for name, backend in backends.items()}, chaos
 
 
-def hedge_collector(pools: Mapping[str, WorkersBackend]) -> HedgeCollector:
+def hedge_collector(
+    pools: Mapping[str, WorkersBackend],
+) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
     """Reads the pools that hedge."""
 
     def read() -> Mapping[str, tuple[int, int, int]]:
@@ -219,4 +222,4 @@ def hedge_collector(pools: Mapping[str, WorkersBackend]) -> HedgeCollector:
             if one is not None
         }
 
-    return HedgeCollector(read)
+    return ScrapeCollector(hedge_families, read)

@@ -1,33 +1,32 @@
 """Connects the metrics: what each part shows when scraped, and the events that are counted."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from prometheus_client.registry import Collector
 
 from gateway.admin.admission import AdmissionAdmin
-from gateway.health.first_ready import FirstReady
-from gateway.health.probe import HealthProbe
 from gateway.routing.slo_targets import RevisionTargets
 from gateway.wiring.core import Core
 from gateway.wiring.serving import ServingParts
-from observability.admission_metrics import GateCollector
+from observability.admission_metrics import gate_families
 from observability.collectors import (
-    AdapterCollector,
-    CanaryCollector,
-    EngineStateCollector,
-    HealthCollector,
-    LegCollector,
-    LogCollector,
-    QuotaStoreCollector,
-    ResponseCacheCollector,
-    RetryBudgetCollector,
-    RoutingCollector,
-    ShadowCollector,
-    StateCollector,
-    TraceCollector,
+    adapter_families,
+    canary_families,
+    engine_state_families,
+    health_families,
+    leg_families,
+    log_families,
+    quota_store_families,
+    response_cache_families,
+    retry_budget_families,
+    routing_families,
+    shadow_families,
+    state_families,
+    trace_families,
 )
-from observability.engine_metrics import EngineCollector
+from observability.engine_metrics import engine_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 
 
@@ -49,7 +48,7 @@ def make_metrics(
     for collector in collectors(core, serving, admission):
         metrics.registry.register(collector)
     if dropped_log_lines is not None:
-        metrics.registry.register(LogCollector(dropped_log_lines))
+        metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
     base.events.attach(EventDispatcher(metrics).emit)
     return metrics
 
@@ -75,28 +74,18 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     base, host, routing = core.base, core.backends.engines.host, core.control.routing.projection
     yield from core.backends.collectors()
     if host is not None:
-        yield EngineCollector(host.figures)
-        yield EngineStateCollector(lambda: host.standing().standing)
+        yield ScrapeCollector(engine_families, host.figures)
+        yield ScrapeCollector(engine_state_families, lambda: host.standing().standing)
     if core.access.shared is not None:
-        yield QuotaStoreCollector(core.access.shared.status)
-    yield AdapterCollector(core.adapters.figures)
-    yield GateCollector(admission.figures)
-    yield ResponseCacheCollector(core.generation.answers.figures)
-    yield LegCollector(core.generation.target_limits.figures)
-    yield RetryBudgetCollector(core.generation.retries_left)
-    yield RoutingCollector(lambda: (routing.head, routing.unusable is not None))
-    yield CanaryCollector(core.control.canary.figures)
-    yield StateCollector(base.state.figures)
-    yield TraceCollector(lambda: base.tracing.figures)
-    yield ShadowCollector(serving.shadow.figures)
-    yield health_collector(serving.health, serving.first_ready)
-
-
-def health_collector(health: HealthProbe, first: FirstReady) -> HealthCollector:
-    """Shows the checks of ``/ready``, and how long they took to pass."""
-
-    def read() -> tuple[bool, Mapping[str, bool]]:
-        checks = health.checks()
-        return all(checks.values()), checks
-
-    return HealthCollector(read, first.after_s)
+        yield ScrapeCollector(quota_store_families, core.access.shared.status)
+    yield ScrapeCollector(adapter_families, core.adapters.figures)
+    yield ScrapeCollector(gate_families, admission.figures)
+    yield ScrapeCollector(response_cache_families, core.generation.answers.figures)
+    yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
+    yield ScrapeCollector(retry_budget_families, core.generation.retries_left)
+    yield ScrapeCollector(routing_families, lambda: (routing.head, routing.unusable is not None))
+    yield ScrapeCollector(canary_families, core.control.canary.figures)
+    yield ScrapeCollector(state_families, base.state.figures)
+    yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
+    yield ScrapeCollector(shadow_families, serving.shadow.figures)
+    yield ScrapeCollector(health_families, lambda: (serving.health.checks(), serving.first_ready.after_s()))

@@ -9,14 +9,17 @@ from adapters.events import (
     AdapterReplacedByBase,
     AdapterUnloaded,
 )
-from observability.collectors import AdapterCollector, AdapterFigures
+from observability.collectors import AdapterFigures, adapter_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 
 
 def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
     metrics = Metrics(version="0")
-    metrics.registry.register(AdapterCollector(lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8)))
+    metrics.registry.register(
+        ScrapeCollector(adapter_families, lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8))
+    )
     hub = EventDispatcher(metrics)
     for event in (
         AdapterAsked("a", resident=False),

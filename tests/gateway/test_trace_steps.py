@@ -4,8 +4,7 @@ import pytest
 
 from gateway.generation.trace_steps import MAX_STEPS, TraceSteps
 from gateway.http.path_labels import PathLabels
-from observability.traceparent import parse_traceparent
-from observability.tracing import Tracing
+from observability.tracing import Tracing, parse_traceparent
 from resilience.failures import BackendFailure, FailureKind
 
 

@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.config.settings import load_settings
 from gateway.wiring.build import build
-from observability.collectors import CanaryCollector, CanaryFigures, ChaosCollector, LogCollector
-from observability.engine_metrics import EngineCollector
+from observability.collectors import CanaryFigures, canary_families, chaos_families, log_families
+from observability.engine_metrics import engine_families
 from observability.events import EngineFigures, LoraFigures
+from observability.scrape import ScrapeCollector
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `(?P<name>[a-z:_0-9]+)` \| (?P<type>\w+) \| (?P<labels>[^|]*) \|")
@@ -83,10 +84,14 @@ def families() -> dict[str, Family]:
     figures = EngineFigures(
         "demo", loras=LoraFigures(1), prompt_tokens=1, generation_tokens=1, distributions=histograms
     )
-    rare.register(EngineCollector(lambda: figures))
-    rare.register(CanaryCollector(lambda: CanaryFigures("r", "b", "running", 5, 1, {"errors": 0.1}, 1.0)))
-    rare.register(ChaosCollector(dict))
-    rare.register(LogCollector(lambda: 0))
+    rare.register(ScrapeCollector(engine_families, lambda: figures))
+    rare.register(
+        ScrapeCollector(
+            canary_families, lambda: CanaryFigures("r", "b", "running", 5, 1, {"errors": 0.1}, 1.0)
+        )
+    )
+    rare.register(ScrapeCollector(chaos_families, dict))
+    rare.register(ScrapeCollector(log_families, lambda: 0))
     return found | _of(rare)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from admission.events import Admitted, FirstToken, RefusedEvent
 from admission.values import Reason
-from observability.admission_metrics import GateCollector, GateFigures
+from observability.admission_metrics import GateFigures, gate_families
 from observability.metrics import Metrics
-from observability.sampler import MAX_KINDS, Sampler
-from observability.subscribers import EventDispatcher
+from observability.scrape import ScrapeCollector
+from observability.subscribers import MAX_KINDS, EventDispatcher, Sampler
 
 ADMITTED = Admitted("local", "acme", 1, 0.0, 3, 0.5, 2, waited_s=0.03, shrunk=True)
 PUSHED_OUT = RefusedEvent("local", "acme", -1, Reason.LOW_PRIORITY_SHED, 1.0, 1.2, 9, 0.5, 4, queued=True)
@@ -71,7 +71,7 @@ def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:
 
 def test_how_the_gates_stand_is_read_when_scraped() -> None:
     _, metrics, _ = hub([0.0])
-    metrics.registry.register(GateCollector(lambda: [FIGURES]))
+    metrics.registry.register(ScrapeCollector(gate_families, lambda: [FIGURES]))
     text = metrics.render().decode()
     for line in (
         'sluice_admission_queue_depth{backend="local",class="normal"} 2.0',
@@ -89,7 +89,7 @@ def test_how_the_gates_stand_is_read_when_scraped() -> None:
     ):
         assert line in text, line
     _, metrics, _ = hub([0.0])
-    metrics.registry.register(GateCollector(lambda: [replace(FIGURES, pace=None)]))
+    metrics.registry.register(ScrapeCollector(gate_families, lambda: [replace(FIGURES, pace=None)]))
     assert 'sluice_admission_pace{backend="local"}' not in metrics.render().decode()
 
 

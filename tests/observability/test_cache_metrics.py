@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from observability.collectors import LegCollector, ResponseCacheCollector
+from observability.collectors import leg_families, response_cache_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 from resilience.leg_limits import LegFigures, LegSkipped
 from resilience.response_cache_values import (
@@ -28,9 +29,9 @@ def test_every_event_of_the_cache_and_the_legs_is_counted() -> None:
     hub.emit(LegSkipped("bedrock", "spend"))
     hub.emit(StoreBroke("ConnectionError"))
     hub.emit(StoreIsBack())
-    metrics.registry.register(ResponseCacheCollector(lambda: CacheFigures(2, 4096)))
+    metrics.registry.register(ScrapeCollector(response_cache_families, lambda: CacheFigures(2, 4096)))
     legs = {"bedrock": LegFigures(1, 500_000_000, 250_000_000)}
-    metrics.registry.register(LegCollector(lambda: legs))
+    metrics.registry.register(ScrapeCollector(leg_families, lambda: legs))
     text = metrics.render().decode()
     for line in (
         'sluice_response_cache_lookups_total{kind="exact"} 1.0',

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from observability.collectors import EngineStateCollector
+from observability.collectors import engine_state_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 from observability.subscribers import EventDispatcher
 from resilience.supervisor import (
     EngineGivenUp,
@@ -64,7 +65,7 @@ def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
 def test_exactly_one_state_holds_and_without_an_engine_none_is_shown() -> None:
     metrics = Metrics(version="1")
     assert "sluice_engine_state{" not in metrics.render().decode()
-    metrics.registry.register(EngineStateCollector(lambda: SupervisorState.RESTARTING))
+    metrics.registry.register(ScrapeCollector(engine_state_families, lambda: SupervisorState.RESTARTING))
     shown = [
         line for line in metrics.render().decode().splitlines() if line.startswith("sluice_engine_state{")
     ]

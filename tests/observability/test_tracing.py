@@ -25,8 +25,7 @@ from observability.redact import scrub as without_credentials
 from observability.trace_export import MAX_BATCH, MAX_WAITING, TraceSender
 from observability.trace_exporter import CollectorAddress, exporter_to, traces_url
 from observability.trace_facts import CallFact, Content, EdgeRecord, StepFact, TraceFacts
-from observability.traceparent import parse_traceparent, usable_tracestate
-from observability.tracing import RootSpan, Tracing
+from observability.tracing import RootSpan, Tracing, parse_traceparent, usable_tracestate
 from tests.observability.collector import CLIENT, SERVER, Collected, collecting, told
 from tests.observability.conftest import RECORD
 

@@ -11,8 +11,9 @@ from admission.values import AdmissionLimits
 from gateway.config.resilience import ResilienceSection
 from gateway.generation.retry_loop import AttemptBounds
 from gateway.wiring.resilience import Resilience, make_resilience
-from observability.collectors import RetryBudgetCollector
+from observability.collectors import retry_budget_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 from resilience.degenerate import Action
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
@@ -44,7 +45,7 @@ class House:
             emit=self.told.append,
             clock=lambda: self.now,
         )
-        self.metrics.registry.register(RetryBudgetCollector(self.made.retries_left))
+        self.metrics.registry.register(ScrapeCollector(retry_budget_families, self.made.retries_left))
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:

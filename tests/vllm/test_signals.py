@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineShape
-from observability.engine_metrics import EngineCollector
+from observability.engine_metrics import engine_families
 from observability.metrics import Metrics
+from observability.scrape import ScrapeCollector
 
 SHAPE = EngineShape(max_model_len=4096, block_size=32, total_blocks=100, max_num_seqs=8, max_loras=2)
 
@@ -78,7 +79,7 @@ def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> No
 
 def scrape(board: SignalBoard) -> str:
     metrics = Metrics(version="0")
-    metrics.registry.register(EngineCollector(lambda: board.figures("base", SHAPE)))
+    metrics.registry.register(ScrapeCollector(engine_families, lambda: board.figures("base", SHAPE)))
     return metrics.render().decode()
 
 

@@ -26,7 +26,8 @@ from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
 from gateway.routing.rank import rank
 from gateway.routing.revision import Route
-from observability.collectors import WorkerCollector
+from observability.collectors import worker_families
+from observability.scrape import ScrapeCollector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.integration.live import gateway
@@ -137,7 +138,7 @@ async def test_every_worker_is_shown_in_the_metrics() -> None:
         await gone.die()
         await until(lambda: backend.status()[1].state == "ejected")
         registry = CollectorRegistry()
-        registry.register(WorkerCollector(lambda: {"pool": backend.status()}))
+        registry.register(ScrapeCollector(worker_families, lambda: {"pool": backend.status()}))
         labels = [{"backend": "pool", "worker": one.url} for one in (there, gone)]
         values = [registry.get_sample_value("sluice_worker_in_service", one) for one in labels]
         assert values == [1, 0]
