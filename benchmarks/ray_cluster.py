@@ -22,7 +22,7 @@ import yaml
 from benchmarks.paced_engine import paced_engine
 from benchmarks.sse import json_events
 from gateway.config.settings import load_settings
-from ops.ray.cluster_place import ClusterPlace
+from ops.ray.port import ClusterPlace
 from ops.ray.replica import configured_engine
 
 ROOT = Path(__file__).resolve().parents[1]

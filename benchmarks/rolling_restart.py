@@ -34,8 +34,7 @@ from rich.table import Table
 from benchmarks.forwarding.workload import answer_text
 from benchmarks.rolling_site import DEFAULT, DRAIN_S, KEY, SLOTS, Broken, Plan, Site, site
 from ops.chaos.caller import ChaosCaller
-from ops.chaos.observed_answer import ObservedAnswer
-from ops.chaos.workload import ChaosRequest
+from ops.chaos.workload import ChaosRequest, ObservedAnswer
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import aiohttp
+import orjson
+
+from gateway.contracts.sse import EventTooLarge
 
 CONNECT_TIMEOUT_S = 10.0
+# Codes of failures that the gateway did not report; the others are its own codes.
+TIMEOUT, CONNECT, CUT_OFF = "client_timeout", "client_connect", "client_cut_off"
+BAD_ANSWER = "client_bad_answer"
+
+
+@contextmanager
+def client_failures(record: Callable[[str], None]) -> Iterator[None]:
+    """Turn the failure of a call, cancellation aside, into its code."""
+    try:
+        yield
+    except TimeoutError:
+        record(TIMEOUT)
+    except (EventTooLarge, orjson.JSONDecodeError):
+        record(BAD_ANSWER)
+    except aiohttp.ClientConnectorError:
+        record(CONNECT)
+    except (aiohttp.ClientError, ConnectionError):
+        record(CUT_OFF)
 
 
 class GatewaySession:
     """The base of a load tool's caller; use as ``async with``.
 
-    Args:
-        url: the gateway's base address.
-        key: sent as a bearer key when given.
-        timeout_s: longest that one request may take, connecting included.
-        clock: seconds, monotonic.
-        headers: further headers of every request.
+    ``timeout_s`` is the longest that one request may take, connecting included; ``headers`` are further ones
+    of every request.
     """
 
     def __init__(
@@ -38,6 +56,12 @@ class GatewaySession:
         self._timeout_s = timeout_s
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open session."""
+        assert self._session is not None, "the caller is used inside `async with`"
+        return self._session
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(

@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -37,8 +38,9 @@ from gateway.config.backends import BedrockSection
 from gateway.contracts.values import Sampling
 from gateway.wiring.bedrock import make_bedrock
 from observability.logs import configure_logging
-from ops.chaos.processes import Process, free_port, module
+from ops.chaos.processes import Process
 from ops.chaos.testbed import BEDROCK_MODEL, BEDROCK_MODULE, CREDENTIALS
+from ops.free_ports import free_ports
 from resilience.failures import BackendFailure, FailureKind
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -111,9 +113,9 @@ async def measure(
         parts: how often everything under way is waited for and memory is read.
         grace_s: how much later than its bound a call may end before it counts as late.
     """
-    port, control = free_port(), free_port()
+    port, control = free_ports(2)
     words = ("--port", str(port), "--control-port", str(control))
-    stand_in = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, dict(os.environ))
+    stand_in = Process("bedrock", (sys.executable, "-m", BEDROCK_MODULE, *words), folder, dict(os.environ))
     await stand_in.start(START_WITHIN_S)
     try:
         section = BedrockSection.model_validate(

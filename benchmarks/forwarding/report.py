@@ -15,7 +15,7 @@ from benchmarks.forwarding.gateways import TITLES, Name
 from benchmarks.forwarding.loops import Result
 from benchmarks.forwarding.rounds import Turn
 from benchmarks.forwarding.workload import ANSWER_TOKENS
-from ops.replay.statistics import percentile
+from ops.replay.outcome import percentile
 
 MIB: Final = 1024**2
 # Below this the gateway's core had time left: what was reached is not the gateway's limit.

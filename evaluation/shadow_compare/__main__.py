@@ -1,4 +1,4 @@
-"""Compare shadowed pairs straight from the ledger's database; `sluice shadow report` asks a gateway instead.
+"""Compare shadowed pairs of the ledger's database, or write out what `sluice shadow report --json` printed.
 
 Nothing is sent anywhere unless --mlflow is given; pairs hold no prompt, and texts only where
 shadow.keep_texts is on, redacted.
@@ -12,14 +12,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from accounting.errors import LedgerUnavailable
 from accounting.shadow_pairs import ShadowPairStore
 from accounting.shadow_values import ShadowPair
+from evaluation.shadow_compare.page import page
 from evaluation.shadow_compare.tracking import MlflowTracker, TrackingError, log_report
 from gateway.shadow.report import make_report
-from ops.cli.shadow import show
-from ops.shadow.page import page
+from ops.cli.console import print_json, screen
+from ops.cli.shadow import print_report
 
 DONE, NOT_RUN = 0, 2
 
@@ -27,6 +29,7 @@ _EPILOG = """
 examples:
   python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db
   python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db --html shadow.html --json
+  sluice shadow report --json | python -m evaluation.shadow_compare --report - --html shadow.html
   python -m evaluation.shadow_compare --ledger postgresql+asyncpg://sluice@db/sluice \\
       --mlflow http://mlflow:5000 --experiment sluice-shadow
 
@@ -43,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_argument("--ledger", default="sqlite+aiosqlite:///sluice.db", help="as ledger.url (%(default)s)")
+    cli.add_argument(
+        "--report", metavar="FILE", help="a report as JSON, in place of --ledger; - is standard input"
+    )
     cli.add_argument("--limit", type=int, default=10_000, help="the newest pairs (default: %(default)s)")
     cli.add_argument("--route", default=None, help="of one route alone")
     cli.add_argument("--since", type=float, default=None, help="Unix seconds")
@@ -57,19 +63,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command line; the exit status."""
     args = parser().parse_args(argv)
     try:
-        pairs = asyncio.run(_read(args.ledger, args.limit, args.route, args.since))
-        report = make_report(pairs)
+        report = (
+            _given(args.report)
+            if args.report
+            else make_report(asyncio.run(_read(args.ledger, args.limit, args.route, args.since)))
+        )
         if args.html is not None:
             args.html.write_text(page(report), encoding="utf-8")
         if args.mlflow is not None:
             text = json.dumps(report, ensure_ascii=False, indent=1)
             run = log_report(report, MlflowTracker(args.mlflow, args.experiment), as_text=text)
             print(f"logged as run {run}", file=sys.stderr)
-    except (LedgerUnavailable, TrackingError, OSError) as error:
+    except (LedgerUnavailable, TrackingError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
-    show(report, as_json=args.json)
+    if args.json:
+        print_json(report)
+    else:
+        print_report(screen(), report)
     return DONE
+
+
+def _given(file: str) -> dict[str, Any]:
+    report = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    if not isinstance(report, dict) or not {"pairs", "groups", "quantiles"} <= report.keys():
+        raise ValueError(f"--report: {file} is not a report of `sluice shadow report --json`")
+    return report
 
 
 async def _read(url: str, limit: int, route: str | None, since: float | None) -> list[ShadowPair]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ops.shadow.page import page
+from evaluation.shadow_compare.page import page
 
 # By its own defaults MLflow tries a server that is away for four minutes (measured), and tells its makers
 # what is used. Whoever has set one of these keeps it.

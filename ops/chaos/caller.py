@@ -9,33 +9,17 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.contracts.sse import EventReader, EventTooLarge
-from ops.chaos.observed_answer import ObservedAnswer
-from ops.chaos.workload import ChaosRequest
-from ops.session import CONNECT_TIMEOUT_S, GatewaySession
+from gateway.contracts.sse import EventReader
+from ops.chaos.workload import ChaosRequest, ObservedAnswer
+from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, CUT_OFF, GatewaySession, client_failures
 
 PATH = "/v1/generate"
 # Engine states in `/ready` while it restarts.
 RESTARTING = frozenset({"restarting", "starting"})
-# Codes of errors that the gateway did not report.
-TIMEOUT, CONNECT, CUT_OFF, BAD_ANSWER = (
-    "client_timeout",
-    "client_connect",
-    "client_cut_off",
-    "client_bad_answer",
-)
 
 
 class ChaosCaller(GatewaySession):
-    """One gateway's caller; use as ``async with``.
-
-    Args:
-        url: the gateway.
-        key: sent as a bearer key when given.
-        timeout_s: longest that one request may take.
-        clock: seconds since the load began.
-        on_piece: called with each piece of a stream, at once.
-    """
+    """One gateway's caller; ``clock`` counts from the load's start, ``on_piece`` is called for each piece."""
 
     def __init__(
         self,
@@ -51,24 +35,19 @@ class ChaosCaller(GatewaySession):
 
     async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> ObservedAnswer:
         """Send a request and receive its whole answer; every failure but cancellation is recorded in it."""
-        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         observed = ObservedAnswer(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
-        try:
-            async with self._session.post(self._url + PATH, data=body) as response:
+
+        def fail(code: str) -> None:
+            observed.code = code
+
+        with client_failures(fail):
+            async with self.session.post(self._url + PATH, data=body) as response:
                 observed.status = response.status
                 if response.content_type == "text/event-stream":
                     await self._stream(response, observed)
                 else:
                     self._whole(orjson.loads(await response.read()), observed)
-        except TimeoutError:
-            observed.code = TIMEOUT
-        except (EventTooLarge, orjson.JSONDecodeError):
-            observed.code = BAD_ANSWER
-        except aiohttp.ClientConnectorError:
-            observed.code = CONNECT
-        except (aiohttp.ClientError, ConnectionError):
-            observed.code = CUT_OFF
         if not observed.ended and observed.code is None:
             observed.code = CUT_OFF
         observed.ended_s = self._clock()
@@ -76,12 +55,11 @@ class ChaosCaller(GatewaySession):
 
     async def call(self, path: str, body: object = None) -> Any:
         """Call an admin path; JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
-        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         method = "GET" if body is None else "POST"
         data = None if body is None else orjson.dumps(body)
         async with (
             asyncio.timeout(CONNECT_TIMEOUT_S),
-            self._session.request(method, self._url + path, data=data) as response,
+            self.session.request(method, self._url + path, data=data) as response,
         ):
             response.raise_for_status()
             raw = await response.read()
@@ -92,11 +70,10 @@ class ChaosCaller(GatewaySession):
 
         ``engine`` is one of them while the engine restarts, though other backends may keep the gateway ready.
         """
-        assert self._session is not None, "a ChaosCaller is used inside `async with`"
         try:
             async with (
                 asyncio.timeout(CONNECT_TIMEOUT_S),
-                self._session.get(self._url + "/ready") as response,
+                self.session.get(self._url + "/ready") as response,
             ):
                 reported = orjson.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError):

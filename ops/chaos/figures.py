@@ -1,4 +1,4 @@
-"""The gateway's own figures before, during and after: its metrics, and what its process holds."""
+"""The gateway's own figures: its metrics, ledger, log, and the resources of its process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scrape:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether nothing is in flight."""
         return not any(self.idle.values())
 
 
@@ -54,14 +54,14 @@ def read_metrics(text: str) -> Scrape:
 
 
 def grown(before: Scrape, after: Scrape) -> dict[str, float]:
-    """What was counted between two scrapes."""
+    """The growth of the counters between two scrapes."""
     reported = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in reported.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a process holds: threads, file descriptors, children, memory in MiB."""
+    """A process' threads, file descriptors, children, and memory in MiB."""
 
     threads: int
     descriptors: int
@@ -70,7 +70,7 @@ class Holdings:
 
 
 def holdings_of(pid: int) -> Holdings:
-    """What it holds now. Raises psutil.Error when it is gone."""
+    """Its resources now. Raises psutil.Error when it has ended."""
     process = psutil.Process(pid)
     return Holdings(
         process.num_threads(),

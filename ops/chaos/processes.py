@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from ops.chaos.errors import TestbedError
+from ops.chaos.scenario import TestbedError
 
 STOP_WITHIN_S = 20.0
 LOG_CHARACTERS = 3000
@@ -22,14 +20,7 @@ ENGINE_TRACES = ("engine.process", "VLLM::EngineCore", "spawn_main")
 
 
 class Process:
-    """A child of this one, in a session of its own, so that a Ctrl-C here does not reach it.
-
-    Args:
-        role: its name in the scenario.
-        command: to run.
-        folder: of its log.
-        environment: its whole environment.
-    """
+    """A child in a session of its own, so that a Ctrl-C here does not reach it; ``folder`` is its log's."""
 
     def __init__(
         self, role: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]
@@ -48,11 +39,7 @@ class Process:
         return self._child.pid
 
     async def start(self, within_s: float) -> str:
-        """Start it; its first line of output.
-
-        Raises:
-            TestbedError: it prints nothing in time.
-        """
+        """Start it; its first line of output. Raises TestbedError when there is none in time."""
         with self.log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command, env=dict(self._environment), stdin=asyncio.subprocess.DEVNULL,
@@ -110,15 +97,3 @@ def engine_pids(gateway_pid: int) -> list[int]:
         if found:
             return found
     raise TestbedError(f"the gateway (process {gateway_pid}) has no engine process now")
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def module(name: str) -> tuple[str, ...]:
-    """The command that runs a module with this Python."""
-    return (sys.executable, "-m", name)

@@ -11,13 +11,11 @@ from ops.chaos.figures import Holdings
 from ops.chaos.request_outcome import AppliedFault, RequestOutcome
 from ops.chaos.scenario import Scenario, Verdict
 
-# Threads and descriptors that pools may keep beyond what there was before: asyncio's own threads, idle
-# connections, SQLite's. What leaks grows with the requests and is soon above it.
+# Threads and descriptors that pools may keep: asyncio's threads, idle connections, SQLite's. A leak grows
+# with the requests and is soon above it.
 KEPT_BY_POOLS = 16
-# Bedrock's threads and connections, and those to workers, are as many as calls were under way at once.
+# Bedrock's threads and connections are as many as calls were in flight.
 KEPT_BY_BEDROCK = 32
-
-
 # Checks of `/ready` about backends.
 ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer"})
 
@@ -42,10 +40,9 @@ class ChaosReport:
     Args:
         readiness: times of changes of ``/ready``, with the checks that failed from then on.
         reported: growth of the gateway's counters.
-        before, after: what the gateway's process held; ``None`` when it is not on this machine.
-        at_rest: whether nothing was under way at the end; ``None`` when it could not be asked.
-        never_done: scripted actions that would have broken a process; the load was over before their time.
-        problems: why the run has failed; empty when it has not.
+        before, after: resources of the gateway's process; ``None`` when it is not on this machine.
+        at_rest: whether nothing was in flight at the end; ``None`` when it is not known.
+        never_done: scripted actions that would have broken a process, due only after the load's end.
     """
 
     scenario: Scenario
@@ -117,7 +114,7 @@ class ChaosReport:
             "ok": self.ok,
             "problems": self.problems,
             "wall_s": round(self.wall_s, 3),
-            "verdicts": {verdict.value: count for verdict, count in self.verdicts.items()},
+            "verdicts": self.verdicts,
             "faults": [asdict(one) for one in self.injected],
             "readiness": [
                 {"at_s": round(at_s, 3), "failing": sorted(failing)} for at_s, failing in self.readiness

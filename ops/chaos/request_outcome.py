@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.scenario import Verdict
+from ops.chaos.workload import ObservedAnswer
 
 # `fallback.kind` of answers that no model made.
 DEGRADED, CACHE = "degraded_response", "response_cache"
@@ -15,13 +15,7 @@ DEGRADED, CACHE = "degraded_response", "response_cache"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
-    """The answers without faults.
-
-    Args:
-        texts: the answer to each question, by the model that all backends but Bedrock run.
-        tokens: of each of these answers.
-        bedrock: the Bedrock stand-in's answer, if there is one.
-    """
+    """The answers without faults, and their tokens, by question; ``bedrock``: the stand-in's one answer."""
 
     texts: Mapping[str, str]
     tokens: Mapping[str, int]
@@ -52,14 +46,11 @@ class RequestOutcome:
 
     Args:
         met: actions carried out while it was in flight.
-        backend: that finished it.
         fallback: ``kind:reason``.
-        tokens: of the answer as reported; ``None`` when they were not.
+        tokens: of the answer as reported.
         duplicated, missing: of a wrong answer, characters too many and too few.
-        billed: output tokens of all its rows; ``None`` when the ledger was not read.
-        rows: of the ledger.
+        billed: output tokens of all its ledger's rows; ``None`` when the ledger was not read.
         seams: where other calls resumed the answer; ``None`` when the log was not read.
-        why: what is wrong, as text.
     """
 
     request_id: str

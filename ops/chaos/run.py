@@ -15,16 +15,15 @@ from contextlib import AbstractContextManager
 import aiohttp
 import psutil
 
-from ops.chaos.caller import CONNECT, ChaosCaller
-from ops.chaos.errors import TestbedError
+from ops.chaos.caller import ChaosCaller
 from ops.chaos.figures import Scrape, grown, holdings_of, read_ledger, read_metrics, read_seams
-from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import AppliedFault, Billed, ExpectedAnswers, outcome_of
-from ops.chaos.scenario import FaultAction, Scenario
+from ops.chaos.scenario import FaultAction, Scenario, TestbedError
 from ops.chaos.testbed import Testbed
 from ops.chaos.timeline import Timeline
-from ops.chaos.workload import TITLES, ChaosRequest, text_of
+from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of
+from ops.session import CONNECT
 
 # Interval of polling `/ready`: the resolution of the time until a fault is detected.
 READY_POLL_S = 0.05
@@ -39,13 +38,7 @@ ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCON
 
 
 class ChaosRun:
-    """One run.
-
-    Args:
-        scenario: what to do.
-        testbed: the processes it acts on.
-        watch: context manager that shows the run.
-    """
+    """One run of a scenario on the testbed's processes; ``watch`` shows it."""
 
     def __init__(
         self,
@@ -124,12 +117,9 @@ class ChaosRun:
 
     def _caller(self) -> ChaosCaller:
         return ChaosCaller(
-            self._testbed.url,
-            key=self._testbed.key,
-            timeout_s=self.scenario.load.timeout_s,
-            clock=self.now_s,
-            on_piece=self._on_piece,
-        )
+            self._testbed.url, key=self._testbed.key, timeout_s=self.scenario.load.timeout_s,
+            clock=self.now_s, on_piece=self._on_piece,
+        )  # fmt: skip
 
     def _on_piece(self) -> None:
         self._pieces += 1

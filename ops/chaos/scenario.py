@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,11 +11,30 @@ from pydantic import Field, ValidationError, model_validator
 
 from gateway.config.chaos import FaultRule
 from gateway.config.section import Section
-from ops.chaos.errors import ScenarioError
+from ops.yaml_faults import faults_of
 
 ROLE = r"^(gateway|engine|bedrock|worker:[0-9]{1,2})$"
 Role = Annotated[str, Field(pattern=ROLE)]
 Settings = dict[str, Any]
+
+
+class ChaosError(Exception):
+    """The run cannot be made; the message is ready to print.
+
+    ::
+
+        ChaosError
+        ├── ScenarioError   the file is invalid
+        └── TestbedError    a process cannot be started, reached or found
+    """
+
+
+class ScenarioError(ChaosError):
+    """The scenario's file cannot be read, or a key or value of it is wrong."""
+
+
+class TestbedError(ChaosError):
+    """A process does not start, a gateway does not answer, a role has no process."""
 
 
 class Verdict(StrEnum):
@@ -195,14 +213,4 @@ def load_scenario(path: Path) -> Scenario:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError("\n".join(_faults_of(error, path))) from None
-
-
-def _faults_of(error: ValidationError, path: Path) -> Sequence[str]:
-    reported = []
-    for fault in error.errors(include_url=False):
-        key = ".".join(str(part) for part in fault["loc"]) or "the file"
-        given = fault.get("input")
-        shown = f"; given: {given!r}" if isinstance(given, (str, int, float, bool)) else ""
-        reported.append(f"{path}: {key}: {fault['msg']}{shown}")
-    return reported
+        raise ScenarioError("\n".join(faults_of(error, path))) from None

@@ -1,4 +1,4 @@
-"""A run on the terminal: the bar while it lasts, the tables when it is over."""
+"""A run on the terminal: a line while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
     "request", "how", "sent s", "first s", "pause s", "end s", "met", "answered by", "fallback", "seams",
     "tokens", "billed", "±chars", "verdict", "why",
 )  # fmt: skip
-# Requests shown; of the others the counts tell.
+# Requests shown; the counts include the others.
 MOST_ROWS = 60
 _STYLES = {
     Verdict.WHOLE: "green",
@@ -69,15 +69,11 @@ def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
 
 def _faults(report: ChaosReport) -> Table:
     table = Table(title="Faults", title_justify="left", header_style="bold")
-    for name in (
-        "at s",
-        "action",
-        "seen after s",
-        "some backend after s",
-        "ready after s",
-        "checks that failed",
-    ):
-        table.add_column(name, justify="left" if name in ("action", "checks that failed") else "right")
+    table.add_column("at s", justify="right")
+    table.add_column("action")
+    for name in ("detected after s", "some backend after s", "ready after s"):
+        table.add_column(name, justify="right")
+    table.add_column("checks that failed")
     recoveries = report.recoveries()
     for one in report.injected[:MOST_ROWS]:
         times = recoveries.get(one)
@@ -135,7 +131,7 @@ def _figures(report: ChaosReport) -> Table:
             table.add_row(f"{name} before, after", f"{getattr(before, name)}, {getattr(after, name)}")
         table.add_row("resident MiB before, after", f"{before.rss_mib:,.0f}, {after.rss_mib:,.0f}")
     if report.at_rest is not None:
-        table.add_row("requests, sequences and blocks given back", "yes" if report.at_rest else "NO")
+        table.add_row("requests, sequences and blocks released", "yes" if report.at_rest else "NO")
     return table
 
 

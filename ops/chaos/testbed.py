@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -22,9 +23,9 @@ import psutil
 import yaml
 
 from gateway.config.engine import BUNDLED
-from ops.chaos.errors import TestbedError
-from ops.chaos.processes import Process, engine_pids, free_port, module
-from ops.chaos.scenario import BedrockFault, ScenarioStart
+from ops.chaos.processes import Process, engine_pids
+from ops.chaos.scenario import BedrockFault, ScenarioStart, TestbedError
+from ops.free_ports import free_ports
 
 KEY = "chaos-admin-key"
 ROUTE = "self_hosted_generation"
@@ -64,14 +65,11 @@ class Testbed:
     """A running gateway and its processes.
 
     Args:
-        url: the gateway's.
-        key: an admin key.
-        gateway_pid: its process, when it is on this machine.
+        gateway_pid: the gateway's process, when it is on this machine.
         ledger: the SQLite file of its ledger, when it can be read.
         log: its log as JSON lines, when it can be read.
-        processes: by role, those started here.
+        processes: those started here, by role.
         bedrock_control: URL at which the stand-in's faults are set.
-        bedrock_text: the stand-in's answer.
     """
 
     url: str
@@ -116,10 +114,6 @@ class Testbed:
             raise TestbedError("bedrock: there is no stand-in; set start.bedrock: true")
         reported = fault.model_dump(exclude_defaults=True)
         await asyncio.to_thread(_call, self.bedrock_control, reported)
-
-    def residents(self) -> list[psutil.Process]:
-        """The gateway's process, if it is here."""
-        return [] if self.gateway_pid is None else [psutil.Process(self.gateway_pid)]
 
 
 @asynccontextmanager
@@ -172,11 +166,11 @@ async def _bedrock(
         )
     if find_spec("boto3") is None:
         raise TestbedError("start.bedrock: boto3 is not installed: pip install 'sluice-gateway[bedrock]'")
-    port, control = free_port(), free_port()
+    port, control = free_ports(2)
     words = ("--port", str(port), "--control-port", str(control), "--delay-s", str(BEDROCK_DELAY_S))
     path = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path}
-    process = Process("bedrock", (*module(BEDROCK_MODULE), *words), folder, environment)
+    process = Process("bedrock", (sys.executable, "-m", BEDROCK_MODULE, *words), folder, environment)
     running.push_async_callback(process.end)
     await process.start(start.ready_within_s)
     testbed.processes["bedrock"] = process
@@ -193,7 +187,7 @@ async def _worker(
     config = _config(
         folder, f"worker-{number}",
         {
-            "server": {"port": free_port()}, "engine": dict(EMBEDDED),
+            "server": {"port": free_ports(1)[0]}, "engine": dict(EMBEDDED),
             "backends": {"local": {"kind": "engine"}},
         },
         {}, {"backends": [{"name": "local", "weight": 100}], "fallback": []},
@@ -236,7 +230,9 @@ async def _gateway(
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "AWS_"))},
         **ENVIRONMENT, **CREDENTIALS, "SLUICE_ADMIN_KEY": KEY,
     }  # fmt: skip
-    process = Process(role, (*module("ops.cli"), "serve", "--config", str(config)), folder, environment)
+    process = Process(
+        role, (sys.executable, "-m", "ops.cli", "serve", "--config", str(config)), folder, environment
+    )
     running.push_async_callback(process.end)
     testbed.processes[role] = process
     banner = await process.start(start.ready_within_s)

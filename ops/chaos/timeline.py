@@ -12,12 +12,7 @@ from ops.chaos.scenario import Fault, FaultAction, RandomFaults
 
 
 class Timeline:
-    """The actions still to be carried out. Times are seconds since the load began.
-
-    Args:
-        faults: the scripted ones.
-        chance: the random ones, if any.
-    """
+    """The actions still to be carried out, scripted and random. Times are seconds since the load began."""
 
     def __init__(self, faults: Sequence[Fault], chance: RandomFaults | None = None) -> None:
         self._order = itertools.count()
@@ -55,11 +50,9 @@ class Timeline:
     @property
     def left(self) -> list[FaultAction]:
         """The scripted ones that have not been carried out, in order."""
-        return (
-            []
-            if self._chance is not None
-            else [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
-        )
+        if self._chance is not None:
+            return []
+        return [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
 
     def mend(self) -> list[FaultAction]:
         """End the faults; returns the actions that still have to repair something."""

@@ -1,8 +1,10 @@
-"""What is asked: questions with one right answer, greedy, so that answers can be held against it."""
+"""The questions, each with one right greedy answer, and one answer as its caller received it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 # The bundled model gives these its longest answers, 37 to 53 tokens: time for something to break in.
 TITLES = (
@@ -13,13 +15,7 @@ TITLES = (
 
 @dataclass(frozen=True, slots=True)
 class ChaosRequest:
-    """One request to make.
-
-    Args:
-        request_id: the caller's label, unique in a run.
-        text: what is asked.
-        stream: whether the answer is streamed.
-    """
+    """One request to make; ``request_id`` is unique in a run."""
 
     request_id: str
     text: str
@@ -41,3 +37,32 @@ class ChaosRequest:
 def text_of(number: int) -> str:
     """The question of the client of that number."""
     return f"Tell me about {TITLES[number % len(TITLES)]} and what to read after it"
+
+
+@dataclass(slots=True)
+class ObservedAnswer:
+    """A request and what was received so far. Times are seconds since the load began.
+
+    Args:
+        answer: the answer's object, or the ``done`` event.
+        code: the error code of the gateway or, with ``client_``, of the connection to it.
+        partial: whether the stream's error event says that the answer is partial.
+        ended: whether an answer or an error was received, rather than a closed connection or nothing.
+    """
+
+    question: ChaosRequest
+    sent_s: float
+    status: int | None = None
+    first_s: float | None = None
+    ended_s: float | None = None
+    pieces: list[str] = field(default_factory=list)
+    longest_pause_s: float = 0.0
+    answer: Mapping[str, Any] | None = None
+    code: str | None = None
+    partial: bool = False
+    ended: bool = False
+
+    @property
+    def text(self) -> str:
+        """The whole text received."""
+        return "".join(self.pieces)

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import table_of
-from ops.cli.operator import Comment, DryRun, Operator, Yes, confirm, operator_command, print_lines
+from ops.cli.console import print_lines, print_rows, screen
+from ops.cli.operator import (
+    Comment,
+    DryRun,
+    Operator,
+    Yes,
+    command_group,
+    confirm,
+    operator_command,
+)
 from ops.client import AdminClient, AdminError
 
 if TYPE_CHECKING:
@@ -23,24 +31,21 @@ ADD_TIMEOUT_S = 3_600.0
 POLL_S = 0.5
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
+Alias = Annotated[str, typer.Argument(metavar="ALIAS", help="An alias.")]
 
-adapters = typer.Typer(
-    name="adapters", help="The LoRA adapters: versions, aliases, what is loaded.", no_args_is_help=True
-)
+adapters = command_group("adapters", "The LoRA adapters: versions, aliases, what is loaded.")
 
 
 @operator_command(adapters, "list")
 def list_adapters(gateway: Operator) -> None:
     """List versions and aliases, and what this gateway has loaded."""
-    found = gateway.get("admin", "adapters")
-    gateway.show(found, lambda console: _print_list(console, found))
+    gateway.show(gateway.get("admin", "adapters"), _print_list)
 
 
 @operator_command(adapters, "show")
 def show(gateway: Operator, name: Id) -> None:
     """Show one version, or an alias and its history."""
-    found = gateway.get("admin", "adapters", name)
-    gateway.show(found, lambda console: _print_one(console, found))
+    gateway.show(gateway.get("admin", "adapters", name), _print_one)
 
 
 @operator_command(adapters, "add")
@@ -101,7 +106,7 @@ def pin(
 def promote(
     gateway: Operator,
     name: Id,
-    alias: Annotated[str | None, typer.Option(help="The alias that shall lead to it.")] = None,
+    alias: Annotated[str | None, typer.Option(help="The alias that is to name it.")] = None,
     percent: Annotated[
         float, typer.Option(min=0.001, max=100, help="Of the alias' sessions; below 100: a canary.")
     ] = 100.0,
@@ -110,14 +115,14 @@ def promote(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Lead an alias to a version, or serve it under its own name.
+    """Make an alias name a version, or serve the version under its own name.
 
     Example: sluice adapters promote manga_domain_v4 --alias manga_domain --percent 10
     """
     if force:
         _sure(f"Promote {name} without a passing evaluation?", yes or dry_run)
     else:
-        confirm(f"Lead {percent:g} % of {alias or name} to {name}?", yes or dry_run)
+        confirm(f"Give {name} {percent:g} % of {alias or name}?", yes or dry_run)
     body = {"alias": alias, "percent": percent, "force": force, "comment": comment, "dry_run": dry_run}
     _post(gateway, name, "promote", **body)
 
@@ -125,21 +130,21 @@ def promote(
 @operator_command(adapters, "rollback")
 def rollback(
     gateway: Operator,
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to lead back.")],
+    alias: Alias,
     to: Annotated[str | None, typer.Option(help="The version; default: the one before.")] = None,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Lead an alias back to an earlier version; ends its canary too."""
-    _sure(f"Lead {alias} back to {to or 'the version before'}?", yes or dry_run)
+    """Make an alias name an earlier version again; ends its canary too."""
+    _sure(f"Roll {alias} back to {to or 'the version before'}?", yes or dry_run)
     _post(gateway, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
 
 
 @operator_command(adapters, "end-canary")
 def end_canary(
     gateway: Operator,
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
+    alias: Alias,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -176,8 +181,6 @@ def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[No
     if quiet or not location.startswith("s3://") or not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
     from gateway.weights.progress import bar
     from gateway.weights.values import Progress
 
@@ -188,12 +191,12 @@ def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[No
             try:
                 fetching = client.get("admin", "adapters")["fetching"]
             except AdminError:
-                continue  # the answer to `add` tells what is wrong
+                continue  # the answer to `add` says what is wrong
             for one in fetching:
                 if one["location"] == location:
                     on_progress(Progress(one["done_bytes"], one["total_bytes"] or 0))
 
-    with bar(Console(stderr=True), location) as on_progress:
+    with bar(screen(stderr=True), location) as on_progress:
         watcher = threading.Thread(target=watch, args=(on_progress,), daemon=True)
         watcher.start()
         try:
@@ -221,46 +224,47 @@ def _last_word(location: str) -> str:
 
 
 def _print_list(console: Console, found: Any) -> None:
-    table = table_of(
-        "id", "state", "aliases", "evaluated", "loaded", "leases", "heat", "rank", "MiB", "labels"
-    )
-    for one in found["adapters"]:
-        report = one["evaluation"]
-        loaded = ("pinned " if one["pinned"] else "") + ("yes" if one["resident"] else "")
-        table.add_row(
+    versions = (
+        (
             one["id"],
             one["state"],
             ", ".join(one["aliases"]),
-            "" if report is None else "passed" if report["passed"] else "failed",
-            loaded.strip(),
-            str(one["leases"]),
+            "" if (report := one["evaluation"]) is None else "passed" if report["passed"] else "failed",
+            " ".join(filter(None, ("pinned" * one["pinned"], "yes" * one["resident"]))),
+            one["leases"],
             f"{one['heat']:.1f}",
-            str(one["rank"]),
+            one["rank"],
             f"{one['size_bytes'] / 2**20:.1f}",
             " ".join(f"{key}={value}" for key, value in one["labels"].items()),
         )
-    console.print(table)
+        for one in found["adapters"]
+    )
+    headings = ("id", "state", "aliases", "evaluated", "loaded", "leases", "demand", "rank", "MiB", "labels")
+    print_rows(console, headings, versions)
     if found["aliases"]:
-        aliases = table_of("alias", "leads to", "canary", "before")
-        for one in found["aliases"]:
-            canary = f"{one['canary']} {one['percent']:g}%" if one["canary"] else ""
-            aliases.add_row(
-                one["alias"], one["target"] or "", canary, ", ".join(reversed(one["history"][-3:]))
+        aliases = (
+            (
+                one["alias"],
+                one["target"] or "",
+                f"{one['canary']} {one['percent']:g}%" if one["canary"] else "",
+                ", ".join(reversed(one["history"][-3:])),
             )
-        console.print(aliases)
+            for one in found["aliases"]
+        )
+        print_rows(console, ("alias", "version", "canary", "earlier versions"), aliases)
     print_lines(console, *(f"refused: {one['id']}: {one['reason']}" for one in found["refused"]))
     places = f"{len(found['resident'])} of {found['places']} places taken" if found["places"] else "no engine"
     console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
 
 
 def _print_done(gateway: Operator, found: Any) -> None:
-    gateway.show(found, lambda console: _print_one(console, found))
+    gateway.show(found, _print_one)
     if gateway.as_json:
         return
     if found.get("dry_run"):
         print("valid; nothing was changed")
     if found.get("others_told") is False:
-        print("sluice: the state store is away: the other gateways were not reported", file=sys.stderr)
+        print("sluice: the state store does not answer: the other gateways do not know it", file=sys.stderr)
 
 
 def _print_one(console: Console, found: Any) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ops.cli.console import table_of
-from ops.cli.operator import Operator, operator_command
+from ops.cli.operator import Operator, command_group, operator_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,14 +13,7 @@ if TYPE_CHECKING:
 # Decisions that fit a screen; --json shows all that the gateway keeps.
 SHOWN_DECISIONS = 15
 
-admission = typer.Typer(
-    name="admission", help="Who waits for which backend, and what was decided last.", no_args_is_help=True
-)
-
-
-@admission.callback()
-def words() -> None:
-    """Keeps ``show`` a word of its own while it is the only one."""
+admission = command_group("admission", "Who waits for which backend, and what was decided last.")
 
 
 @operator_command(admission, "show")
@@ -31,8 +22,7 @@ def show(gateway: Operator) -> None:
 
     Example: sluice admission show --url http://127.0.0.1:8000 --json
     """
-    found = gateway.get("admin", "admission")
-    gateway.show(found, lambda console: _print(console, found))
+    gateway.show(gateway.get("admin", "admission"), _print)
 
 
 def _print(console: Console, found: Any) -> None:
@@ -40,8 +30,8 @@ def _print(console: Console, found: Any) -> None:
         console.print("No request has come to any backend yet.")
         return
     gates = table_of(
-        "backend", "waiting", "held by", "in flight", "pace", "memory", "forecast", "rung", "circuit",
-        "held ms",
+        "backend", "waiting", "held by", "in flight", "TPOT", "memory", "forecast", "overload level",
+        "circuit", "slot time ms",
     )  # fmt: skip
     for name, gate in found["backends"].items():
         queue, flight, memory = gate["queue"], gate["in_flight"], gate["memory"]

@@ -1,4 +1,4 @@
-"""`sluice canary`: a backend gets a route step by step, and loses it again when it is worse."""
+"""`sluice canary`: give a backend a route step by step, and roll it back when it is worse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import table_of
+from ops.cli.console import print_lines, print_rows
 from ops.cli.operator import (
     Backend,
     Comment,
@@ -14,10 +14,9 @@ from ops.cli.operator import (
     Operator,
     Route,
     Yes,
+    command_group,
     confirm,
     operator_command,
-    plain,
-    print_lines,
 )
 from ops.cli.routes import print_changes
 from ops.client import AdminError
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
 
 AT = ("admin", "canary")
 
-canary = typer.Typer(
-    name="canary",
-    help="Give a backend a route step by step; it is rolled back by itself when it is worse.",
-    no_args_is_help=True,
+canary = command_group(
+    "canary", "Give a backend a route step by step; it is rolled back by itself when it is worse."
 )
 
 
@@ -65,18 +62,18 @@ def start(
 @operator_command(canary, "status")
 def status(gateway: Operator) -> None:
     """Show the last canary: its step, its figures, and why it ended."""
-    _show(gateway, gateway.get(*AT))
+    gateway.show(gateway.get(*AT), _print)
 
 
 @operator_command(canary, "pause")
 def pause(gateway: Operator, comment: Comment = "") -> None:
-    """Leave it at its share; nothing is judged, and nothing rolled back, until it is resumed."""
+    """Keep its share; nothing is judged, and nothing rolled back, until it is resumed."""
     _post(gateway, "pause", comment=comment)
 
 
 @operator_command(canary, "resume")
 def resume(gateway: Operator, comment: Comment = "") -> None:
-    """Go on with the step it was paused in."""
+    """Resume the step it was paused in."""
     _post(gateway, "resume", comment=comment)
 
 
@@ -88,11 +85,7 @@ def abort(gateway: Operator, comment: Comment = "", dry_run: DryRun = False, yes
 
 
 def _post(gateway: Operator, word: str, **body: Any) -> None:
-    _show(gateway, gateway.post(*AT, word, **body))
-
-
-def _show(gateway: Operator, found: Any) -> None:
-    gateway.show(found, lambda console: _print(console, found))
+    gateway.show(gateway.post(*AT, word, **body), _print)
 
 
 def _print(console: Console, found: Any) -> None:
@@ -113,9 +106,10 @@ def _print(console: Console, found: Any) -> None:
         f"waits for {one['waiting_for']}" if one["waiting_for"] else "",
     )
     print_lines(console, *filter(None, lines))
-    table = table_of("check", "canary: bad", "of", "baseline: bad", "of", "evidence", "rolled back at")
-    for check, seen in one["checks"].items():
-        numbers = (seen[name] for name in ("canary_bad", "canary", "baseline_bad", "baseline"))
-        powers = (f"1e{seen[name]:g}" for name in ("log10_e", "log10_bound"))
-        table.add_row(plain(check), *map(str, numbers), *powers)
-    console.print(table)
+    headings = ("check", "canary: bad", "of", "baseline: bad", "of", "evidence", "rolled back at")
+    counts, powers = ("canary_bad", "canary", "baseline_bad", "baseline"), ("log10_e", "log10_bound")
+    rows = (
+        (check, *(seen[name] for name in counts), *(f"1e{seen[name]:g}" for name in powers))
+        for check, seen in one["checks"].items()
+    )
+    print_rows(console, headings, rows)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json as stdlib_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ops.cli.console import screen, write_figures
+from ops.cli.operator import AsJson, Key, Url
+from ops.cli.startup import need_modules, one_line_errors
+from ops.client import DEFAULT_URL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,10 +61,8 @@ def chaos(
     start: Annotated[
         bool, typer.Option("--start", help="Start what the scenario names, and break that.")
     ] = False,
-    url: Annotated[str, typer.Option(envvar="SLUICE_URL", help="The gateway.")] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str | None, typer.Option(envvar="SLUICE_ADMIN_KEY", show_envvar=True, help="An admin's key, if any.")
-    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     pid: Annotated[
         int | None, typer.Option(help="The gateway's process, to break it and its engine.")
     ] = None,
@@ -75,37 +77,23 @@ def chaos(
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's random.seed.")] = None,
     every: Annotated[bool, typer.Option("--every", help="Show every request, however many.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Break things while callers are served; tell what became of each request."""
-    from rich.console import Console
+    from ops.chaos.scenario import ChaosError, load_scenario
+    from ops.chaos.show import tables
 
-    from ops.chaos.errors import ChaosError
-    from ops.cli.console import screen
-
-    console = Console(stderr=True) if json else screen()
-    problems = Console(stderr=True)
-    try:
-        _need_extras()
-        from ops.chaos.scenario import load_scenario
+    console = screen(stderr=as_json)
+    with one_line_errors(ChaosError, code=EXIT_USAGE):
+        need_modules("aiohttp", extra="replay")
         from ops.chaos.testbed import Testbed
 
         wanted = _changed(load_scenario(scenario), streams, for_s, seed)
         report = _run(
             wanted, None if start else Testbed(url, key, gateway_pid=pid, ledger=ledger, log=log), console
         )
-    except ChaosError as error:
-        problems.print(f"[bold red]chaos:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_USAGE) from error
-
-    from ops.chaos.show import tables
-
     console.print(tables(report, every=every))
-    reported = stdlib_json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-    if json:
-        typer.echo(reported)
-    if output is not None:
-        output.write_text(reported + "\n", encoding="utf-8")
+    write_figures(report.as_json(), output, as_json=as_json)
     if not report.ok:
         raise typer.Exit(EXIT_WRONG)
 
@@ -113,22 +101,11 @@ def chaos(
 chaos.__doc__ = HELP
 
 
-def _need_extras() -> None:
-    """Raises ChaosError, naming what to install."""
-    from importlib.util import find_spec
-
-    from ops.chaos.errors import ChaosError
-
-    if find_spec("aiohttp") is None:
-        raise ChaosError("aiohttp is not installed; install sluice-gateway[replay]")
-
-
 def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed: int | None) -> Scenario:
     """The scenario with what the command line says instead. Raises ChaosError."""
     from pydantic import ValidationError
 
-    from ops.chaos.errors import ScenarioError
-    from ops.chaos.scenario import Scenario
+    from ops.chaos.scenario import Scenario, ScenarioError
 
     data = scenario.model_dump()
     if streams is not None:
@@ -148,14 +125,14 @@ def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
     import asyncio
     import signal
     import tempfile
-    from contextlib import AbstractContextManager, AsyncExitStack
+    from contextlib import AsyncExitStack
+    from functools import partial
 
     from ops.chaos.run import ChaosRun
     from ops.chaos.show import progress
     from ops.chaos.testbed import Testbed, started
 
-    def watch(run: ChaosRun) -> AbstractContextManager[None]:
-        return progress(console, run)
+    watch = partial(progress, console)
 
     async def main() -> ChaosReport:
         # As Ctrl-C: what was started has sessions of its own and must be ended from here.
@@ -174,9 +151,3 @@ def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
         return asyncio.run(main())
     except asyncio.CancelledError:
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -1,9 +1,12 @@
-"""What commands print tables on: nothing that somebody may want to copy is cut."""
+"""What commands print: tables that are not cut, JSON, and text without a meaning as markup."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -14,16 +17,57 @@ PIPE_WIDTH: Final = 200
 """Columns where there is no terminal: the widest table has nine columns with an id of 16 characters."""
 
 
-def screen() -> Console:
+def screen(*, stderr: bool = False) -> Console:
     """Standard output. A pipe has no width of its own: rich would take 80 columns and cut names."""
     from rich.console import Console
 
     own = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if own else PIPE_WIDTH)
+    return Console(width=None if own else PIPE_WIDTH, stderr=stderr)
 
 
-def table_of(*names: str, **options: Any) -> Table:
-    """A table whose cells go on in the next line where the terminal is too narrow, rather than being cut."""
+def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
+    """A table whose cells are wrapped, not cut, on a narrow terminal; ``right``: columns of numbers."""
     from rich.table import Column, Table
 
-    return Table(*(Column(name, overflow="fold") for name in names), **options)
+    numbers = set(right)
+    columns = (
+        Column(name, overflow="fold", justify="right" if name in numbers else "left") for name in names
+    )
+    return Table(*columns, **options)
+
+
+def print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table of texts."""
+    table = table_of(*headings)
+    for row in rows:
+        table.add_row(*map(plain, row))
+    console.print(table)
+
+
+def print_json(answer: Any) -> None:
+    """Print JSON for people and machines."""
+    print(json.dumps(answer, ensure_ascii=False, indent=2))
+
+
+def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
+    """Print figures on standard output with ``as_json``, and write them to ``file`` when one is given.
+
+    Raises OSError.
+    """
+    if as_json:
+        print_json(figures)
+    if file is not None:
+        file.write_text(json.dumps(figures, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def print_lines(console: Console, *lines: str) -> None:
+    """Print lines that may hold markup and may be longer than the terminal is wide."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def plain(text: object) -> str:
+    """The text for a table's cell, without a meaning as markup."""
+    from rich.markup import escape
+
+    return escape(str(text))

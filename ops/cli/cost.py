@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from ops.cli.console import screen, table_of
+from ops.cli.console import print_json, screen, table_of
+from ops.cli.operator import AsJson
+from ops.cli.startup import one_line_errors
 from ops.planning.build_or_buy import Build, BuildOrBuy, Buy, compare
 
 # Tokens a day: below the first, self-hosting is not worth the work; above the second, it is much cheaper.
@@ -32,7 +33,7 @@ def cost(
         float, typer.Option(help="On top, whatever the load: people, storage, network.")
     ] = BUILD.usd_per_month,
     spare_replicas: Annotated[
-        int, typer.Option(help="That run beside, for updates and a lost node.")
+        int, typer.Option(help="Kept running for updates and a lost node.")
     ] = BUILD.spare_replicas,
     input_usd: Annotated[float, typer.Option(help="Bought: a million input tokens.")] = BUY.input_usd,
     output_usd: Annotated[float, typer.Option(help="Bought: a million output tokens.")] = BUY.output_usd,
@@ -41,35 +42,30 @@ def cost(
     ] = None,
     input_share: Annotated[float, typer.Option(help="Of all tokens.")] = BUY.input_share,
     cached_share: Annotated[float, typer.Option(help="Of the input.")] = BUY.cached_share,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """What self-hosting costs beside buying tokens, and from which load on it pays.
+    """Compare the cost of self-hosting with that of buying tokens, and from which load hosting pays.
 
     The defaults are one worked example (a 72B model in FP8 on two H100 against GPT-4o's list price), at a
-    load that keeps the replica busy day and night. Few are: give your own --utilization, --usd-per-month
-    and the tokens a second that `sluice replay` measured.
+    load that keeps the replica busy day and night. Few loads do: give your own --utilization,
+    --usd-per-month and the tokens a second that `sluice replay` measured.
 
     Example: sluice cost --tokens-per-day 30e6 --utilization 0.35 --usd-per-month 12000 --spare-replicas 1
     """
     build = Build(gpus, gpu_usd_per_hour, tokens_per_second, utilization, usd_per_month, spare_replicas)
     buy = Buy(input_usd, output_usd, cached_usd, input_share, cached_share)
-    try:
+    with one_line_errors(ValueError, code=2):
         found = compare(build, buy, tokens_per_day)
-    except ValueError as fault:
-        print(f"sluice: {fault}", file=typer.get_text_stream("stderr"))
-        raise typer.Exit(2) from None
     if as_json:
-        print(json.dumps(_as_object(build, buy, found), indent=2))
-        return
-    _show(build, buy, found)
-
-
-def _as_object(build: Build, buy: Buy, found: BuildOrBuy) -> dict[str, object]:
-    return {
-        "build": asdict(build),
-        "buy": asdict(buy) | {"usd_per_million": buy.usd_per_million},
-        "result": asdict(found) | {"ratio": found.ratio},
-    }
+        print_json(
+            {
+                "build": asdict(build),
+                "buy": asdict(buy) | {"usd_per_million": buy.usd_per_million},
+                "result": asdict(found) | {"ratio": found.ratio},
+            }
+        )
+    else:
+        _show(build, buy, found)
 
 
 def _show(build: Build, buy: Buy, found: BuildOrBuy) -> None:
@@ -120,4 +116,4 @@ def _rule_of_thumb(found: BuildOrBuy) -> str:
         rule, holds = "Rule of thumb below 10 M a day: buy, it is simpler", found.ratio <= 1.0
     else:
         rule, holds = "Rule of thumb above 100 M a day: host it", found.ratio >= 1.0
-    return f"{rule}." if holds else f"{rule}; by these inputs it is the other way."
+    return f"{rule}." if holds else f"{rule}; by these inputs the opposite holds."

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import table_of
-from ops.cli.operator import Operator, confirm, operator_command, plain, print_json, print_lines
+from ops.cli.console import print_json, print_lines, print_rows
+from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
 from ops.client import AdminError
 
 if TYPE_CHECKING:
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 AT = ("admin", "keys")
 
-keys = typer.Typer(
-    name="keys", help="Keys of callers and operators: make, list, revoke.", no_args_is_help=True
-)
+keys = command_group("keys", "Keys of callers and operators: make, list, revoke.")
 
 
 @operator_command(keys, "create")
@@ -51,18 +49,18 @@ def create(
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
     limits = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "tokens_per_day": tpd}
-    body: dict[str, Any] = {
-        "tenant": tenant,
-        "org": org,
-        "role": role,
-        "max_priority": max_priority,
-        "routes": route or None,
-        "adapters": adapter or None,
-        "limits": {name: limit for name, limit in limits.items() if limit is not None},
-        "expires_at": expires,
-        "comment": comment,
-    }
-    made = gateway.post(*AT, **body)
+    made = gateway.post(
+        *AT,
+        tenant=tenant,
+        org=org,
+        role=role,
+        max_priority=max_priority,
+        routes=route or None,
+        adapters=adapter or None,
+        limits={name: limit for name, limit in limits.items() if limit is not None},
+        expires_at=expires,
+        comment=comment,
+    )
     if gateway.as_json:
         print_json(made)
         return
@@ -79,32 +77,28 @@ def list_keys(gateway: Operator) -> None:
 
     Example: sluice keys list --json
     """
-    found = gateway.get(*AT)
-    gateway.show(found, lambda console: _print_keys(console, found))
+    gateway.show(gateway.get(*AT), _print_keys)
 
 
 def _print_keys(console: Console, found: Any) -> None:
-    table = table_of(
-        "id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment"
-    )
-    for one in found["keys"]:
-        only = [*(one["routes"] or ()), *(one["adapters"] or ())]
-        expires = "expired" if one["expired"] else one["expires_at"] or ""
-        cells = (
+    headings = ("id", "tenant", "role", "priority", "only for", "limits", "expires", "last used", "comment")
+    rows = (
+        (
             one["id"],
             one["tenant"],
             one["role"],
-            f"{one['max_priority']:d}",
-            ", ".join(only),
+            one["max_priority"],
+            ", ".join((*(one["routes"] or ()), *(one["adapters"] or ()))),
             ", ".join(
                 f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
             ),
-            expires,
+            "expired" if one["expired"] else one["expires_at"] or "",
             one["last_used_at"] or "",
             one["comment"],
         )
-        table.add_row(*(plain(cell) for cell in cells))
-    console.print(table)
+        for one in found["keys"]
+    )
+    print_rows(console, headings, rows)
 
 
 @operator_command(keys, "revoke")
@@ -112,9 +106,9 @@ def revoke(
     gateway: Operator,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `sluice keys list` shows it.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show whose it is; revoke nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Refuse a key from now on, everywhere within a second; what it has begun is finished.
+    """Refuse a key from now on, everywhere within a second; its requests in flight are finished.
 
     It does not come back. Asks first at a terminal.
 
@@ -127,7 +121,7 @@ def revoke(
         confirm(f"revoke {owner}?", yes or dry_run)
     if not dry_run:
         gateway.client().delete(*AT, key_id)
-    gateway.show({"id": key_id, "revoked": not dry_run}, lambda console: print_lines(console, shown))
+    gateway.show({"id": key_id, "revoked": not dry_run}, lambda console, _: print_lines(console, shown))
 
 
 def _owner(gateway: Operator, key_id: str) -> str:

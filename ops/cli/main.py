@@ -1,10 +1,9 @@
-"""The `sluice` command; each word's work is imported when it is called, so that `--help` is quick."""
+"""The `sluice` command; a subcommand imports its work when it is called, so that `--help` is quick."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +12,11 @@ from ops.cli.adapters import adapters
 from ops.cli.admission import admission
 from ops.cli.canary import canary
 from ops.cli.chaos import chaos
-from ops.cli.config_path import config_path
 from ops.cli.cost import cost
 from ops.cli.drain import drain
 from ops.cli.keys import keys
 from ops.cli.models import models
+from ops.cli.operator import AsJson
 from ops.cli.prompts import prompts
 from ops.cli.ray import ray
 from ops.cli.replay import replay
@@ -25,6 +24,7 @@ from ops.cli.rollout import rollout
 from ops.cli.routes import audit, routes
 from ops.cli.sagemaker import sagemaker
 from ops.cli.shadow import shadow
+from ops.cli.startup import ConfigFile, config_path
 from ops.cli.usage import usage
 
 app = typer.Typer(
@@ -35,32 +35,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="replay")(replay)
-app.command(name="chaos")(chaos)
-app.command(name="cost")(cost)
-app.command(name="drain")(drain)
-app.add_typer(prompts)
-app.add_typer(admission)
-app.add_typer(routes)
-app.add_typer(canary)
-app.add_typer(rollout)
-app.add_typer(shadow)
-app.command(name="audit")(audit)
-app.add_typer(adapters)
-app.add_typer(keys)
-app.add_typer(usage)
-app.add_typer(ray)
-app.add_typer(models)
-app.add_typer(sagemaker)
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="YAML configuration; default: SLUICE_CONFIG, else ./sluice.yaml if it is there.",
-    ),
-]
+for command in (replay, chaos, cost, drain, audit):
+    app.command(name=command.__name__)(command)
+for group in (
+    prompts, admission, routes, canary, rollout, shadow, adapters, keys, usage, ray, models, sagemaker,
+):  # fmt: skip
+    app.add_typer(group)
 
 
 @app.command()
@@ -69,7 +49,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     gpus: Annotated[
         str | None,
-        typer.Option(help="A worker process for each GPU, this gateway in front: all, or indices as in 0,1."),
+        typer.Option(help="A worker process for each GPU behind this gateway: all, or indices as in 0,1."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="The same with so many workers, where no GPUs are.")
@@ -90,7 +70,7 @@ def serve(
 @app.command()
 def doctor(
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Instead of checking: what fits on a GPU, by arithmetic.")
     ] = False,
@@ -130,8 +110,8 @@ def doctor(
         options = PlanOptions(
             model, gpu or (), gpu_memory_gib, prompt_tokens, answer_tokens, shared_prefix_tokens
         )
-        code = run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
-        raise typer.Exit(code)
+        run_plan(config_path(config), options, as_json=as_json, as_markdown=markdown)
+        raise typer.Exit
     from ops.cli.doctor import doctor as run
 
     raise typer.Exit(run(config_path(config), as_json=as_json))
@@ -146,7 +126,7 @@ def version() -> None:
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
-    """The words with ``--url``, ``--key`` and ``--json`` after all others, wherever they stood."""
+    """The words with ``--url``, ``--key`` and ``--json`` moved behind all others."""
     options: list[str] = []
     others: list[str] = []
     rest = list(words)

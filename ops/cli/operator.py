@@ -1,4 +1,4 @@
-"""What every command that calls a running gateway shares: its address, its errors, JSON or a table."""
+"""What every command that calls a running gateway shares: its address, its options, JSON or a table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import screen
-from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError, AsJson, Key, Url
+from ops.cli.console import print_json, screen
+from ops.cli.startup import one_line_errors
+from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Url = Annotated[str, typer.Option("--url", envvar="SLUICE_URL", show_envvar=True, help="The gateway.")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        envvar="SLUICE_ADMIN_KEY",
+        show_envvar=True,
+        help="An operator's or admin's key, if keys are on.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Comment = Annotated[
     str, typer.Option("--comment", "--message", "-m", help="Why; kept in the history and the audit log.")
 ]
@@ -59,12 +70,19 @@ class Operator:
         """The JSON answer to a JSON body. Raises AdminError."""
         return self.client(timeout_s).post(*path, body=json.dumps(body).encode())
 
-    def show(self, answer: Any, table: Callable[[Console], None]) -> None:
-        """Print the answer as JSON, or as ``table`` prints it."""
+    def show(self, answer: Any, print_table: Callable[[Console, Any], None]) -> None:
+        """Print the answer as JSON, or as ``print_table`` prints it."""
         if self.as_json:
             print_json(answer)
         else:
-            table(screen())
+            print_table(screen(), answer)
+
+
+def command_group(name: str, help: str) -> typer.Typer:
+    """A command whose words are registered with :func:`operator_command`; one word alone stays a word."""
+    group = typer.Typer(name=name, help=help, no_args_is_help=True)
+    group.callback()(lambda: None)
+    return group
 
 
 def operator_command(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -87,41 +105,13 @@ def with_operator(run: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(run)
     def command(*, url: str, key: str | None, as_json: bool, **options: Any) -> None:
-        with refusals():
+        with one_line_errors(AdminError):
             run(Operator(url, key, as_json), **options)
 
     parameters = [*own, *_CONNECTION]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """What the gateway refuses becomes a line on standard error and exit code 1."""
-    try:
-        yield
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-
-
-def print_json(answer: Any) -> None:
-    """Print JSON for people and machines."""
-    print(json.dumps(answer, ensure_ascii=False, indent=2))
-
-
-def print_lines(console: Console, *lines: str) -> None:
-    """Print lines that may hold markup and may be longer than the terminal is wide."""
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def plain(text: object) -> str:
-    """The text for a table's cell, without a meaning as markup."""
-    from rich.markup import escape
-
-    return escape(str(text))
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,25 +10,15 @@ from gateway.backends.vllm.arguments import LORA_RANKS, lora_places
 from gateway.config.settings import Settings, load_settings
 from gateway.weights.location import LocalFolder, locate
 from gateway.weights.source import prepare
-from ops.cli.console import screen, table_of
-from ops.cli.startup import start_errors
+from ops.cli.console import print_json, screen, table_of
+from ops.cli.startup import one_line_errors
 from ops.planning.arithmetic import EnginePlan, PlanRequest, plan_engine
-from ops.planning.gpus import GIB, GPUS, Gpu
-from ops.planning.shape import ModelShape, PlanError, find_model
+from ops.planning.shape import GIB, GPUS, Gpu, ModelShape, PlanError, find_model
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of the command besides the configuration.
-
-    Args:
-        model: a preset, or a folder with ``config.json``; None takes ``engine.model``.
-        gpus: names; empty for all that are known.
-        gpu_memory_gib: of a card that is not known.
-        prompt_tokens: of a typical request.
-        answer_tokens: of a typical request.
-        shared_prefix_tokens: that all prompts begin with.
-    """
+    """Options of the command besides the configuration: the model, the GPUs, and a typical request."""
 
     model: str | None = None
     gpus: Sequence[str] = ()
@@ -40,26 +28,16 @@ class PlanOptions:
     shared_prefix_tokens: int = 0
 
 
-def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> int:
-    """Compute and print; the exit code, 1 when no plan can be made."""
-    try:
+def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> None:
+    """Compute and print; exit code 1 when no plan can be made."""
+    with one_line_errors(PlanError):
         plans = make_plans(load_settings(config), options)
-    except Exception as error:
-        reported = (
-            [str(error)] if isinstance(error, PlanError) else [str(fault) for fault in start_errors(error)]
-        )
-        if not reported:
-            raise
-        for line in "\n".join(reported).splitlines():
-            print(f"sluice: {line}", file=sys.stderr)
-        return 1
     if as_json:
-        print(json.dumps([as_object(one) for one in plans], ensure_ascii=False, indent=2))
+        print_json([as_object(one) for one in plans])
     elif as_markdown:
         print(markdown(plans))
     else:
         _print_table(plans)
-    return 0
 
 
 def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
@@ -158,9 +136,8 @@ def as_object(one: EnginePlan) -> dict[str, object]:
 
 def _print_table(plans: Sequence[EnginePlan]) -> None:
     console = screen()
-    table = table_of(plans[0].request.model.name, *(p.request.gpu.name for p in plans))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    gpus = [p.request.gpu.name for p in plans]
+    table = table_of(plans[0].request.model.name, *gpus, right=gpus)
     for name, *cells in rows(plans):
         table.add_row(name.replace("`", ""), *cells)
     console.print(table)

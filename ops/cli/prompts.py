@@ -9,33 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import table_of
-from ops.cli.operator import Operator, operator_command, print_lines
+from ops.cli.console import print_lines, print_rows
+from ops.cli.operator import Operator, command_group, operator_command
 from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-prompts = typer.Typer(
-    name="prompts",
-    help="Registered prompt versions, and what would be sent for a request.",
-    no_args_is_help=True,
-)
+prompts = command_group("prompts", "Registered prompt versions, and what would be sent for a request.")
 
 
 @operator_command(prompts, "list")
 def list_versions(gateway: Operator) -> None:
     """List the registered prompt versions and the routes that use them."""
-    found = gateway.get("admin", "prompts")
+    gateway.show(gateway.get("admin", "prompts"), _print_versions)
 
-    def print_versions(console: Console) -> None:
-        table = table_of("id", "published", "routes", "sha256")
-        for one in found["prompts"]:
-            routes = ", ".join(one["routes"]) or "none"
-            table.add_row(one["id"], one["published_at"] or "not known", routes, one["sha256"])
-        console.print(table)
 
-    gateway.show(found, print_versions)
+def _print_versions(console: Console, found: Any) -> None:
+    rows = (
+        (one["id"], one["published_at"] or "not known", ", ".join(one["routes"]) or "none", one["sha256"])
+        for one in found["prompts"]
+    )
+    print_rows(console, ("id", "published", "routes", "sha256"), rows)
 
 
 @operator_command(prompts, "show")
@@ -43,8 +38,7 @@ def show(
     gateway: Operator, version: Annotated[str, typer.Argument(metavar="ID", help="A prompt version's id.")]
 ) -> None:
     """Show one prompt version: its text as it is sent, its budgets, its hash."""
-    found = gateway.get("admin", "prompts", version)
-    gateway.show(found, lambda console: _print_version(console, found))
+    gateway.show(gateway.get("admin", "prompts", version), _print_version)
 
 
 def _print_version(console: Console, found: Any) -> None:
@@ -82,16 +76,15 @@ def render(
             body = json.dumps({"openai": json.loads(body)}).encode()
     except (OSError, ValueError) as error:
         raise AdminError(f"{file}: {error}") from None
-    found = gateway.client().post("admin", "budget", "preview", body=body)
-    gateway.show(found, lambda console: _print_preview(console, found))
+    gateway.show(gateway.client().post("admin", "budget", "preview", body=body), _print_preview)
 
 
 def _print_preview(console: Console, found: Any) -> None:
-    table = table_of("section", "tokens", "budget")
-    for name, section in found["sections"].items():
-        table.add_row(name, f"{section['tokens']:,}", f"{section['budget']:,}")
-    table.add_row("generation_reserve", f"{found['generation_reserve']:,}", "")
-    table.add_row("in all", f"{found['input_tokens'] + found['generation_reserve']:,}", "")
+    rows = [
+        *((name, f"{one['tokens']:,}", f"{one['budget']:,}") for name, one in found["sections"].items()),
+        ("generation_reserve", f"{found['generation_reserve']:,}", ""),
+        ("in all", f"{found['input_tokens'] + found['generation_reserve']:,}", ""),
+    ]
     version = found["prompt_version"]["id"] if found["prompt_version"] else "none"
     lines = [f"route {found['route']}, prompt version {version}, longest {found['max_model_len']:,} tokens"]
     lines += [f"{name.replace('_', ' ')}: {_listed(cut)}" for name, cut in found["cuts"].items() if cut]
@@ -104,7 +97,7 @@ def _print_preview(console: Console, found: Any) -> None:
         f"{prefix['block_size']}, fingerprint {prefix['fingerprint'] or 'none'}"
     )
     print_lines(console, *lines)
-    console.print(table)
+    print_rows(console, ("section", "tokens", "budget"), rows)
     print_lines(console, found["prompt"]["before_boundary"])
     console.rule(boundary, style="bold")
     print_lines(console, found["prompt"]["after_boundary"])

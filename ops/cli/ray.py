@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ops.cli.console import plain, print_json, screen, table_of
+from ops.cli.operator import AsJson, command_group
+from ops.cli.startup import one_line_errors, print_errors
+
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, ServeStatus
 
-ray = typer.Typer(
-    name="ray",
-    help="Run the gateway on a Ray cluster: ingress replicas in front of engine replicas.",
-    no_args_is_help=True,
-)
+ray = command_group("ray", "Run the gateway on a Ray cluster: ingress replicas in front of engine replicas.")
 
 REACH_TIMEOUT_S = 5.0
 
@@ -29,7 +27,6 @@ Address = Annotated[
     str,
     typer.Option(envvar="RAY_ADDRESS", show_envvar=True, help="The cluster: HOST:PORT of its head, or auto."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="The YAML file, at the same path on every node.")
 ]
@@ -49,17 +46,17 @@ def deploy(
 ) -> None:
     """Deploy the application, or change the one that runs to this configuration, and wait until it runs.
 
-    Replicas of an earlier configuration are replaced one after the other, each once its answers have ended.
+    Replicas of an earlier configuration are replaced one at a time, each once its answers have ended.
 
     Example: sluice ray deploy /etc/sluice/sluice.yaml --address head:6379
     """
-    with _told():
+    with _ray_errors():
         from gateway.config.settings import load_settings
 
         settings = load_settings(config)
         serve = _connected(address)
         from ops.ray.application import make_application
-        from ops.ray.cluster_place import ClusterPlace
+        from ops.ray.port import ClusterPlace
 
         name = settings.ray.application
         place = ClusterPlace(str(config.resolve()), str((folder or Path.cwd()).resolve()), name)
@@ -67,7 +64,7 @@ def deploy(
         try:
             serve.run(make_application(settings, place), name=name, route_prefix="/")
         except RuntimeError:
-            # Its own words name the deployments alone; why is in their messages.
+            # Serve's error names the deployments alone; their messages have the reason.
             _print(serve.status(), name, as_json)
             raise
         _print(serve.status(), name, as_json)
@@ -79,7 +76,7 @@ def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = F
 
     Exit code 0 when it runs and a proxy is healthy, 1 when not.
     """
-    with _told():
+    with _ray_errors():
         reported = _connected(address).status()
         _print(reported, name, as_json)
         application = reported.applications.get(name)
@@ -89,11 +86,11 @@ def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = F
 
 
 class RayError(Exception):
-    """Ray is not there, or has refused; the message is ready to print."""
+    """Ray is not installed, does not answer, or has refused; the message is ready to print."""
 
 
 def _connected(address: str) -> Any:
-    """Serve, on the cluster at ``address``; stays connected to where the process is connected already.
+    """Serve, on the cluster at ``address``; an existing connection of this process is used.
 
     Raises:
         RayError: Ray is not installed, or nothing answers there.
@@ -121,18 +118,29 @@ def _connected(address: str) -> Any:
 
 
 def _token_hint() -> str:
-    """A cluster that asks for a token looks to Ray like one that is not there."""
+    """To Ray, a cluster that needs a token looks like one that does not answer."""
     if os.environ.get("RAY_AUTH_MODE"):
         return ""
     return ", or set RAY_AUTH_MODE=token if it was started with one"
 
 
 def _reach(address: str) -> None:
-    """Ray itself asks for minutes where nobody is. Raises OSError: nobody listens there."""
+    """Ray itself tries an unused address for minutes. Raises OSError: nothing listens there."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S):
             return
+
+
+def brief(message: str) -> str:
+    """Serve's message without the frames between its first line and the cause, for a table's cell."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return plain(" ".join(lines if len(lines) <= 2 else (lines[0], lines[-1])))
+
+
+def proxies(reported: ServeStatus) -> dict[str, str]:
+    """The state of each node's proxy."""
+    return {node: str(status.value) for node, status in sorted(reported.proxies.items())}
 
 
 def shown(reported: ApplicationStatusOverview) -> dict[str, Any]:
@@ -153,30 +161,15 @@ def shown(reported: ApplicationStatusOverview) -> dict[str, Any]:
     }
 
 
-def proxies(reported: ServeStatus) -> dict[str, str]:
-    """How the proxy of each node is."""
-    return {node: str(status.value) for node, status in sorted(reported.proxies.items())}
-
-
-def brief(message: str) -> str:
-    """What Serve says, without the frames between its own words and the cause; for a table of rich's."""
-    from rich.markup import escape
-
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return escape(" ".join(lines if len(lines) <= 2 else (lines[0], lines[-1])))
-
-
 def _print(status: ServeStatus, name: str, as_json: bool) -> None:
     reported = status.applications.get(name)
     if reported is None:
-        print(f"sluice: no application {name!r} on this cluster; see `sluice ray deploy`", file=sys.stderr)
+        print_errors(f"no application {name!r} on this cluster; see `sluice ray deploy`")
         return
     values = {**shown(reported), "proxies": proxies(status)}
     if as_json:
-        print(json.dumps({"application": name, **values}))
+        print_json({"application": name, **values})
         return
-    from ops.cli.console import screen, table_of
-
     table = table_of(
         "deployment", "status", "replicas", "message",
         title=f"{name}: {values['status']}", title_justify="left",
@@ -190,17 +183,14 @@ def _print(status: ServeStatus, name: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """One clear line for what the operator can mend."""
-    from ops.cli.startup import START_ERRORS
-
-    try:
-        yield
-    except (RayError, *START_ERRORS) as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except RuntimeError as error:
-        # Serve raises no type of its own when an application cannot be deployed.
-        print(f"sluice: {error}", file=sys.stderr)
-        print("sluice: not deployed; the replicas' logs lie in Ray's session folder", file=sys.stderr)
-        raise typer.Exit(1) from None
+def _ray_errors() -> Iterator[None]:
+    """Print errors that the operator can correct as one line each."""
+    with one_line_errors(RayError):
+        try:
+            yield
+        except typer.Exit:
+            raise
+        except RuntimeError as error:
+            # Serve has no class of its own for an application that cannot be deployed.
+            hint = "not deployed; the replicas' logs are in Ray's session folder"
+            raise RayError(f"{error}\n{hint}") from None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import json as stdlib_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ops.cli.console import plain, screen, write_figures
+from ops.cli.operator import AsJson, Key, Url
+from ops.cli.startup import need_modules, one_line_errors
+from ops.client import DEFAULT_URL
+from ops.replay.contract import ContractName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,18 +47,16 @@ could not begin; 130 after Ctrl-C (what ended is still printed).
 
 def replay(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Azure CSV or Mooncake JSON lines.")],
-    url: Annotated[str, typer.Option(envvar="SLUICE_URL", help="The gateway.")] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str | None, typer.Option(envvar="SLUICE_ADMIN_KEY", show_envvar=True, help="Key to send, if any.")
-    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     speed: Annotated[float, typer.Option(help="Divide the trace's times by this.")] = 1.0,
     limit: Annotated[int | None, typer.Option(help="Replay so many rows.")] = None,
     skip: Annotated[int, typer.Option(help="Leave out so many rows first.")] = 0,
     scale_tokens: Annotated[
         float, typer.Option(help="Multiply both lengths by this (1 token at least).")
     ] = 1.0,
-    concurrency: Annotated[int, typer.Option(help="Most requests under way at once.")] = 256,
-    contract: Annotated[str, typer.Option(metavar="native|openai", help="Which API to use.")] = "native",
+    concurrency: Annotated[int, typer.Option(help="Most requests in flight.")] = 256,
+    contract: Annotated[ContractName, typer.Option(help="Which API to use.")] = ContractName.NATIVE,
     route: Annotated[str | None, typer.Option(help="A route of the gateway, else its default.")] = None,
     model: Annotated[
         str | None, typer.Option(help="For --contract openai; else the gateway's first.")
@@ -63,67 +66,43 @@ def replay(
     timeout: Annotated[float, typer.Option(help="Longest one request may take, seconds.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Cut lengths to fit this; else what the gateway tells.")
+        int | None, typer.Option(help="Cut lengths to fit this; else the gateway's length.")
     ] = None,
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Ask for errors instead of fallback answers.")
     ] = False,
-    max_errors: Annotated[int, typer.Option(help="Failed requests that are still a success.")] = 0,
+    max_errors: Annotated[int, typer.Option(min=0, help="Failed requests that are still a success.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON on standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay a trace against a gateway."""
-    from rich.console import Console
+    from ops.replay.options import Options, ReplayError, ReplaySlo
+    from ops.replay.report import figures_of
+    from ops.replay.show import tables
 
-    from ops.replay.errors import OptionError, ReplayError
-
-    # Standard output stays clean for JSON.
-    console = Console(stderr=json)
-    problems = Console(stderr=True)
-    try:
-        _need_extras(plot)
-        from ops.replay.contract import ContractName
-        from ops.replay.options import Options
-        from ops.replay.report import ReplaySlo, as_json
-
-        if contract not in set(ContractName):
-            raise OptionError(f"--contract: {contract!r} is not allowed; {' or '.join(ContractName)} is")
-        if max_errors < 0:
-            raise OptionError(f"--max-errors: {max_errors} is not allowed; 0 and more is")
+    console = screen(stderr=as_json)
+    with one_line_errors(ReplayError, OSError, code=EXIT_USAGE):
+        need_modules("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ()), extra="replay")
+        if plot is not None and not plot.parent.is_dir():
+            raise ReplayError(f"--plot: no folder {plot.parent}")
         options = Options(
             trace=trace, url=url, key=key, speed=speed, limit=limit, skip=skip, scale_tokens=scale_tokens,
-            concurrency=concurrency, contract=ContractName(contract), route=route, model=model,
+            concurrency=concurrency, contract=contract, route=route, model=model,
             slo=ReplaySlo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed,
             max_model_len=max_model_len, no_fallback=no_fallback,
         )  # fmt: skip
         done = _run(options, console)
-    except ReplayError as error:
-        problems.print(f"[bold red]replay:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_USAGE) from error
-
-    from ops.replay.show import tables
-
-    console.print(tables(done.report, _notes(options, done)))
-    try:
-        figures = stdlib_json.dumps(as_json(done.report, done.setup(options)), indent=2, ensure_ascii=False)
-        if json:
-            typer.echo(figures)
-        if output is not None:
-            output.write_text(figures + "\n", encoding="utf-8")
+        notes = _notes(options, done)
+        console.print(tables(done.report, notes))
+        write_figures(figures_of(done.report, done.setup(options)), output, as_json=as_json)
         if plot is not None:
             from ops.replay.plot import draw
 
-            notes = _notes(options, done)
             rows = f"{done.report.sent:,} requests in {done.report.wall_s:,.0f} s"
             subtitle = f"{rows}  ·  {notes['scale']}  ·  {notes['prompts']}"
             draw(plot, done.report, done.outcomes, title=f"Replay of {trace.name}", subtitle=subtitle)
-            console.print(f"plot: {_escaped(str(plot))}", highlight=False)
-    except OSError as error:
-        problems.print(f"[bold red]replay:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_USAGE) from error
+            console.print(f"plot: {plain(plot)}", highlight=False)
     if done.report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if done.report.error_count > max_errors:
@@ -133,37 +112,20 @@ def replay(
 replay.__doc__ = HELP
 
 
-def _need_extras(plot: Path | None) -> None:
-    """Raises ReplayError before any load is sent, naming what to install."""
-    from importlib.util import find_spec
-
-    from ops.replay.errors import ReplayError
-
-    for module in ("aiohttp", "numpy", *(("matplotlib",) if plot is not None else ())):
-        if find_spec(module) is None:
-            raise ReplayError(f"{module} is not installed; install sluice-gateway[replay]")
-    if plot is not None and not plot.parent.is_dir():
-        raise ReplayError(f"--plot: no folder {plot.parent}")
-
-
 def _run(options: Options, console: Console) -> Replayed:
     import asyncio
     import signal
-    from contextlib import AbstractContextManager
+    from functools import partial
 
     import uvloop
 
-    from ops.replay.load import ReplayRun
     from ops.replay.session import replay_trace
     from ops.replay.show import progress
-
-    def watch(run: ReplayRun, total: int) -> AbstractContextManager[None]:
-        return progress(console, run, total)
 
     async def main() -> Replayed:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-        return await replay_trace(options, stop=stop, watch=watch)
+        return await replay_trace(options, stop=stop, watch=partial(progress, console))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
@@ -173,17 +135,11 @@ def _notes(options: Options, done: Replayed) -> dict[str, str]:
     trace, lexicon = done.trace, done.calibration.lexicon
     rows = f"{len(trace.arrivals):,} rows over {trace.span_s:,.1f} s"
     lengths = f"clamped to {done.max_model_len:,} tokens: {done.report.clamped:,}"
-    measured = f"measured with /tokenize; {lexicon.overhead} tokens beside the text"
-    measured += f", more than wanted in {done.below_overhead:,}" if done.below_overhead else ""
+    measured = f"measured with /tokenize; {lexicon.overhead} tokens of overhead"
+    measured += f", longer than in the trace: {done.below_overhead:,}" if done.below_overhead else ""
     return {
         "trace": f"{trace.path} ({trace.format}, {rows})",
         "gateway": f"{options.url}, {options.contract.value} contract",
         "scale": f"time / {options.speed:g}, lengths x {options.scale_tokens:g}",
         "prompts": f"{measured if lexicon.calibrated else 'lengths guessed: no /tokenize'}; {lengths}",
     }
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ops.client import DEFAULT_URL, AdminClient, AdminError, Key, Url
+from ops.cli.console import print_json, screen, table_of
+from ops.cli.operator import AsJson, Key, Url, command_group
+from ops.cli.startup import one_line_errors
+from ops.client import DEFAULT_URL, AdminClient, AdminError
 
-rollout = typer.Typer(
-    name="rollout",
-    help="The rollout checklist, asked of a live gateway.",
-    no_args_is_help=True,
-)
-
-
-@rollout.callback()
-def _group() -> None:
-    """The rollout checklist, asked of a live gateway."""
+rollout = command_group("rollout", "The rollout checklist, asked of a live gateway.")
 
 
 @rollout.command("check")
@@ -39,56 +31,41 @@ def check(
     ] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go through the checklist; exit code 1 when a line is wrong.
 
-    What a gateway cannot tell by itself is `by hand`: the line says which file or option answers it. Takes a
+    What the gateway itself cannot answer is `manual`: the line says which file or option answers it. Takes a
     few seconds: every backend generates a few tokens.
 
     Example: sluice rollout check --prometheus http://127.0.0.1:9090 --replay replay.json --grace 180
     """
     from gateway.config.settings import load_settings
-    from ops.cli.startup import start_errors
     from ops.rollout.checks import CheckVerdict, examine
-    from ops.rollout.gather import gather
+    from ops.rollout.facts import gather
 
-    try:
+    with one_line_errors(AdminError, code=2):
         drain_s = None if config is None else load_settings(config).server.drain_seconds
-        findings = examine(
-            gather(
-                AdminClient(url, key),
-                prometheus=prometheus,
-                replay=replay,
-                soak=soak,
-                drain_s=drain_s,
-                grace_s=grace,
-            )
+        facts = gather(
+            AdminClient(url, key),
+            prometheus=prometheus,
+            replay=replay,
+            soak=soak,
+            drain_s=drain_s,
+            grace_s=grace,
         )
-    except AdminError as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except Exception as error:
-        reported = [str(fault) for fault in start_errors(error)]
-        if not reported:
-            raise
-        print("\n".join(f"sluice: {line}" for line in reported), file=sys.stderr)
-        raise typer.Exit(2) from None
-
-    wrong = sum(finding.verdict is CheckVerdict.WRONG for finding in findings)
+    findings = examine(facts)
+    counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in CheckVerdict}
+    wrong = counts[CheckVerdict.WRONG]
     if as_json:
-        checks = [asdict(finding) for finding in findings]
-        print(json.dumps({"ok": not wrong, "checks": checks}, ensure_ascii=False, indent=2))
+        print_json({"ok": not wrong, "checks": [asdict(finding) for finding in findings]})
         raise typer.Exit(1 if wrong else 0)
-    from ops.cli.console import screen, table_of
-
-    colours = {CheckVerdict.OK: "green", CheckVerdict.WRONG: "red", CheckVerdict.BY_HAND: "yellow"}
+    colours = {CheckVerdict.OK: "green", CheckVerdict.WRONG: "red", CheckVerdict.MANUAL: "yellow"}
     table = table_of("", "check", "found", "what to do")
     for finding in findings:
         colour = colours[finding.verdict]
         table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, finding.found, finding.hint)
     console = screen()
     console.print(table)
-    by_hand = sum(finding.verdict is CheckVerdict.BY_HAND for finding in findings)
-    console.print(f"{len(findings) - wrong - by_hand} ok, {wrong} wrong, {by_hand} by hand.")
+    console.print(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.")
     raise typer.Exit(1 if wrong else 0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import screen, table_of
+from ops.cli.console import print_lines, print_rows, screen
 from ops.cli.operator import (
     Backend,
     Comment,
@@ -18,9 +18,8 @@ from ops.cli.operator import (
     Operator,
     Route,
     Yes,
+    command_group,
     operator_command,
-    plain,
-    print_lines,
     with_operator,
 )
 from ops.client import AdminError
@@ -30,11 +29,7 @@ if TYPE_CHECKING:
 
 AT = ("admin", "routing")
 
-routes = typer.Typer(
-    name="routes",
-    help="Which backend serves which share of a route: show, change, undo.",
-    no_args_is_help=True,
-)
+routes = command_group("routes", "Which backend serves which share of a route: show, change, undo.")
 
 Expected = Annotated[
     int | None,
@@ -49,8 +44,7 @@ def show(gateway: Operator) -> None:
 
     Example: sluice routes show --url http://127.0.0.1:8000
     """
-    found = gateway.get(*AT)
-    gateway.show(found, lambda console: _print_revision(console, found))
+    gateway.show(gateway.get(*AT), _print_revision)
 
 
 @operator_command(routes, "apply")
@@ -132,13 +126,11 @@ def rollback(
 @operator_command(routes, "history")
 def history(gateway: Operator, limit: Limit = 20) -> None:
     """List who changed what, when and why, newest first."""
-    found = gateway.get(*AT, "history", query={"limit": limit})
-    rows = [
-        [one[name] for name in ("revision", "created_at", "author", "action", "parent", "comment")]
-        for one in found["revisions"]
-    ]
-    headings = ("revision", "at", "by", "action", "after", "comment")
-    gateway.show(found, lambda console: _print_rows(console, headings, rows))
+    columns = {
+        "revision": "revision", "created_at": "at", "author": "by", "action": "action", "parent": "after",
+        "comment": "comment",
+    }  # fmt: skip
+    _list(gateway, gateway.get(*AT, "history", query={"limit": limit}), "revisions", columns)
 
 
 @operator_command(routes, "diff")
@@ -149,7 +141,7 @@ def diff(
 ) -> None:
     """Show what differs from revision A to revision B."""
     found = gateway.get(*AT, "diff", query={"a": a, "b": b})
-    gateway.show(found, lambda console: print_changes(console, found["changes"]))
+    gateway.show(found, lambda console, _: print_changes(console, found["changes"]))
 
 
 @with_operator
@@ -158,11 +150,17 @@ def audit(gateway: Operator, limit: Limit = 20) -> None:
 
     Example: sluice audit -n 50
     """
-    found = gateway.get("admin", "audit", query={"limit": limit})
-    names = ("at", "who", "action", "target", "result", "comment")
-    rows = [[one[name] for name in names] for one in found["entries"]]
-    headings = ("at", "who", "action", "what", "result", "comment")
-    gateway.show(found, lambda console: _print_rows(console, headings, rows))
+    columns = {
+        "at": "at", "who": "who", "action": "action", "target": "what", "result": "result",
+        "comment": "comment",
+    }  # fmt: skip
+    _list(gateway, gateway.get("admin", "audit", query={"limit": limit}), "entries", columns)
+
+
+def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -> None:
+    """Print the rows under ``key``; ``columns`` has the heading of each field."""
+    rows = ([one[name] for name in columns] for one in found[key])
+    gateway.show(found, lambda console, _: print_rows(console, tuple(columns.values()), rows))
 
 
 def _post(gateway: Operator, word: str, body: dict[str, Any], yes: bool) -> None:
@@ -176,14 +174,12 @@ def _change(
     """At a terminal, show the changes and ask; then make exactly these changes."""
     if sys.stdin.isatty() and not yes and not body["dry_run"]:
         seen = send(_dumps({**body, "dry_run": True}))
-        from rich.console import Console
-
         # With --json, standard output holds the answer alone.
-        print_changes(Console(stderr=True) if gateway.as_json else screen(), seen["changes"])
+        print_changes(screen(stderr=gateway.as_json), seen["changes"])
         typer.confirm(f"{word}?", abort=True, err=True)
         body = {**body, "expected_revision": seen["parent"]}
     done = send(_dumps(body))
-    gateway.show(done, lambda console: _print_done(console, done))
+    gateway.show(done, _print_done)
 
 
 def _order(comment: str, expected: int | None, dry_run: bool) -> dict[str, Any]:
@@ -212,13 +208,6 @@ def _read(file: Path) -> Any:
         raise AdminError(f"{file}: {' '.join(str(error).split())}") from None
 
 
-def _print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    table = table_of(*headings)
-    for row in rows:
-        table.add_row(*map(plain, row))
-    console.print(table)
-
-
 def _print_revision(console: Console, found: Any) -> None:
     print_lines(
         console,
@@ -229,13 +218,11 @@ def _print_revision(console: Console, found: Any) -> None:
         console.print(behind, markup=False, style="bold red", soft_wrap=True)
     rows = []
     for name, route in found["config"]["routes"].items():
-        fallback = ", ".join(route.get("fallback", ["degraded"]))
-        version = route.get("prompt_version") or ""
-        for number, backend in enumerate(route["backends"]):
-            first = (name, fallback, version) if number == 0 else ("", "", "")
-            weight = f"{backend.get('weight', 100):g}"
-            rows.append((first[0], backend["name"], weight, first[1], first[2]))
-    _print_rows(console, ("route", "backend", "weight %", "fallback", "prompt version"), rows)
+        once = (name, ", ".join(route.get("fallback", ["degraded"])), route.get("prompt_version") or "")
+        for backend in route["backends"]:
+            rows.append((once[0], backend["name"], f"{backend.get('weight', 100):g}", *once[1:]))
+            once = ("", "", "")
+    print_rows(console, ("route", "backend", "weight %", "fallback", "prompt version"), rows)
 
 
 def print_changes(console: Console, changes: Any) -> None:
@@ -244,7 +231,7 @@ def print_changes(console: Console, changes: Any) -> None:
         console.print("nothing differs")
         return
     rows = ((one["path"], json.dumps(one["before"]), json.dumps(one["after"])) for one in changes)
-    _print_rows(console, ("where", "before", "after"), rows)
+    print_rows(console, ("where", "before", "after"), rows)
 
 
 def _print_done(console: Console, done: Any) -> None:

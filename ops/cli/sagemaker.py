@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ops.cli.console import print_json
+from ops.cli.operator import AsJson, Yes, command_group
+from ops.cli.startup import ConfigFile, config_path, one_line_errors
+
 if TYPE_CHECKING:
     from ops.sagemaker.deploy import Aws
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 
-sagemaker = typer.Typer(name="sagemaker", help="Sluice as a SageMaker endpoint.", no_args_is_help=True)
+sagemaker = command_group("sagemaker", "Sluice as a SageMaker endpoint.")
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The endpoint, as in deploy/sagemaker/endpoint.yaml.")
@@ -29,7 +32,7 @@ Region = Annotated[str | None, typer.Option(help="AWS region; default: as the AW
 
 @sagemaker.command("serve")
 def serve(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="As for `sluice serve`.")] = None,
+    config: ConfigFile = None,
 ) -> None:
     """What the container runs: the gateway on port 8080, as the platform's environment says.
 
@@ -38,15 +41,14 @@ def serve(
 
     Example: docker run IMAGE serve
     """
-    from ops.cli.config_path import config_path
     from ops.cli.serve import serve as run
     from ops.sagemaker.container import ENDPOINT_ENV, container_environment, log_level
 
-    with _told():
+    with _aws_errors():
         environ = container_environment(os.environ)
     os.environ.update(environ)
     if environ.get(ENDPOINT_ENV):
-        # A process of its own: what it waits for must not stand on the gateway's event loop.
+        # A process of its own: its waits must not block the gateway's event loop.
         os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "ops.cli", "sagemaker", "publish"])
     raise typer.Exit(run(config_path(config), log_level(os.environ)))
 
@@ -95,7 +97,7 @@ def deploy(
     from ops.sagemaker.deploy import deploy as run
     from ops.sagemaker.spec import load_spec
 
-    with _told():
+    with _aws_errors():
         spec = load_spec(file)
         if dry_run:
             there = plan.EndpointState("another", "InService", spec.instance_type)
@@ -109,16 +111,16 @@ def deploy(
                 when: [{f"{call.service}.{call.method}": call.arguments} for call in some if call is not None]
                 for when, some in calls.items()
             }
-            print(json.dumps(shown, indent=2))
+            print_json(shown)
             return
-        run(spec, _aws(spec.region), lambda line: print(line, file=sys.stderr, flush=True))
+        run(spec, _aws(spec.region), _report)
 
 
 @sagemaker.command("status")
 def status(
     name: Name,
     region: Region = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The endpoint's state, its instances and the bounds of its scaling. Exit code 1 unless it is in service.
 
@@ -126,10 +128,10 @@ def status(
     """
     from ops.sagemaker.deploy import status as run
 
-    with _told():
+    with _aws_errors():
         found = run(name, _aws(region))
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     else:
         for key, value in found.items():
             print(f"{key:10} {'-' if value is None else value}")
@@ -140,7 +142,7 @@ def status(
 def delete(
     name: Name,
     region: Region = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete the endpoint, its scaling, and the configurations and models that were made for it.
 
@@ -150,8 +152,12 @@ def delete(
 
     if not yes:
         typer.confirm(f"Delete the endpoint {name} and all that was made for it?", abort=True)
-    with _told():
-        run(name, _aws(region), lambda line: print(line, file=sys.stderr, flush=True))
+    with _aws_errors():
+        run(name, _aws(region), _report)
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _aws(region: str | None) -> Aws:
@@ -173,24 +179,19 @@ def _bounded() -> Any:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Errors that are the operator's to mend: one line each, exit code 1."""
-    from gateway.config.errors import ConfigError
+def _aws_errors() -> Iterator[None]:
+    """Print errors that the operator can correct as one line each."""
     from ops.sagemaker.deploy import EndpointError
 
-    try:
-        yield
-    except (ConfigError, EndpointError) as error:
-        reported = str(error)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
-            raise
-        reported = "boto3 is not installed: pip install 'sluice-gateway[bedrock]'"
-    except Exception as error:
-        if not type(error).__module__.startswith("botocore"):
-            raise
-        reported = f"AWS: {' '.join(str(error).split())}"
-    else:
-        return
-    print("\n".join(f"sluice: {line}" for line in reported.splitlines()), file=sys.stderr)
-    raise typer.Exit(1) from None
+    with one_line_errors(EndpointError):
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
+                raise
+            raise EndpointError("boto3 is not installed: pip install 'sluice-gateway[bedrock]'") from None
+        except Exception as error:
+            # botocore's errors have no common class that could be named without boto3.
+            if not type(error).__module__.startswith("botocore"):
+                raise
+            raise EndpointError(f"AWS: {' '.join(str(error).split())}") from None

@@ -44,13 +44,8 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
             host, port = listener.getsockname()[:2]
             admin = None
             if server.admin_port is not None:
-                admin = opened.enter_context(
-                    listen(
-                        server.admin_host or server.host,
-                        server.admin_port,
-                        keys="server.admin_host, server.admin_port",
-                    )
-                )
+                place = server.admin_host or server.host, server.admin_port
+                admin = opened.enter_context(listen(*place, keys="server.admin_host, server.admin_port"))
             around: Around = contextlib.nullcontext
             devices = _devices(settings, gpus, workers)
             if devices:
@@ -75,7 +70,7 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
             for line in text.splitlines():
                 print(f"{name}: {line}", file=sys.stderr)
         if any(isinstance(fault, GivenUp) for fault in reported):
-            end = "stopped; the workers' own lines above tell why, and"
+            end = "stopped; the workers' own lines above say why, and"
         else:
             end = "not started;"
         print(f"{name}: {end} `sluice doctor` checks everything at once", file=sys.stderr)
@@ -88,7 +83,7 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Until the gateway runs and drains, a SIGTERM ends the start and clears away what it had begun."""
+    """Before the gateway runs and can drain, SIGTERM ends the start and releases what it had opened."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,7 +99,7 @@ def _end(sig: int, frame: FrameType | None) -> None:
 
 
 def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:
-    """What each worker sees; none when this process has the engine."""
+    """The GPUs of each worker; none when this process has the engine."""
     if gpus is not None and workers is not None:
         raise ConfigError("--gpus and --workers: give one of them")
     if workers is not None:

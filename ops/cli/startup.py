@@ -1,34 +1,85 @@
-"""Errors that stop a start: one clear line each, no traceback."""
+"""The configuration file of a command, and errors that the operator can correct, as one line each."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
 
-from accounting.errors import AccountingError
-from adapters.errors import AdapterError
-from budgeting.errors import BudgetError
-from engine.errors import EngineStartError
-from gateway.config.errors import ConfigError
-from gateway.prompts.versions import PromptFileError
-from gateway.routing.revision import RoutingFileError
-from gateway.weights.errors import FetchError
+import typer
 
-START_ERRORS = (
-    AccountingError,
-    AdapterError,
-    BudgetError,
-    ConfigError,
-    EngineStartError,
-    FetchError,
-    PromptFileError,
-    RoutingFileError,
-)
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="YAML configuration; default: SLUICE_CONFIG, else ./sluice.yaml if it is there.",
+    ),
+]
+
+
+def config_path(given: Path | None) -> Path | None:
+    """The configuration file to use: the given one, SLUICE_CONFIG, ./sluice.yaml, or none."""
+    if given is not None:
+        return given
+    if os.environ.get("SLUICE_CONFIG"):
+        return Path(os.environ["SLUICE_CONFIG"])
+    return Path("sluice.yaml") if Path("sluice.yaml").is_file() else None
 
 
 def start_errors(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside ``error`` (which may be a group) that are the operator's to mend."""
+    """The errors inside ``error`` (which may be a group) that the operator can correct."""
+    # Imported here: they belong to every package, and `sluice --help` needs none of them.
+    from accounting.errors import AccountingError
+    from adapters.errors import AdapterError
+    from budgeting.errors import BudgetError
+    from engine.errors import EngineStartError
+    from gateway.config.errors import ConfigError
+    from gateway.prompts.versions import PromptFileError
+    from gateway.routing.revision import RoutingFileError
+    from gateway.weights.errors import FetchError
+
+    kinds = (
+        AccountingError, AdapterError, BudgetError, ConfigError, EngineStartError, FetchError,
+        PromptFileError, RoutingFileError, TimeoutError,
+    )  # fmt: skip
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from start_errors(inner)
-    elif isinstance(error, (*START_ERRORS, TimeoutError)):
+    elif isinstance(error, kinds):
         yield error
+
+
+class NotInstalled(Exception):
+    """A package of an extra is missing; the message says what to install."""
+
+
+def need_modules(*names: str, extra: str) -> None:
+    """Raises NotInstalled unless all can be imported."""
+    for name in names:
+        if find_spec(name) is None:
+            raise NotInstalled(f"{name} is not installed: pip install 'sluice-gateway[{extra}]'")
+
+
+@contextmanager
+def one_line_errors(*further: type[Exception], code: int = 1) -> Iterator[None]:
+    """Print ``further`` and :func:`start_errors` on standard error, then exit with ``code``."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (NotInstalled, *further)):
+            lines = [str(error)]
+        elif not (lines := [str(fault) for fault in start_errors(error)]):
+            raise
+        print_errors("\n".join(lines))
+        raise typer.Exit(code) from None
+
+
+def print_errors(text: str) -> None:
+    """Print each line on standard error, after the command's name."""
+    for line in text.splitlines():
+        print(f"sluice: {line}", file=sys.stderr)

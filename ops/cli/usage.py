@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ops.cli.console import table_of
-from ops.cli.operator import Operator, operator_command, plain
+from ops.cli.console import plain, table_of
+from ops.cli.operator import Operator, command_group, operator_command
 from ops.client import AdminError
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 AT = ("admin", "usage")
 NANOUSD = 1_000_000_000
 
-usage = typer.Typer(
-    name="usage", help="What was used: sums, rows, and the engines' own counts.", no_args_is_help=True
-)
+usage = command_group("usage", "What was used: sums, rows, and the engines' own counts.")
 
 Since = Annotated[
     str | None,
@@ -60,13 +58,14 @@ def report(
     """
     found = gateway.get(*AT, query={"by": by, "kind": kind, **_span(since, until)})
 
-    def print_sums(console: Console) -> None:
+    def print_sums(console: Console, _: object) -> None:
         keys = [one.strip() for one in by.split(",") if one.strip()]
         figures = (
             "requests", "input_tokens", "output_tokens", "cached_tokens", "billed_tokens",
             "computed_tokens", "margin_tokens",
         )  # fmt: skip
-        table = _table([*keys, *(name.removesuffix("_tokens") for name in figures), "cost (USD)"], keys)
+        right = (*(name.removesuffix("_tokens") for name in figures), "cost (USD)")
+        table = table_of(*keys, *right, right=right)
         for row in found["rows"]:
             cells = ["-" if row[name] is None else str(row[name]) for name in keys]
             cells += [f"{row[name]:,}" for name in figures]
@@ -107,12 +106,12 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
     """
     found = gateway.get(*AT, "reconcile", query=_span(since, until))
 
-    def print_hours(console: Console) -> None:
-        table = _table(
-                ["hour", "backend", "watched", "requests", "engine in/out", "ledger in/out",
-                 "difference in/out", "shadow", "undelivered", "verdict"],
-                ("hour", "backend", "verdict"),
-            )  # fmt: skip
+    def print_hours(console: Console, _: object) -> None:
+        right = (
+            "watched", "requests", "engine in/out", "ledger in/out", "difference in/out", "shadow",
+            "undelivered",
+        )  # fmt: skip
+        table = table_of("hour", "backend", *right, "verdict", right=right)
         for row in found["rows"]:
             pairs = (
                 f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
@@ -162,11 +161,8 @@ def _write_csv(rows: Iterator[dict[str, Any]], out: TextIO) -> None:
 
 def _cell(value: object) -> object:
     """A text that a spreadsheet would take for a formula gets an apostrophe in front."""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value
 
 
 def _opened(to: Path | None) -> Any:
@@ -178,10 +174,3 @@ def _opened(to: Path | None) -> Any:
 
 def _span(since: str | None, until: str | None) -> dict[str, str]:
     return {name: value for name, value in (("since", since), ("until", until)) if value is not None}
-
-
-def _table(columns: list[str], left: Any) -> Any:
-    table = table_of(*columns)
-    for column in table.columns:
-        column.justify = "left" if column.header in left else "right"
-    return table

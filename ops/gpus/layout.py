@@ -29,13 +29,7 @@ WORKER_BODY_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """A worker's GPUs and port.
-
-    Args:
-        devices: its ``CUDA_VISIBLE_DEVICES``; ``None`` leaves the environment's.
-        port: on loopback.
-        number: of the worker, from 0.
-    """
+    """A worker's number, port on loopback, and ``CUDA_VISIBLE_DEVICES`` (``None``: the environment's)."""
 
     devices: str | None
     port: int

@@ -52,15 +52,7 @@ class GivenUp(EngineStartError):
 
 
 class GpuWorker:
-    """Keeps one worker running.
-
-    Args:
-        placement: its GPU and port.
-        command: what to run.
-        environ: its environment.
-        clock: monotonic seconds.
-        ping: whether it is alive.
-    """
+    """Keeps one worker running; ``ping`` asks whether it is alive."""
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import yaml
 
 from gateway.config.engine import ENGINE_ENV
 from gateway.config.settings import ENV_PREFIX, Settings
+from ops.free_ports import free_ports
 from ops.gpus.layout import (
     DEVICE_VARIABLE,
     KEY_VARIABLE,
@@ -75,7 +75,7 @@ def make_worker_group(
     Raises:
         ConfigError: the configuration has no engine to run.
     """
-    ports = _free_ports(len(devices))
+    ports = free_ports(len(devices))
     placements = [
         WorkerPlacement(which, port, number)
         for number, (which, port) in enumerate(zip(devices, ports, strict=True))
@@ -110,14 +110,3 @@ def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: 
     if placement.devices is not None:
         kept[DEVICE_VARIABLE] = placement.devices
     return kept
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free ports; all are held open until each is known, so that they are distinct."""
-    with contextlib.ExitStack() as held:
-        found = []
-        for _ in range(count):
-            one = held.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(int(one.getsockname()[1]))
-        return found

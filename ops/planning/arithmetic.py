@@ -1,8 +1,7 @@
 """How many sequences fit: a GPU's memory divided between weights, adapters, workspace and KV blocks.
 
-vLLM measures the workspace when it starts (it runs the largest step it may meet) and gives the rest of its
-share to the KV cache; here the workspace is estimated, so that the figures are there before a GPU is. The
-engine's log has the last word.
+vLLM measures the workspace when it starts, by its largest step, and gives the rest of its share to the KV
+cache; here the workspace is estimated, without a GPU. The engine's log has the exact figures.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ops.planning.gpus import GIB, Gpu
-from ops.planning.shape import LINEAR_BYTES, ModelShape, PlanError
+from ops.planning.shape import GIB, LINEAR_BYTES, Gpu, ModelShape, PlanError
 
 # CUDA context, cuBLAS and NCCL buffers, allocator slack; and the captured CUDA graphs. Round figures: with
 # the two below they come to the 2 GB that an 8B model needs on a 24 GB card.
@@ -34,20 +32,13 @@ ACTIVATION_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked.
+    """A model, a GPU, the engine's settings, and a typical request.
 
     Args:
         utilization: share of the GPU's memory that the engine may have.
-        tensor_parallel: GPUs that share every layer.
-        pipeline_parallel: groups of GPUs that have some layers each.
-        prompt_tokens: of a typical request.
-        answer_tokens: of a typical request.
         shared_prefix_tokens: of the prompt that all requests have in common; cached once.
-        max_num_seqs: as configured.
         max_num_batched_tokens: as configured; None for 8,192, or a token a sequence.
-        max_loras: adapters on the GPU at once.
         kv_item_bytes: bytes of a cached number; None for the activations' (2, or 1 with an FP8 cache).
-        cuda_graphs: False with ``enforce_eager``.
     """
 
     model: ModelShape
@@ -80,11 +71,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What fits, for each GPU of ``request``; bytes are of one GPU.
-
-    ``sequences`` counts each with its whole answer, which is more than it holds on average; ``warnings`` are
-    one line each.
-    """
+    """What fits; bytes are of one GPU, ``sequences`` counts each with its whole answer."""
 
     request: PlanRequest
     budget_bytes: int
@@ -217,7 +204,7 @@ def _warnings(plan: EnginePlan) -> list[str]:
             "fit: under full load the engine preempts some and computes them again"
         )
     elif seqs * 2 <= min(plan.recommended_max_num_seqs, plan.sequences):
-        reported.append(f"max_num_seqs {seqs} is half of what fits or less: requests wait beside free memory")
+        reported.append(f"max_num_seqs {seqs} is half of what fits or less: requests wait and memory is free")
     if asked.utilization > RISKY_UTILIZATION:
         reported.append(
             f"gpu_memory_utilization {asked.utilization:g} is above {RISKY_UTILIZATION}: peaks may not fit"

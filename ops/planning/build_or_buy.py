@@ -1,17 +1,19 @@
-"""What self-hosting costs beside buying tokens, and from how many tokens a day on it pays.
+"""The cost of self-hosting against that of buying tokens, from stated inputs alone.
 
-Arithmetic on stated inputs alone; the defaults are an example with public prices (Qwen2.5-72B in FP8
-on two H100 against GPT-4o).
+The defaults are an example with public prices (Qwen2.5-72B in FP8 on two H100 against GPT-4o).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 HOURS_A_DAY = 24
 SECONDS_A_DAY = 86_400
 DAYS_A_MONTH = 365.25 / 12
+# Figures that must be above 0, and those that must be at most 1.
+POSITIVE = frozenset({"gpus", "gpu_usd_per_hour", "tokens_per_second", "utilization", "tokens_per_day"})
+SHARES = frozenset({"utilization", "input_share", "cached_share"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,11 @@ class Build:
     """A replica of the model on one's own GPUs.
 
     Args:
-        gpus: of one replica.
         gpu_usd_per_hour: of one GPU; two H100 are rented for about 7 US dollars.
-        tokens_per_second: input and output that a replica serves while it keeps to its SLO.
-        utilization: share of that which a day's load reaches, nights and peaks included, above 0 to 1.
-        usd_per_month: what comes on top whatever the load: people, storage, network.
-        spare_replicas: that run beside, for rolling updates and a lost node.
+        tokens_per_second: input and output that a replica serves within its SLO.
+        utilization: the share of that in a day's load, nights and peaks included, above 0 to 1.
+        usd_per_month: fixed costs: people, storage, network.
+        spare_replicas: for rolling updates and a lost node.
     """
 
     gpus: int = 2
@@ -55,12 +56,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Buy:
-    """Tokens of somebody else's model, US dollars a million.
-
-    Args:
-        input_share: of all tokens, 0 to 1; chat has about 75 %.
-        cached_share: of the input that is billed at ``cached_usd``.
-    """
+    """Bought tokens, US dollars a million; ``input_share``: of all tokens, ``cached_share``: of the input."""
 
     input_usd: float = 2.5
     output_usd: float = 10.0
@@ -82,12 +78,7 @@ class Buy:
 
 @dataclass(frozen=True, slots=True)
 class BuildOrBuy:
-    """Both for one load.
-
-    Args:
-        break_even_tokens_per_day: the load from which building is the cheaper, one replica and its spares
-            being enough for it; ``None`` when buying is cheaper at any load.
-    """
+    """Both for one load; ``break_even_tokens_per_day`` is ``None`` when buying is cheaper at any load."""
 
     tokens_per_day: float
     replicas: int
@@ -102,11 +93,7 @@ class BuildOrBuy:
 
 
 def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> BuildOrBuy:
-    """Compare at that load; ``None`` is a full day of one replica.
-
-    Raises:
-        ValueError: a figure is out of its range; the message names it, what was given and what is allowed.
-    """
+    """Compare at that load; ``None`` is a full day of one replica. Raises ValueError for a wrong figure."""
     _check(build, buy, tokens_per_day)
     load = build.replica_tokens_per_day if tokens_per_day is None else tokens_per_day
     return BuildOrBuy(
@@ -121,8 +108,8 @@ def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> Buil
 def break_even(build: Build, buy: Buy) -> float | None:
     """Tokens a day from which building costs no more.
 
-    A replica more is a step up in cost, so that a load just above a full number of replicas may cost more to
-    build again. ``None`` when even a full replica costs more than its tokens bought.
+    Each further replica is a step in cost, so a load just above a whole number of replicas may cost more to
+    build. ``None`` when even a full replica costs more than its tokens.
     """
     full_tokens = build.replica_tokens_per_day
     margin = buy.usd_per_day(full_tokens) - build.replica_usd_per_day
@@ -136,32 +123,13 @@ def break_even(build: Build, buy: Buy) -> float | None:
 
 
 def _check(build: Build, buy: Buy, tokens_per_day: float | None) -> None:
-    positive = {
-        "gpus": build.gpus,
-        "gpu_usd_per_hour": build.gpu_usd_per_hour,
-        "tokens_per_second": build.tokens_per_second,
-        "utilization": build.utilization,
-    }
-    if tokens_per_day is not None:
-        positive["tokens_per_day"] = tokens_per_day
-    not_negative = {
-        "usd_per_month": build.usd_per_month,
-        "spare_replicas": build.spare_replicas,
-        "input_usd": buy.input_usd,
-        "output_usd": buy.output_usd,
-        "cached_usd": buy.cached_usd or 0.0,
-    }
-    shares = {
-        "utilization": build.utilization,
-        "input_share": buy.input_share,
-        "cached_share": buy.cached_share,
-    }
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
+    given = {**asdict(build), **asdict(buy), "tokens_per_day": tokens_per_day}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in POSITIVE and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name}: given {value}; allowed: above 0")
-    for name, value in not_negative.items():
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name}: given {value}; allowed: 0 or more")
-    for name, value in shares.items():
-        if not 0 <= value <= 1:
+        if name in SHARES and value > 1:
             raise ValueError(f"{name}: given {value}; allowed: 0 to 1")

@@ -1,4 +1,4 @@
-"""What of a model takes memory: read from its ``config.json``, or one of the presets."""
+"""GPUs by name, and the parts of a model that take memory: from its ``config.json`` or a preset."""
 
 from __future__ import annotations
 
@@ -46,6 +46,27 @@ _OTHER_KINDS = (
 )
 
 
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU; ``memory_bytes`` is what CUDA reports to programs, and the utilization is a share of it."""
+
+    name: str
+    memory_bytes: int
+
+
+# What CUDA reports, rounded down: less than the name says, since the driver and error correction take some.
+# `nvidia-smi` shows a little more; another card, or another driver, needs --gpu-memory-gib.
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {
+        name: Gpu(name, int(gib * GIB))
+        for name, gib in (("A10G", 22.0), ("A100-40GB", 39.4), ("A100-80GB", 79.1), ("H100-80GB", 79.1))
+    }
+)
+
+
 class PlanError(Exception):
     """No plan can be made; the message is one line that says what to change."""
 
@@ -55,10 +76,9 @@ class ModelShape:
     """A dense decoder with grouped query attention.
 
     Args:
-        name: what the table calls it.
         weights_format: of the linear layers, a key of ``LINEAR_BYTES``; embeddings, norms, activations and,
-            unless it is quantized itself, the KV cache take 16 bits beside a quantized one.
-        weights_bytes: what the files really take; None computes it.
+            unless it is quantized itself, the KV cache take 16 bits even so.
+        weights_bytes: the size of the files; None computes it.
     """
 
     name: str
@@ -149,9 +169,9 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
         raise PlanError(f"{file}: not readable JSON") from None
     shape = read_shape(raw, name=file.resolve().parent.name, dtype=dtype, quantization=quantization)
     files = sum(one.stat().st_size for one in file.parent.glob("*.safetensors"))
-    # What lies there is exact, unless it is converted as it loads.
-    as_it_lies = read_shape(raw, name="").weights_format
-    if files and LINEAR_BYTES[shape.weights_format] == LINEAR_BYTES[as_it_lies]:
+    # The files' size is exact, unless the weights are converted as they load.
+    stored = read_shape(raw, name="").weights_format
+    if files and LINEAR_BYTES[shape.weights_format] == LINEAR_BYTES[stored]:
         return replace(shape, weights_bytes=files)
     return shape
 
@@ -159,7 +179,7 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
 def read_shape(
     raw: Mapping[str, Any], *, name: str, dtype: str = "auto", quantization: str | None = None
 ) -> ModelShape:
-    """The shape that a ``config.json`` tells.
+    """The shape described by a ``config.json``.
 
     Raises:
         PlanError: a field is missing, or the model is of a kind that is not counted here.

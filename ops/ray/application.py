@@ -15,34 +15,33 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from gateway.config.ray import RaySection
 from gateway.config.settings import Settings, load_settings
 from observability.logs import configure_logging
-from ops.ray.cluster_place import ClusterPlace
 from ops.ray.ingress import ingress_app
 from ops.ray.placement import placement_of
+from ops.ray.port import ClusterPlace
 from ops.ray.replica import EngineReplica, MakeEngine, configured_engine
 from ops.ray.replicas import ServeReplicas
 
 ENGINES = "Engine"
 GATEWAYS = "Gateway"
-# Calls that a replica takes at once beyond its engine's batch: they wait inside the engine, where a place
-# that comes free is filled within a step. Admission hands on fewer; this is the bound behind it.
+# Calls that a replica takes beyond its engine's batch: they wait in the engine, where a free place is filled
+# within a step. Admission sends fewer; this is the bound after it.
 ENGINE_MARGIN = 32
-# Requests inside one ingress replica. The gateway bounds and refuses by itself, with its own words; Serve's
-# bound is above all of its bounds together.
+# Requests inside one ingress replica: above all bounds of the gateway together, which refuses by itself.
 GATEWAY_ONGOING = 4_096
-# Between two looks at a replica, seconds: what Serve's router knows of its KV memory is at most so old.
+# The greatest age of the KV figures in Serve's router.
 ROUTING_STATS_S = 1.0
 # Serve kills a replica whose health check takes longer; a loaded host is slow before it is dead.
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
-# Between two looks whether a replica that is to go has ended its answers, seconds.
+# Polling interval of whether a stopping replica has ended its answers.
 DRAIN_LOOK_S = 0.5
 
 
 class Arguments(BaseModel):
     """Arguments of the application in a Serve configuration file.
 
-    ``config`` is the path of the gateway's configuration on every node, ``folder`` the working folder there;
-    unset: the present one. Serve rolls the replicas when an argument changes, but does not look into the
-    file: ``version`` is any word that changes with its content.
+    ``config`` is the path of the gateway's configuration on every node, ``folder`` the working folder there
+    (default: the present one). Serve rolls the replicas when an argument changes but does not read the file:
+    ``version`` is any word that changes with its content.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -55,12 +54,7 @@ class Arguments(BaseModel):
 def application(args: Mapping[str, Any]) -> Application:
     """The application builder: ``import_path: ops.ray.application:application``.
 
-    Args:
-        args: :class:`Arguments`, as the file has them.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-        ValidationError: an argument is missing or not known.
+    Raises ConfigError, or ValidationError when ``args`` are not :class:`Arguments`.
     """
     given = Arguments.model_validate(args)
     settings = load_settings(Path(given.config))
@@ -140,7 +134,7 @@ def _gateway_class(place: ClusterPlace) -> type:
 
 
 def _careful(ray: RaySection) -> dict[str, Any]:
-    """How replicas are looked after, and how they go: after their answers, and after those that come."""
+    """Health checks, and a stop after the answers in flight and after the replacement is up."""
     return {
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
         "graceful_shutdown_timeout_s": ray.drain_seconds,

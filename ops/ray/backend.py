@@ -21,18 +21,17 @@ from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
-# Signals in a row that may stay away before the replicas count as gone: Serve's controller may be restarted
-# meanwhile, which stops no replica.
+# Missed rounds in a row before the replicas count as gone: a restart of Serve's controller stops no replica.
 SILENT_ROUNDS = 10
-# Rounds for which a replica that no longer reports its figures is avoided: it hangs, or is gone and Serve has
-# not noticed, which takes it a health check, 35 seconds at the longest.
+# Rounds for which a replica without figures is avoided: it hangs, or is gone and Serve has not noticed, which
+# takes a health check, 35 seconds at the longest.
 MISSED_ROUNDS = 120
 # Shortest wait for the figures, seconds: a replica on a loaded machine is late before it hangs.
 LEAST_TIMEOUT_S = 1.0
 # How soon a request that no replica has room for may try again, seconds: Serve's own longest backoff.
 FULL_RETRY_S = 0.5
 
-# What says something about the replica rather than about the request.
+# Failures that are the replica's fault and not the request's.
 _REPLICAS_FAULT = frozenset(
     {
         FailureKind.BACKEND_UNAVAILABLE,
@@ -47,12 +46,12 @@ _REPLICAS_FAULT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RayRules:
-    """How the replicas are asked.
+    """Bounds of the calls to replicas.
 
     Args:
-        signals_s: time between two rounds of signals, seconds.
-        first_token_s: longest wait for a first token, Serve's queue included, seconds.
-        idle_s: longest pause within an answer, seconds.
+        signals_s: time between two rounds of signals.
+        first_token_s: longest wait for a first token, Serve's queue included.
+        idle_s: longest pause within an answer.
         max_attempts: most replicas that one request is tried on.
         block_tokens: tokens of a block of the fingerprint.
         max_running: most sequences of one replica's batch.
@@ -67,25 +66,17 @@ class RayRules:
 
 
 class RayBackend:
-    """Generates on one of the engine replicas, and on another one when that fails before its first token.
+    """Generates on the engine replica that Serve's router chooses; before a first token it may try another.
 
-    Which one is Serve's router's to say. A replica that goes away in the middle of an answer breaks it with
-    ``engine_dead``; the journey resumes it, here, by its token ids, on another replica or once there is
-    one again (:class:`gateway.backends.port.Restarting`). Serve replaces dead replicas, so they do not count
-    against the circuit.
+    A replica lost in the middle of an answer is ``engine_dead``; the journey resumes the answer by its token
+    ids on another replica, or waits for one (:class:`gateway.backends.port.Restarting`). Serve replaces dead
+    replicas, so they do not count against the circuit.
 
     Args:
-        name: its name in the configuration.
         kind: the engine's kind, as answers show it.
-        model: the base model's public id.
-        replicas: the way to them.
-        features: what the engine honours.
-        continues: how it resumes a broken answer.
-        rules: how they are asked.
         teller: this gateway's name to the replicas.
-        queued: how many requests wait here for this backend; autoscaling looks at it.
-        on_max_model_len: told what the replicas' engines really take, in tokens.
-        clock: seconds, monotonic.
+        queued: how many requests wait here for this backend; autoscaling uses it.
+        on_max_model_len: receives the longest sequence that the replicas' engines take, in tokens.
     """
 
     def __init__(
@@ -132,7 +123,7 @@ class RayBackend:
 
     @property
     def load(self) -> BackendLoad | None:
-        """The replicas together; ``None`` while none has reported its figures."""
+        """The load of all replicas; ``None`` while none has reported its figures."""
         reported = self._load.current(self._clock())
         if reported is None or not self._ready:
             return None
@@ -263,15 +254,13 @@ class RayBackend:
             ) from None
 
 
+@dataclass(slots=True)
 class _Attempt:
-    """One call: where its pieces go, who serves it, and whether something has come."""
+    """One call: its sink, whether something was delivered, and the replica."""
 
-    __slots__ = ("delivered", "out", "replica")
-
-    def __init__(self, out: DeltaSink) -> None:
-        self.out = out
-        self.delivered = False
-        self.replica = ""
+    out: DeltaSink
+    delivered: bool = False
+    replica: str = ""
 
 
 def together(reported: Sequence[ReplicaSignals]) -> WorkerFigures:

@@ -1,9 +1,8 @@
-"""Which engine replica a call goes to, however many there are; sans-I/O.
+"""Which engine replica a call goes to; sans-I/O.
 
-Of at most ``WHOLE_UP_TO`` replicas each is looked at for each call. Of more, a shortlist is, made as in a
-large pool of remote workers (:mod:`gateway.backends.workers.pool`): those that were last sent the prompt's
-beginning or its adapter, the first ones on the ring, and a few drawn at random. The bound on load is the
-whole fleet's.
+Up to ``WHOLE_UP_TO`` replicas are all compared for each call. Of more, a shortlist is, as in a large pool of
+remote workers (:mod:`gateway.backends.workers.pool`): those that were last sent the prompt's beginning or its
+adapter, the first ones on the ring, and a few drawn at random. The bound on load is the whole fleet's.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerVie
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a call may go.
-
-    Args:
-        best: the replica to ask first; ``None`` when none serves.
-        others: those that were looked at next to it.
-        whole: whether these two are all that serve.
-    """
+    """The replica to call first, if any serves, and others; ``whole``: these are all that serve."""
 
     best: str | None
     others: tuple[str, ...]
@@ -33,15 +26,7 @@ class Placed:
 
 
 class ReplicaFleet:
-    """The replicas of one deployment.
-
-    Args:
-        choice: picks among those that it is shown.
-        view: how a replica stands now; ``None`` when it does not serve.
-        clock: seconds, monotonic.
-        random: draws of the shortlist.
-        whole_up_to: size up to which every replica is looked at.
-    """
+    """The replicas of one deployment; ``view``: a replica's load, ``None`` when it does not serve."""
 
     def __init__(
         self,
@@ -65,13 +50,13 @@ class ReplicaFleet:
         self._serving = 0
 
     def resize(self, names: Sequence[str]) -> None:
-        """The replicas are these from now on; what those that stay were sent is kept."""
+        """Set the replicas; the history of those that stay is kept."""
         self._choice.resize(names)
         self._names, self._known = tuple(names), frozenset(names)
         self._looked_at = None
 
     def sent(self, name: str, wish: Wish) -> None:
-        """A replica took the call. One that has gone meanwhile is passed over."""
+        """Record that a replica took the call; one that has gone is ignored."""
         if name not in self._known:
             return
         self._choice.sent(name, wish)
@@ -80,13 +65,7 @@ class ReplicaFleet:
             self._hints.sent(name, wish.chain, wish.adapter)
 
     def place(self, wish: Wish, avoid: Collection[str], *, whole: bool = False) -> Placed:
-        """The best replica for a call, and the next best.
-
-        Args:
-            wish: what the call would like.
-            avoid: replicas that failed it before.
-            whole: look at every one, since those of the shortlist had no room.
-        """
+        """The best replica for a call, and others; ``whole``: compare all, the shortlist had no room."""
         whole = whole or len(self._names) <= self._whole_up_to
         views = self._views(self._names if whole else self._shortlist(wish), avoid)
         if not views and not whole:
@@ -110,10 +89,9 @@ class ReplicaFleet:
         return found
 
     def _share(self) -> float:
-        """Requests of a replica that has its share, one more included.
+        """Requests of a replica at the average load, one more included.
 
-        What was sent since the last look is in it, what has ended since is not: for a quarter of a second the
-        bound may be a little wide.
+        Requests that ended in the last quarter of a second still count, so the bound may be a little wide.
         """
         now = self._clock()
         if self._looked_at is None or not 0.0 <= now - self._looked_at < LOOK_S:

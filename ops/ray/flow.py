@@ -1,4 +1,4 @@
-"""Between a backend that pushes deltas and a stream that pulls pieces: what is ready goes out at once."""
+"""One answer on its way out of a replica: deltas that are ready are sent at once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import asyncio
 from gateway.backends.port import Completion, Delta
 from ops.ray.wire import Failed, ReplicaPiece
 
-# Deltas that a piece of an answer which nobody watches holds, behind the first: a piece costs as much as
-# some ten tokens' other work between two processes, and a lost replica costs at most so many tokens again.
+# Deltas in a piece of an answer that is not streamed, after the first: a piece costs as much as the other
+# work of some ten tokens between two processes, and a lost replica costs at most so many tokens again.
 UNWATCHED_DELTAS = 16
 
 
 class Flow:
-    """One answer on its way out. Bounded by the answer's own length, ``max_tokens``.
+    """One answer between a backend that pushes deltas and a stream that pulls pieces.
 
-    Args:
-        watched: whether somebody waits for each piece.
+    Bounded by the answer's own length, ``max_tokens``; ``watched``: whether a client waits for each piece.
     """
 
     __slots__ = ("_deltas", "_end", "_least", "_waiter", "_watched", "over")
@@ -30,18 +29,18 @@ class Flow:
         self.over = False
 
     async def push(self, delta: Delta) -> None:
-        """A delta, from the backend."""
+        """Add a delta."""
         self._deltas.append(delta)
         if len(self._deltas) >= self._least:
             self._wake()
 
     def end(self, end: Completion | Failed) -> None:
-        """How it ended; nothing comes after."""
+        """End it; nothing is pushed afterwards."""
         self._end = end
         self._wake()
 
     async def take(self) -> ReplicaPiece:
-        """All that is ready, once something is; ``over`` tells whether it was the last. For one task."""
+        """All that is ready, once something is; ``over``: it was the last piece. For one task."""
         if self._end is None and len(self._deltas) < self._least:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

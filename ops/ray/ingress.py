@@ -1,4 +1,4 @@
-"""An ingress replica: the whole gateway, with the engine replicas in the place of an engine of its own."""
+"""An ingress replica: the whole gateway, with the engine replicas in place of its own engine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 from ops.ray.backend import RayBackend, RayRules
-from ops.ray.cluster_place import ClusterPlace
-from ops.ray.port import EngineReplicas
+from ops.ray.port import ClusterPlace, EngineReplicas
 
 
 def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     """The gateway's app for one ingress replica; its lifespan runs the gateway.
 
-    ``app.state.over`` tells that the gateway has ended, which before the app's own end is a fault.
-
-    Raises:
-        ConfigError and what else :func:`gateway.wiring.build.build` raises.
+    ``app.state.over``: the gateway has ended, which is a fault before the app's own end. Raises as
+    :func:`gateway.wiring.build.build`.
     """
     os.chdir(place.folder)
     settings = load_settings(Path(place.config))
@@ -51,7 +48,7 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
             app.state.over = True
             logs.close()
 
-    # Serve has one port. Whoever wanted another one for operators gets none rather than an open one.
+    # Serve has one port: with a port of their own, operators' paths are not served here.
     shown = everything if settings.server.admin_port is None else for_callers
     return create_app(gateway.services, lifespan, shown=shown)
 
@@ -102,11 +99,11 @@ def build_ingress(
 
 
 def features_of(settings: Settings) -> frozenset[Feature]:
-    """What the configured engine honours."""
+    """The features of the configured engine."""
     features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
     return features if settings.engine.max_loras else features - {Feature.LORA}
 
 
 def continues_of(settings: Settings) -> frozenset[Continue]:
-    """How it resumes a broken answer."""
+    """How the configured engine resumes a broken answer."""
     return vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES

@@ -1,4 +1,4 @@
-"""What of a cluster one engine replica takes: values for Serve, decided here and nowhere else."""
+"""The cluster resources of one engine replica, as values for Serve."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The resources of one engine replica.
-
-    Args:
-        actor: what the replica's own process reserves, ``num_cpus`` and ``num_gpus``.
-        bundles: a placement group of its own, a bundle a GPU; empty: none is needed.
-        strategy: how the bundles lie: ``STRICT_PACK`` on one node, ``PACK`` on as few as can be.
-    """
+    """The resources of an engine replica's own process, and a placement group with a bundle for each GPU."""
 
     actor: Mapping[str, float] = field(default_factory=lambda: _NONE)
     bundles: tuple[Mapping[str, float], ...] = ()
@@ -41,13 +35,10 @@ def placement_of(engine: EngineSection, *, num_cpus: float, num_gpus: float | No
     * The embedded engine takes one GPU, none when ``engine.device`` is ``cpu``.
     * vLLM takes ``tensor_parallel_size`` times ``pipeline_parallel_size``. Its own processes share the
       replica's node and GPUs, unless ``engine.distributed_executor_backend`` is ``ray``: then each rank is a
-      Ray actor in a bundle of its own. Tensor parallel ranks talk in every layer and must lie on one node;
-      pipeline stages talk once a step and may lie on several, so only with those the group may spread.
+      Ray actor in a bundle of its own. Tensor parallel ranks exchange data in every layer and must be on one
+      node; pipeline stages do so once a step and may be on several, so only then the group may spread.
 
-    Args:
-        engine: the engine's section.
-        num_cpus: for the replica's process.
-        num_gpus: instead of what follows from the engine; ``None``: that.
+    ``num_gpus`` overrides what follows from the engine.
     """
     if engine.kind != "vllm":
         default = 0.0 if engine.device == "cpu" else 1.0

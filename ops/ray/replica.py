@@ -21,16 +21,16 @@ from gateway.config.settings import Settings, load_settings
 from gateway.weights.progress import LogProgress
 from gateway.weights.source import prepare
 from gateway.wiring.engine import engine_maker
-from ops.ray.cluster_place import ClusterPlace
 from ops.ray.flow import Flow
+from ops.ray.port import ClusterPlace
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals, decode_work, encode
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind, HealthEffect
 from resilience.supervisor import Supervisor, SupervisorEvent
 
-# The name of the one backend on the engine; the gateways know it by their own.
+# The name of the one backend on the engine; gateways have their own name for it.
 NAME = "engine"
-# Gateways whose queues are remembered, and how long what one told counts, seconds: some rounds of signals.
+# Gateways whose queues are remembered, and how long a reported length counts, seconds: some rounds.
 MAX_GATEWAYS = 1_000
 QUEUE_STALE_S = 10.0
 # vLLM's core takes more than five seconds to leave by itself.
@@ -40,11 +40,7 @@ MakeEngine = Callable[[Settings], MakeHost]
 
 
 def configured_engine(settings: Settings) -> MakeHost:
-    """The engine that ``engine`` in the configuration describes.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The configured engine. Raises ConfigError when there is none."""
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     make = engine_maker(settings, tokenizer.token_bytes)
     if make is None:
@@ -53,17 +49,10 @@ def configured_engine(settings: Settings) -> MakeHost:
 
 
 class EngineReplica:
-    """Serve's class for the engine deployment; what Serve calls is named as Serve wants it.
+    """Serve's class for the engine deployment; Serve prescribes its methods' names.
 
-    Its constructor returns once the engine has loaded, so Serve sends nothing before. An engine that dies is
-    started again in place, up to ``engine.max_restarts_per_hour``; then the replica fails its health check
-    and Serve replaces it.
-
-    Args:
-        place: where its configuration lies.
-        make_engine: makes the engine's host from the settings.
-        replica: its id.
-        clock: seconds, monotonic.
+    Serve sends calls once ``start`` has loaded the engine. A dead engine is restarted in place, up to
+    ``engine.max_restarts_per_hour``; then the replica fails its health check and Serve replaces it.
     """
 
     def __init__(
@@ -99,19 +88,15 @@ class EngineReplica:
         self._end = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the engine.
-
-        Raises:
-            EngineStartError, FetchError, TimeoutError: it cannot be; Serve tries again, and tells.
-        """
+        """Load the engine. Raises EngineStartError, FetchError, TimeoutError; Serve then tries again."""
         if self._weights.remote:
             await self._weights.fetch(LogProgress(self._weights.source, self._clock))
         async with asyncio.timeout(self._settings.engine.start_timeout_seconds):
             facts = await self._host.start()
         self._log.info("engine ready", max_model_len=facts.max_model_len, total_blocks=facts.total_blocks)
         started = asyncio.Event()
-        # Serve gives a replica a constructor and a destructor, but no block around its life: this task is it,
-        # and holds the task group of all others.
+        # Serve has a constructor and a destructor, but no block around a replica's life: this task is that
+        # block, and holds the task group of all others.
         self._life = asyncio.create_task(self._live(started), name="replica")  # noqa: TID251
         await started.wait()
 
@@ -169,7 +154,7 @@ class EngineReplica:
             flow.end(Failed.of(failure))
 
     async def signals(self, teller: str, queued: int) -> bytes:
-        """Hear how many wait at a gateway, tell the engine's figures."""
+        """Record how many wait at a gateway; the engine's figures."""
         self._queues[teller] = (self._clock(), queued)
         self._queues.move_to_end(teller)
         while len(self._queues) > MAX_GATEWAYS:
@@ -187,7 +172,7 @@ class EngineReplica:
         )  # fmt: skip
 
     def record_routing_stats(self) -> dict[str, float | bool]:
-        """For the router: Serve takes it to every ingress replica."""
+        """For the router: Serve sends it to every ingress replica."""
         now = self._signals()
         return {"ready": now.ready, "requests": now.running + now.waiting, "kv_usage": now.kv_usage}
 
@@ -203,11 +188,7 @@ class EngineReplica:
         }
 
     def check_health(self) -> None:
-        """Serve replaces a replica whose check raises.
-
-        Raises:
-            RuntimeError: the engine is dead for good, or what watches it has ended.
-        """
+        """Raises RuntimeError, so that Serve replaces it, when the engine or its supervision has ended."""
         if self._backend.state in (BackendState.DEAD, BackendState.STOPPED):
             raise RuntimeError(f"the engine is {self._backend.state.value}")
         if self._life is not None and self._life.done() and not self._end.is_set():
@@ -222,4 +203,4 @@ def _shown(event: SupervisorEvent) -> dict[str, object]:
 
 
 def _unheard(preemptions: int) -> None:
-    """Nobody here counts them; the engine's figures hold them."""
+    """Ignored; the engine's figures hold them."""

@@ -21,8 +21,8 @@ from ray.serve.handle import DeploymentHandle
 from ops.ray.port import ReplicaLost, ReplicasFull
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, decode_piece, decode_signals, encode
 
-# What means that the replica, the way to it, or Serve's own bookkeeping is gone. An exception of our own
-# class never comes this way: a replica sends failures as pieces.
+# The replica, the connection to it, or Serve's own bookkeeping is lost. A replica's own failures are sent as
+# pieces.
 _LOST = (
     DeploymentUnavailableError,
     RayError,
@@ -35,13 +35,10 @@ _LOST = (
 
 
 class ServeReplicas:
-    """Calls the engine deployment.
+    """Calls the engine deployment by its handle.
 
     Calls go by gRPC straight to the replica's process, not through Ray's object store: measured on this path
     a streamed piece costs 0.11 ms instead of 0.31 ms (docs/ray.md).
-
-    Args:
-        handle: of the engine deployment.
     """
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
@@ -60,15 +57,14 @@ class ServeReplicas:
         try:
             yield _pieces(response)
         finally:
-            # Of an answer that is whole this does nothing.
+            # Has no effect on a complete answer.
             response.cancel()
 
     async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        """Tell how many wait, hear every replica's figures."""
+        """Send the queue length; every replica's figures."""
         try:
             async with asyncio.timeout(timeout_s):
-                # Serve's own way to wait for the results waits for all of them: one replica that hangs would
-                # silence the others.
+                # Serve's public method waits for all results: one replica that hangs would block the others'.
                 response: Any = self._plain.broadcast("signals", teller, queued)
                 answers = await response._fetch_replica_results_async()
         except DeploymentUnavailableError:
@@ -81,13 +77,13 @@ class ServeReplicas:
         if not heard and any(one.result() for one in asked):
             raise ReplicaLost("no replica reported its figures in time")
         try:
-            return decode_signals(heard)
+            return [decode_signals(one) for one in heard]
         except msgspec.DecodeError as error:
             raise ReplicaLost(type(error).__name__) from error
 
 
 async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> bool:
-    """One replica's figures; whether they were late. One that hangs is late, one that is gone is not."""
+    """Append one replica's figures; whether they were late. A hung replica is late, a lost one is not."""
     try:
         async with asyncio.timeout(timeout_s):
             heard.append(await answer.get_async())

@@ -1,9 +1,7 @@
 """Serve's request router for the engine deployment: prefix affinity, queue length, KV memory.
 
-The decision is :class:`ops.ray.fleet.ReplicaFleet`, which is that for remote workers; this is its shell
-inside Serve.
-It runs in each ingress replica, on Serve's own loop there. Serve sends the class itself to other
-processes, with this module's globals: they stay few.
+:class:`ops.ray.fleet.ReplicaFleet` decides; this is its shell on Serve's own loop in each ingress replica.
+Serve sends the class to other processes with this module's globals, so there are few of them.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerView
 from ops.ray.fleet import ReplicaFleet
-from ops.ray.wire import RouterHint, decode_route
+from ops.ray.wire import RouterHint, decode_hint
 
 GENERATE = "generate"
 
@@ -25,8 +23,8 @@ GENERATE = "generate"
 class PrefixRouter(RequestRouter):
     """Ranks the replicas for a call; Serve takes the first rank that has room.
 
-    Serve keeps the lengths of the queues: each replica tells its own when it takes or refuses a call, and
-    calls from here are counted at once. What a replica's KV memory is used to comes with its routing stats.
+    Serve knows the queue lengths: a replica reports its own when it takes or refuses a call, and calls from
+    here are counted at once. The KV memory in use is in a replica's routing stats.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
@@ -45,13 +43,10 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The best replica, then others; all others once Serve found no room with those it was given.
-
-        Those that failed the request or are not ready come last.
-        """
+        """The best replica, then others, then those that failed the request or are not ready."""
         if pending_request is None:
             return [candidate_replicas]
-        # Whoever is asked again for a call gave ranks without room. Serve pauses between two further rounds.
+        # A second call for the same request: the first ranks had no room. Serve pauses before further rounds.
         context = pending_request.routing_context
         again, context.should_backoff = context.should_backoff, True
         route = _route_of(pending_request)
@@ -64,13 +59,13 @@ class PrefixRouter(RequestRouter):
         return ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica has taken the call: its cache will hold the prompt."""
+        """Record that a replica took the call: its cache will hold the prompt."""
         if pending_request.metadata.call_method == GENERATE and replica_id in self.curr_replicas:
             self._fleet.sent(replica_id.unique_id, _route_of(pending_request).wish)
 
     def _view(self, name: str) -> WorkerView | None:
         replica = self._by_name.get(name)
-        # Serve takes a replica that has died from its own table before it tells of the new ones.
+        # Serve removes a dead replica from its own table before it reports the new ones.
         if replica is None or replica.replica_id not in self.curr_replicas:
             return None
         reported = replica.routing_stats
@@ -85,4 +80,4 @@ def _route_of(pending_request: PendingRequest) -> RouterHint:
     args: Sequence[Any] = pending_request.args
     if pending_request.metadata.call_method != GENERATE or not args:
         return RouterHint()
-    return decode_route(args[0])
+    return decode_hint(args[0])

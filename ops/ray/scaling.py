@@ -1,7 +1,6 @@
-"""How many engine replicas are wanted: by the queue and by KV memory, not by CPU or requests alone.
+"""How many engine replicas are wanted: by the queue and by KV memory, since a full GPU has an idle CPU.
 
-A GPU can be full while its CPU is idle, so the queue and the active sequences count. Serve calls the policy
-in its controller and applies its own delays and bounds to the result.
+Serve calls the policy in its controller and applies its own delays and bounds to the result.
 """
 
 from __future__ import annotations
@@ -13,13 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What the engine replicas and the gateways in front of them have to do.
+    """The load of the engine replicas (``sequences`` in their engines) and of the gateways' queues.
 
-    Args:
-        replicas: that reported their figures.
-        sequences: running and waiting in their engines.
-        queued: waiting in the gateways' lines.
-        kv_usage: sum of the shares of KV memory in use, 1 a full replica.
+    ``kv_usage`` is the sum of the shares of KV memory in use: 1 is a full replica.
     """
 
     replicas: int
@@ -50,12 +45,7 @@ def pressure_of(metrics: Mapping[str, Mapping[Any, float]]) -> Pressure:
 
 
 class QueueAndMemory:
-    """Serve's autoscaling policy for the engine deployment.
-
-    Args:
-        target_sequences: running and queued sequences that one replica is to have.
-        target_kv: share of a replica's KV memory that is to be in use.
-    """
+    """Serve's autoscaling policy for the engine deployment; the targets are of one replica."""
 
     def __init__(self, target_sequences: float, target_kv: float) -> None:
         self._target_sequences = target_sequences

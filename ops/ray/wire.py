@@ -1,4 +1,4 @@
-"""What travels between ingress and engine replicas, as MessagePack: no pickle that depends on a version.
+"""Messages between ingress and engine replicas, as MessagePack: no pickle that depends on a version.
 
 A call is a :class:`RouterHint` for the router, next to the work, which the router does not read. An answer is
 a stream of :class:`ReplicaPiece`; the first one names the replica.
@@ -6,7 +6,7 @@ a stream of :class:`ReplicaPiece`; the first one names the replica.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -16,7 +16,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
-    """A :class:`BackendFailure` on its way."""
+    """A :class:`BackendFailure` as a message."""
 
     kind: FailureKind
     message: str
@@ -37,7 +37,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
-    """What a replica sends at once: who it is, pieces of the answer, or how it ended."""
+    """One message of a replica: its name, pieces of the answer, or the answer's end."""
 
     replica: str = ""
     deltas: tuple[Delta, ...] = ()
@@ -46,18 +46,7 @@ class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaSignals(msgspec.Struct, frozen=True):
-    """A replica's own figures.
-
-    Args:
-        replica: its id.
-        ready: whether its engine takes work.
-        running: sequences in the batch.
-        waiting: sequences in the engine's queue.
-        kv_usage: share of KV blocks in use, 0 to 1.
-        total_blocks: KV blocks of its pool.
-        block_size: tokens a block holds.
-        max_model_len: longest sequence that its engine really takes, in tokens.
-    """
+    """A replica's own figures; ``running`` and ``waiting`` are sequences, lengths are in tokens."""
 
     replica: str
     ready: bool = True
@@ -70,13 +59,10 @@ class ReplicaSignals(msgspec.Struct, frozen=True):
 
 
 class RouterHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the router wants to know of a call.
+    """What the router reads of a call.
 
-    Args:
-        chain: fingerprint of the prompt, a number a block.
-        stable_blocks: how many of them are the stable prefix.
-        adapter: the id of its adapter.
-        avoid: replicas that failed this request before.
+    ``chain``: fingerprint of the prompt, a number a block, of which ``stable_blocks`` are the stable prefix.
+    ``avoid``: replicas that failed this request before.
     """
 
     chain: tuple[int, ...] = ()
@@ -86,7 +72,7 @@ class RouterHint(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def wish(self) -> Wish:
-        """The same, as a choice takes it."""
+        """The same, as a worker choice takes it."""
         return Wish(self.chain, self.stable_blocks, self.adapter)
 
 
@@ -98,32 +84,13 @@ def _plain(value: object) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_work = msgspec.msgpack.Decoder(Work)
-_piece = msgspec.msgpack.Decoder(ReplicaPiece)
-_signals = msgspec.msgpack.Decoder(ReplicaSignals)
-_route = msgspec.msgpack.Decoder(RouterHint)
+# Each raises msgspec.DecodeError.
+decode_work = msgspec.msgpack.Decoder(Work).decode
+decode_piece = msgspec.msgpack.Decoder(ReplicaPiece).decode
+decode_signals = msgspec.msgpack.Decoder(ReplicaSignals).decode
+decode_hint = msgspec.msgpack.Decoder(RouterHint).decode
 
 
 def encode(value: Work | ReplicaPiece | ReplicaSignals | RouterHint) -> bytes:
     """The bytes of one of these."""
     return _encoder.encode(value)
-
-
-def decode_work(data: bytes) -> Work:
-    """The work. Raises msgspec.DecodeError."""
-    return _work.decode(data)
-
-
-def decode_piece(data: bytes) -> ReplicaPiece:
-    """The piece. Raises msgspec.DecodeError."""
-    return _piece.decode(data)
-
-
-def decode_signals(reported: Sequence[bytes]) -> list[ReplicaSignals]:
-    """The figures of several replicas. Raises msgspec.DecodeError."""
-    return [_signals.decode(one) for one in reported]
-
-
-def decode_route(data: bytes) -> RouterHint:
-    """What the router wants to know. Raises msgspec.DecodeError."""
-    return _route.decode(data)

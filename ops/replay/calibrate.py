@@ -1,4 +1,4 @@
-"""Learning from the gateway what our words weigh, so that a prompt of 900 tokens has 900 tokens."""
+"""Learns the token count of each word from the gateway, so that a prompt of 900 tokens has 900 tokens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import asyncio
 from dataclasses import dataclass
 
 from ops.replay.contract import ReplayContract
-from ops.replay.errors import TargetError
+from ops.replay.options import TargetError
 from ops.replay.shape import Planned
 from ops.replay.target import ReplayTarget
 from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
 
-# Each word is counted this many times in a row, behind another word: rounding and the text's edges then do
-# not matter.
+# Each word is counted this often in a row, after another word, so that the text's edges do not matter.
 REPEATS = 8
-# Calls under way at once; a gateway answers about 100 of them in well under a second.
+# Calls in flight; a gateway answers about 100 of them in well under a second.
 PARALLEL = 8
 ANCHOR = WORDS[0]
 # The probe's length in words.
@@ -25,22 +24,17 @@ DEFAULT_MODEL_LEN = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was learned.
-
-    Args:
-        lexicon: words and their costs.
-        max_model_len: as the gateway told, or the default.
-    """
+    """What was learned; ``max_model_len`` is the gateway's, or the default."""
 
     lexicon: Lexicon
     max_model_len: int
 
 
 async def calibrate(target: ReplayTarget, contract: ReplayContract) -> Calibration:
-    """Weigh the words with ``/tokenize``, then send one short real request for the overhead of its prompt.
+    """Count the words' tokens with ``/tokenize``, then send one short request for its prompt's overhead.
 
-    The probe also opens the first connection and proves that key, route and model are right before the load
-    begins. Raises TargetError.
+    The probe also opens the first connection and checks key, route and model before the load begins. Raises
+    TargetError.
     """
     anchor = await target.tokenize({"prompt": ANCHOR, "add_special_tokens": False})
     costs = None if anchor is None else await _weigh(target, anchor.count)

@@ -1,4 +1,4 @@
-"""The two contracts as the load generator speaks them: what to send, and what an event of the answer says."""
+"""The two contracts of the load generator: the request, and how an event of the answer is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ContractName(StrEnum):
 
 @dataclass(slots=True)
 class StreamReading:
-    """What a stream has said so far."""
+    """What was read of a stream so far."""
 
     texts: int = 0
     ended: bool = False
@@ -87,7 +87,7 @@ class Native:
                 reading.ended = True
 
     def done(self, reading: StreamReading) -> None:
-        """Not part of this contract; the ``done`` event ends it."""
+        """Not part of this contract, whose ``done`` event ends the stream."""
         reading.ended = True
 
 

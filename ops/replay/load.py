@@ -13,20 +13,12 @@ Send = Callable[[Planned, str, float], Awaitable[ReplayedRequest]]
 
 
 class _Stopped(Exception):
-    """Somebody asked to stop."""
+    """The run was asked to stop."""
 
 
 @dataclass(slots=True)
 class ReplayRun:
-    """A replay under way, and then what it came to.
-
-    Args:
-        outcomes: requests that ended, in order of their end.
-        sent: requests that were sent.
-        in_flight: requests sent and not ended.
-        interrupted: whether it was stopped before the trace's end.
-        wall_s: from the start to the end of the last request.
-    """
+    """A replay's counts, while it runs and afterwards; ``outcomes`` in order of their end."""
 
     outcomes: list[ReplayedRequest] = field(default_factory=list)
     sent: int = 0
@@ -36,7 +28,7 @@ class ReplayRun:
 
     @property
     def unfinished(self) -> int:
-        """Requests that were sent and given up by a stop."""
+        """Requests that were sent and aborted by a stop."""
         return self.sent - len(self.outcomes)
 
 
@@ -56,10 +48,10 @@ async def run_load(
         requests: in order of ``due_s``.
         text: makes a request's prompt; called before its time has come.
         send: sends one request; it gets the clock's reading at the start, and never fails.
-        concurrency: most requests under way at once. What is due beyond it waits, in order, and the wait
-            shows as the outcome's ``client_delay_s``.
+        concurrency: most requests in flight. Further ones that are due wait, in order; the wait is the
+            outcome's ``client_delay_s``.
         clock: seconds, monotonic, as ``asyncio.sleep`` counts them.
-        stop: when set, requests under way are given up and ``run.interrupted`` is true.
+        stop: when set, requests in flight are aborted and ``run.interrupted`` is true.
         run: where the figures go.
     """
     started_at = clock()

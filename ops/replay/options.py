@@ -1,4 +1,4 @@
-"""What a replay is asked to do, checked."""
+"""The options of a replay, checked, and its errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.replay.contract import ContractName
-from ops.replay.errors import OptionError
-from ops.replay.report import ReplaySlo
 
 MAX_CONCURRENCY = 10_000
+
+
+class ReplayError(Exception):
+    """A replay cannot begin; the message is ready to print.
+
+    ::
+
+        ReplayError
+        ├── TraceError      the trace cannot be read
+        ├── OptionError     an option's value is not allowed
+        └── TargetError     the gateway cannot be used: not reached, key refused, model unknown
+    """
+
+
+class TraceError(ReplayError):
+    """The trace is missing, empty, or a row of it cannot be read; the message names file and row."""
+
+
+class OptionError(ReplayError):
+    """An option's value is not allowed; the message names the option, the value and what is allowed."""
+
+
+class TargetError(ReplayError):
+    """The gateway did not answer the first calls as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySlo:
+    """The limits that goodput counts against, milliseconds from sending."""
+
+    ttft_ms: float
+    total_ms: float
+
+
 # The routes' default SLO: TTFT P50 under 200 ms, whole answer P99 under 1,400 ms.
 DEFAULT_SLO = ReplaySlo(ttft_ms=200.0, total_ms=1400.0)
 
@@ -20,20 +52,13 @@ class Options:
     """A replay's options; building them raises OptionError for a value that is not allowed.
 
     Args:
-        trace: the file.
-        url: the gateway.
-        key: bearer key, if any.
         speed: times are divided by it.
         limit: rows to replay; ``None`` for all.
-        skip: rows left out before.
+        skip: rows left out first.
         scale_tokens: factor on both lengths.
-        concurrency: most requests under way at once.
-        contract: which API.
-        route: a route of the gateway, else its default.
+        concurrency: most requests in flight.
         model: for OpenAI's contract, else the gateway's first.
-        slo: limits for goodput.
         timeout_s: longest one request may take.
-        seed: of the texts.
         max_model_len: prompt and answer together; ``None`` to ask the gateway.
         no_fallback: ask for errors instead of fallback answers.
     """

@@ -1,19 +1,16 @@
-"""What became of one request of a replay."""
+"""The outcome of one request of a replay, and the spread of a figure over many."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Codes of failures that no gateway told; the others are the gateway's own codes.
-TIMEOUT = "client_timeout"
-CONNECT = "client_connect"
-CUT_OFF = "client_cut_off"
-BAD_STREAM = "client_bad_stream"
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """One request, as its client saw it. Seconds; ``due_s`` and ``sent_s`` count from the replay's start.
+    """One request, as its client observed it. ``due_s`` and ``sent_s`` count from the replay's start.
 
     Args:
         ttft_s: from sending to the first text; ``None`` without any.
@@ -72,3 +69,29 @@ class ReplayedRequest:
             and self.ttft_s <= ttft_s
             and self.total_s <= total_s
         )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` (0 to 1) of ``values`` lies, interpolated linearly."""
+    return float(np.quantile(values, share))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The distribution of a figure; all ``None`` for no values."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Count, mean, percentiles and maximum of ``values``."""
+    if not values:
+        return Spread(0)
+    return Spread(
+        len(values), float(np.mean(values)), *map(float, np.quantile(values, (0.5, 0.9, 0.99, 1.0)))
+    )

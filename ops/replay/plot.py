@@ -1,4 +1,4 @@
-"""The picture of a replay: how TTFT and total time are distributed, and what happened when."""
+"""The plot of a replay: distributions of TTFT and total time, and all requests over time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.replay.outcome import ReplayedRequest
+from ops.replay.outcome import ReplayedRequest, percentile
 from ops.replay.report import ReplayReport
-from ops.replay.statistics import percentile
 
 INK, FAINT, GRID = "#22313f", "#7b8794", "#e4e9ee"
 BLUE, GREEN, RED, AMBER = "#2a6fb0", "#2f9e6e", "#d64545", "#e0a030"
@@ -19,16 +18,12 @@ def draw(
     path: Path, result: ReplayReport, outcomes: Sequence[ReplayedRequest], *, title: str, subtitle: str
 ) -> None:
     """Write a PNG to ``path``. Raises OSError when it cannot be written; needs matplotlib."""
-    # The figure is made without pyplot: that one keeps global state and looks for a display.
+    # Without pyplot, which has global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(
-        figsize=(12, 7.6),
-        dpi=130,
-        facecolor="white",
-    )
+    figure = Figure(figsize=(12, 7.6), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
     figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, 0.9), h_pad=0.12, w_pad=0.12))
     figure.text(0.012, 0.965, title, fontsize=15, weight="bold", color=INK, va="center")
@@ -81,7 +76,7 @@ def _cdf(axes: Any, ordered: Sequence[float], heading: str, colour: str, slo_ms:
 
     axes.axvline(slo_ms, color=AMBER, linewidth=1.4, linestyle=(0, (4, 3)))
     inside = sum(value <= slo_ms for value in ordered) / len(ordered)
-    # Beside the line, on the side with more room.
+    # Next to the line, on the side with more room.
     low, high = axes.get_xlim()
     right = slo_ms * slo_ms < low * high
     axes.annotate(

@@ -1,6 +1,6 @@
 """The figures of a replay, ready for the terminal, for a file and for a plot.
 
-The JSON form is :func:`as_json`; its ``schema`` number changes when a field is renamed or changes its
+The JSON form is :func:`figures_of`; its ``schema`` number changes when a field is renamed or changes its
 meaning.
 """
 
@@ -11,18 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ops.replay.load import ReplayRun
-from ops.replay.outcome import ReplayedRequest
-from ops.replay.statistics import Spread, spread
+from ops.replay.options import ReplaySlo
+from ops.replay.outcome import ReplayedRequest, Spread, spread
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySlo:
-    """The limits that goodput counts against, milliseconds from sending."""
-
-    ttft_ms: float
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +35,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay came to.
+    """The figures of a replay.
 
-    Latencies are milliseconds over whole answers, from sending; ``client_delay_ms`` is over all requests that
-    ended: how much later than the trace wanted they were sent, which no latency includes.
+    Latencies are milliseconds over whole answers, from sending; ``client_delay_ms``, over all requests that
+    ended, is how much later than in the trace they were sent; no latency includes it.
     """
 
     sent: int
@@ -112,7 +104,7 @@ def _counted(names: Iterable[str | None]) -> dict[str, int]:
     return dict(Counter(name for name in names if name is not None).most_common())
 
 
-def as_json(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, object]:
+def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, object]:
     """The report for machines; ``setup`` is how the replay was made (trace, options, calibration)."""
     tokens = result.tokens
     return {

@@ -1,4 +1,4 @@
-"""One replay from its options to its figures; what the command wraps and what a benchmark calls."""
+"""One replay from its options to its figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ops.replay.calibrate import Calibration, calibrate
 from ops.replay.contract import ContractName, Native, OpenAI, ReplayContract
@@ -24,16 +24,14 @@ Watch = Callable[[ReplayRun, int], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A replay that is over.
+    """A replay that has ended.
 
     Args:
-        trace: what was read.
-        calibration: what the gateway told beforehand.
+        calibration: what was learned from the gateway first.
         max_model_len: the limit that lengths were clamped to.
         outcomes: every request that ended.
-        report: the figures.
-        below_overhead: prompts that the trace wanted shorter than what every prompt of this contract has
-            beside its text; they are sent with one word.
+        below_overhead: prompts that are shorter in the trace than the overhead of every prompt of this
+            contract; they are sent with one word.
     """
 
     trace: Trace
@@ -46,6 +44,9 @@ class Replayed:
     def setup(self, options: Options) -> dict[str, object]:
         """How the figures were made, for the JSON report; no key."""
         lexicon = self.calibration.lexicon
+        asked = {
+            name: value for name, value in asdict(options).items() if name not in ("trace", "key", "slo")
+        }
         return {
             "trace": {
                 "path": self.trace.path,
@@ -53,21 +54,7 @@ class Replayed:
                 "rows": len(self.trace.arrivals),
                 "span_s": self.trace.span_s,
             },
-            "options": {
-                "url": options.url,
-                "contract": options.contract.value,
-                "route": options.route,
-                "model": options.model,
-                "speed": options.speed,
-                "scale_tokens": options.scale_tokens,
-                "limit": options.limit,
-                "skip": options.skip,
-                "concurrency": options.concurrency,
-                "timeout_s": options.timeout_s,
-                "seed": options.seed,
-                "max_model_len": self.max_model_len,
-                "no_fallback": options.no_fallback,
-            },
+            "options": {**asked, "max_model_len": self.max_model_len},
             "calibration": {
                 "calibrated": lexicon.calibrated,
                 "prompt_overhead_tokens": lexicon.overhead,
@@ -91,8 +78,8 @@ async def replay_trace(
 
     Args:
         options: what to do.
-        stop: set it to end early; what there is by then is returned.
-        watch: gets the run as it fills and the number of requests; entered while the load runs.
+        stop: set it to end early; the figures so far are returned.
+        watch: gets the live run and the number of requests; entered while the load runs.
         clock: seconds, monotonic.
 
     Raises:

@@ -1,15 +1,15 @@
-"""From a trace to the requests that are sent: time divided, lengths scaled, all inside the model."""
+"""From a trace to the requests that are sent: times divided, lengths scaled, and clamped to the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ops.replay.errors import OptionError
+from ops.replay.options import OptionError
 from ops.replay.trace import Trace
 
 # Tokens that a clamped prompt stays below the limit: the calibration may be off by a few, and a request one
-# token too long is an error that tells nothing.
+# token too long would be an error.
 CLAMP_MARGIN = 32
 
 
@@ -18,11 +18,9 @@ class Planned:
     """One request to send.
 
     Args:
-        index: its place in the order of arrival.
         due_s: when to send it, seconds after the start.
-        prompt_tokens: tokens of the prompt as the model sees it, markup included.
-        max_tokens: longest answer.
-        block_ids: ids of the prompt's blocks, ``block_tokens`` each; empty for a prompt of its own.
+        prompt_tokens: of the whole prompt, markup included.
+        block_ids: ids of the prompt's blocks, ``block_tokens`` each; empty for one without shared parts.
         clamped: whether a length was cut to fit the model.
     """
 

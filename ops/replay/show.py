@@ -1,4 +1,4 @@
-"""A replay on the terminal: the bar while it runs, the tables when it is over."""
+"""A replay on the terminal: a bar while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ops.replay.load import ReplayRun
+from ops.replay.outcome import Spread, percentile
 from ops.replay.report import ReplayReport
-from ops.replay.statistics import Spread, percentile
 
-# The bar's own redraws a second; more would disturb the load it shows.
+# More redraws a second would disturb the load.
 REDRAWS_PER_S = 4.0
-# How many of the latest answers the bar's TTFT looks at.
+# Latest answers in the bar's TTFT.
 RECENT = 100
 
 
@@ -96,32 +96,27 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
     figures.add_column(justify="right")
     figures.add_column(style="dim")
     failed = Text(str(result.error_count), style="bold red" if result.error_count else "green")
-    figures.add_row(
-        "requests", f"{result.sent:,}", f"{result.completed:,} answered, {result.unfinished:,} given up"
-    )
-    figures.add_row("errors", failed, _listed(result.errors))
-    figures.add_row("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks))
-    figures.add_row(
-        "requests/s", _number(result.per_second(result.completed)), f"over {result.wall_s:,.1f} s"
-    )
-    figures.add_row(
-        "tokens/s in",
-        _number(result.per_second(tokens.input)),
-        f"{tokens.input:,} of {tokens.asked_input:,} asked",
-    )
-    figures.add_row(
-        "tokens/s out",
-        _number(result.per_second(tokens.output)),
-        f"{tokens.output:,} of {tokens.asked_output:,} allowed",
-    )
-    figures.add_row(
-        "cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the prompts'"
-    )
-    figures.add_row(
-        "goodput/s",
-        _number(result.per_second(result.within_slo)),
-        f"{result.within_slo:,} of {result.sent:,}: TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms",
-    )
+    limits = f"TTFT ≤ {slo.ttft_ms:g} ms, total ≤ {slo.total_ms:g} ms"
+    rate = result.per_second
+    for row in (
+        ("requests", f"{result.sent:,}", f"{result.completed:,} answered, {result.unfinished:,} aborted"),
+        ("errors", failed, _listed(result.errors)),
+        ("fallbacks", str(sum(result.fallbacks.values())), _listed(result.fallbacks)),
+        ("requests/s", _number(rate(result.completed)), f"over {result.wall_s:,.1f} s"),
+        ("tokens/s in", _number(rate(tokens.input)), f"{tokens.input:,} of {tokens.asked_input:,} asked"),
+        (
+            "tokens/s out",
+            _number(rate(tokens.output)),
+            f"{tokens.output:,} of {tokens.asked_output:,} allowed",
+        ),
+        ("cached tokens", "-" if share is None else f"{share:.1%}", f"{tokens.cached:,} of the prompts'"),
+        (
+            "goodput/s",
+            _number(rate(result.within_slo)),
+            f"{result.within_slo:,} of {result.sent:,}: {limits}",
+        ),
+    ):
+        figures.add_row(*row)
     parts: list[RenderableType] = [head, times, figures]
     if result.interrupted:
         parts.append(

@@ -1,4 +1,4 @@
-"""The gateway under load, as an HTTP client sees it."""
+"""The HTTP client of the gateway under load."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.contracts.sse import EventReader, EventTooLarge
+from gateway.contracts.sse import EventReader
 from ops.replay.contract import ReplayContract, StreamReading, error_code
-from ops.replay.errors import TargetError
-from ops.replay.outcome import BAD_STREAM, CONNECT, CUT_OFF, TIMEOUT, ReplayedRequest
+from ops.replay.options import TargetError
+from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.session import GatewaySession
+from ops.session import CUT_OFF, GatewaySession, client_failures
 
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0
-# An error's body is read up to here; the rest is left.
+# Most of an error's body that is read.
 MAX_ERROR_BYTES = 65_536
+# Fields of a stream's reading that its outcome has too.
+READ = (
+    "code", "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "fallback", "backend",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """What ``/tokenize`` told."""
+    """The answer of ``/tokenize``."""
 
     count: int
     max_model_len: int | None
@@ -34,12 +38,8 @@ class TokenCount:
 class ReplayTarget(GatewaySession):
     """Calls one gateway; use as ``async with``.
 
-    Args:
-        url: its base address.
-        key: sent as a bearer key when given.
-        timeout_s: longest a generation may take, connecting included.
-        no_fallback: ask for errors instead of fallback answers.
-        clock: seconds, monotonic.
+    ``timeout_s`` is the longest a generation may take, connecting included; with ``no_fallback`` it asks for
+    errors instead of fallback answers.
     """
 
     def __init__(
@@ -75,18 +75,19 @@ class ReplayTarget(GatewaySession):
         self, contract: ReplayContract, planned: Planned, text: str, *, started_at: float
     ) -> ReplayedRequest:
         """Send one request now, read its stream to the end; every failure but cancellation is an outcome."""
-        session = self._opened()
         body = orjson.dumps(contract.body(text, planned.max_tokens))
         reading = StreamReading()
-        ttft_s: float | None = None
-        last_s: float | None = None
-        status: int | None = None
+        ttft_s = last_s = status = None
         sent_at = self._clock()
-        try:
-            async with session.post(self._url + contract.path, data=body) as response:
+
+        def fail(code: str) -> None:
+            reading.code = code
+
+        with client_failures(fail):
+            async with self.session.post(self._url + contract.path, data=body) as response:
                 status = response.status
                 if status >= 400:
-                    reading.code = await _told_code(response) or f"http_{status}"
+                    fail(await _reported_code(response) or f"http_{status}")
                 else:
                     reader = EventReader()
                     async for chunk in response.content.iter_any():
@@ -99,15 +100,7 @@ class ReplayTarget(GatewaySession):
                         if reading.texts > before:
                             last_s = self._clock() - sent_at
                             ttft_s = last_s if ttft_s is None else ttft_s
-                    if not reading.ended and reading.code is None:
-                        reading.code = CUT_OFF
-        except TimeoutError:
-            reading.code = TIMEOUT
-        except (EventTooLarge, orjson.JSONDecodeError):
-            reading.code = BAD_STREAM
-        except aiohttp.ClientConnectorError:
-            reading.code = CONNECT
-        except (aiohttp.ClientError, ConnectionError):
+        if not reading.ended and reading.code is None:
             reading.code = CUT_OFF
         return ReplayedRequest(
             index=planned.index,
@@ -119,27 +112,20 @@ class ReplayTarget(GatewaySession):
             ttft_s=ttft_s,
             last_token_s=last_s,
             status=status,
-            code=reading.code,
-            finish_reason=reading.finish_reason,
-            input_tokens=reading.input_tokens,
-            output_tokens=reading.output_tokens,
-            cached_tokens=reading.cached_tokens,
-            fallback=reading.fallback,
-            backend=reading.backend,
+            **{name: getattr(reading, name) for name in READ},
         )
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any] | None:
-        session = self._opened()
         data = None if body is None else orjson.dumps(body)
         try:
             async with (
                 asyncio.timeout(SHORT_CALL_TIMEOUT_S),
-                session.request(method, self._url + path, data=data) as response,
+                self.session.request(method, self._url + path, data=data) as response,
             ):
                 if response.status in (404, 405, 501):
                     return None
                 if response.status >= 400:
-                    code = await _told_code(response) or "no code"
+                    code = await _reported_code(response) or "no code"
                     hint = (
                         "; give a key with --key or SLUICE_ADMIN_KEY" if response.status in (401, 403) else ""
                     )
@@ -158,18 +144,13 @@ class ReplayTarget(GatewaySession):
             raise TargetError(f"{self._url}{path}: the answer is not a JSON object; is this a gateway?")
         return answer
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("a ReplayTarget is used inside `async with`")
-        return self._session
-
 
 def _object(event: bytes) -> Mapping[str, Any]:
     found = orjson.loads(event)
     return found if isinstance(found, dict) else {}
 
 
-async def _told_code(response: aiohttp.ClientResponse) -> str | None:
+async def _reported_code(response: aiohttp.ClientResponse) -> str | None:
     raw = await response.content.read(MAX_ERROR_BYTES)
     try:
         return error_code(orjson.loads(raw))

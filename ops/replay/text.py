@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ops.replay.shape import Planned
 
-# Entries are single words with their punctuation, so that each keeps its token count wherever it stands.
+# Single words with their punctuation, so that each has the same token count everywhere.
 _SHOP_TALK = """
 manga volume series chapter author artist publisher edition shelf catalog order cart basket parcel shipping
 delivery return refund stock warehouse customer shop price discount gift wishlist preorder release reprint
@@ -21,7 +21,7 @@ send keep read like want need arrive explain describe what which where when how 
 after before story, ending. reader, cover. page, panel. colour, stories. number? copies, address. question?
 """
 WORDS = tuple(_SHOP_TALK.split())
-# Tokens a word is taken to have when the gateway cannot be asked; English words of this kind have 1 to 2.
+# Tokens of a word when the gateway has no /tokenize; English words of this kind have 1 to 2.
 GUESSED_COST = 1
 
 
@@ -29,10 +29,8 @@ GUESSED_COST = 1
 class Lexicon:
     """Words with the tokens that each adds to a text.
 
-    Args:
-        costs: word to tokens, each at least 1.
-        overhead: tokens of a prompt that are not its text: system prompt, markup.
-        calibrated: whether the gateway's tokenizer told them.
+    ``overhead``: tokens of a prompt that are not its text: system prompt, markup. ``calibrated``: whether the
+    gateway's tokenizer counted them.
     """
 
     costs: tuple[tuple[str, int], ...]
@@ -44,12 +42,7 @@ UNCALIBRATED = Lexicon(tuple((word, GUESSED_COST) for word in WORDS))
 
 
 class TextMaker:
-    """Makes the prompts of a replay.
-
-    Args:
-        lexicon: the words and their costs.
-        seed: the same seed gives the same texts.
-    """
+    """Makes the prompts of a replay; the same ``seed`` gives the same texts."""
 
     def __init__(self, lexicon: Lexicon, seed: int) -> None:
         self._lexicon = lexicon
@@ -81,7 +74,7 @@ class TextMaker:
         left = tokens
         pool: Sequence[tuple[str, int]] = self._lexicon.costs
         while True:
-            # So many fit whatever they cost; drawn at once, since a draw each is several times slower.
+            # So many fit at any cost; one draw for all is several times faster than a draw each.
             drawn = rng.choices(pool, k=left // self._longest)
             chosen.extend(word for word, _ in drawn)
             left -= sum(cost for _, cost in drawn)

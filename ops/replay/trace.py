@@ -1,4 +1,4 @@
-"""Reading a trace: when each request came and how long prompt and answer were. Text is not in a trace.
+"""Reads a trace: when each request came and how long prompt and answer were; it holds no text.
 
 Two formats, told apart by the file's first character:
 
@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from ops.replay.errors import TraceError
+from ops.replay.options import TraceError
 
 MOONCAKE_BLOCK_TOKENS = 512
-# Rows read from one trace; the longest public ones have 28 million, which nobody replays in one go.
+# Most rows read of one trace; the longest public ones have 28 million.
 MAX_ROWS = 1_000_000
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -1,4 +1,1 @@
-"""The rollout checklist, run against a live gateway.
-
-Reading order: ``facts`` (what is looked at), ``checks`` (what is made of it), ``gather`` (who asks).
-"""
+"""The rollout checklist, run against a live gateway: ``facts`` are gathered, ``checks`` judge them."""

@@ -1,4 +1,4 @@
-"""Each line of the checklist as a function of the facts; none of them asks anything."""
+"""Each line of the checklist as a function of the facts; no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gateway.lora.importer import AUTHOR as FROM_FILE
 from ops.rollout.facts import Facts
 
-# Of so few requests nothing can be said.
+# Fewer requests say nothing.
 LEAST_REQUESTS = 30
 LEAST_REPLAYED = 200
 # Shares that must meet their target: the TTFT target is a median's, that of the total a 99th percentile's.
@@ -22,16 +22,16 @@ SOAK_S = 1_800.0
 # The startup probe of deploy/k8s allows a container 90 seconds until its health check passes.
 READY_WITHIN_S = 90.0
 MAX_LEDGER_LAG_S = 5.0
-# What comes after the drain: the engine's stop, the last rows (docs/operations.md).
+# After the drain: the engine's stop, the last rows (docs/operations.md).
 AFTER_DRAIN_S = 30.0
 
 
 class CheckVerdict(StrEnum):
-    """What became of a line."""
+    """The result of a line."""
 
     OK = "ok"
     WRONG = "wrong"
-    BY_HAND = "by hand"
+    MANUAL = "manual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ def examine(facts: Facts) -> list[RolloutCheck]:
     return [check(facts) for check in CHECKS]
 
 
-def _told(check: str, holds: bool, found: str, hint: str) -> RolloutCheck:
+def _judged(check: str, holds: bool, found: str, hint: str) -> RolloutCheck:
     return RolloutCheck(check, CheckVerdict.OK if holds else CheckVerdict.WRONG, found, "" if holds else hint)
 
 
-def _by_hand(check: str, found: str, hint: str) -> RolloutCheck:
-    return RolloutCheck(check, CheckVerdict.BY_HAND, found, hint)
+def _manual(check: str, found: str, hint: str) -> RolloutCheck:
+    return RolloutCheck(check, CheckVerdict.MANUAL, found, hint)
 
 
 def ready(facts: Facts) -> RolloutCheck:
     """The gateway takes traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
-    return _told("ready", bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
+    return _judged("ready", bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
 
 
 def ready_in_time(facts: Facts) -> RolloutCheck:
@@ -72,13 +72,13 @@ def ready_in_time(facts: Facts) -> RolloutCheck:
     check, hint = "ready soon after start", "local weights instead of a download; a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
     if not found:
-        return _by_hand(check, "it was not ready yet", "ask again once it was")
+        return _manual(check, "it was not ready yet", "ask again once it was")
     took_s = found[0][1]
-    return _told(check, took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
+    return _judged(check, took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
 
 
 def generates(facts: Facts) -> RolloutCheck:
-    """Every backend, fallback legs included, has just generated."""
+    """Every backend, fallback targets included, has just generated."""
     backends: Mapping[str, Any] = facts.deep.get("backends", {})
     sick = [
         f"{name}: {reported.get('status')}"
@@ -87,18 +87,18 @@ def generates(facts: Facts) -> RolloutCheck:
     ]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
     hint = "`sluice doctor`, and the backend's own log"
-    return _told("every backend generates", bool(backends) and not sick, found, hint)
+    return _judged("every backend generates", bool(backends) and not sick, found, hint)
 
 
-def has_another_leg(facts: Facts) -> RolloutCheck:
-    """Each route has something to fall back on that is not only an apology."""
+def has_fallback(facts: Facts) -> RolloutCheck:
+    """Each route has a fallback besides the degraded text."""
     bare = [
         name
         for name, route in _routes(facts).items()
         if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
     ]
     hint = "a second backend in the route's `fallback`"
-    return _told("each route has a second leg", not bare, ", ".join(bare) or "all have", hint)
+    return _judged("each route has a fallback", not bare, ", ".join(bare) or "all have", hint)
 
 
 def real_workload(facts: Facts) -> RolloutCheck:
@@ -106,12 +106,12 @@ def real_workload(facts: Facts) -> RolloutCheck:
     check = "benchmarked on real traffic"
     hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
     if facts.replay is None:
-        return _by_hand(check, "no --replay file", hint)
+        return _manual(check, "no --replay file", hint)
     requests = facts.replay["requests"]
     share = _goodput(facts.replay)
     found = f"{requests['sent']:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
     whole = requests["sent"] >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
-    return _told(
+    return _judged(
         check, whole and share >= LEAST_GOODPUT, found, f"{hint} (bar {LEAST_GOODPUT:.0%}, no errors)"
     )
 
@@ -120,11 +120,11 @@ def soaked(facts: Facts) -> RolloutCheck:
     """Half an hour with long conversations and changing adapters."""
     check = "soak test"
     if facts.soak is None:
-        return _by_hand(check, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
+        return _manual(check, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
     requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
     found = f"{wall_s / 60:.0f} min, {requests['errors']} errors, {requests['unfinished']} unfinished"
     held = wall_s >= SOAK_S and not requests["errors"] and not requests["unfinished"]
-    return _told(check, held, found, f"at least {SOAK_S / 60:.0f} min without an error")
+    return _judged(check, held, found, f"at least {SOAK_S / 60:.0f} min without an error")
 
 
 def latency(facts: Facts) -> RolloutCheck:
@@ -140,28 +140,28 @@ def latency(facts: Facts) -> RolloutCheck:
             bar = f"(bar {WITHIN[objective]:.0%})"
             late.append(f"{labels.get('route')} {objective}: {share:.1%} of {asked:,.0f} {bar}")
     if not seen:
-        return _by_hand(check, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
-    return _told(
+        return _manual(check, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
+    return _judged(
         check, not late, "; ".join(late) or f"held over {seen:,.0f} requests", "docs/runbooks/slo-total.md"
     )
 
 
 def prefix_hits(facts: Facts) -> RolloutCheck:
-    """What was computed before is found in the cache again; a prompt change can break that."""
+    """Prefixes computed before are found in the cache; a prompt change can break that."""
     check = "prefix cache hits as expected"
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
     if not expected:
-        return _by_hand(check, "nothing came twice yet", "send traffic, then ask again")
+        return _manual(check, "no prefix was repeated yet", "send traffic, then ask again")
     share = facts.total("sluice_prompt_cached_tokens_total") / expected
     found = f"{share:.1%} of {expected:,.0f} expected tokens (bar {LEAST_FOUND:.0%})"
-    return _told(check, share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
+    return _judged(check, share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
 
 
 def gated_adapters(facts: Facts) -> RolloutCheck:
     """No adapter serves without an evaluation that it passed.
 
-    Adapters of ``adapters.file`` are active from the start, without an evaluation: their author answers for
-    them. An adapter that was activated without an evaluation, or that failed one, is wrong.
+    Adapters of ``adapters.file`` are active from the start, without an evaluation: a person has to decide.
+    Another adapter that was activated without an evaluation, or that failed one, is wrong.
     """
     check, hint = "adapters passed an evaluation", "python -m evaluation.adapter_regression --post"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
@@ -169,54 +169,56 @@ def gated_adapters(facts: Facts) -> RolloutCheck:
     filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
     wrong = [one["id"] for one in bare if one["id"] not in filed]
     if filed and not wrong:
-        return _by_hand(check, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
+        return _manual(check, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
     found = (
         f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
     )
-    return _told(check, not wrong, found, hint)
+    return _judged(check, not wrong, found, hint)
 
 
 def canary_first(facts: Facts) -> RolloutCheck:
-    """The last canary was not rolled back, or has been looked at since."""
+    """The last canary was not rolled back."""
     last = facts.canary.get("canary")
     check, hint = "last canary", "sluice canary status: why it ended, before the next one"
     if last is None:
-        return _by_hand(check, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
-    return _told(check, last.get("phase") != "rolled_back", str(last.get("phase")), hint)
+        return _manual(check, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
+    return _judged(check, last.get("phase") != "rolled_back", str(last.get("phase")), hint)
 
 
 def shadowed(facts: Facts) -> RolloutCheck:
-    """The other backend's answers have been compared before it gets traffic."""
+    """The other backend's answers have been compared."""
     check = "shadow comparison"
     if not any(route.get("shadow") for route in _routes(facts).values()):
-        return _by_hand(
+        return _manual(
             check, "no route has a shadow", "route key `shadow: {backend, sample}`, docs/shadow.md"
         )
     pairs = int(facts.shadow.get("pairs", 0))
-    return _told(check, pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs")
+    return _judged(
+        check, pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs"
+    )
 
 
 def can_go_back(facts: Facts) -> RolloutCheck:
     """A rollback is possible at the routing layer."""
     if isinstance(facts.rollback, str):
         hint = "the first change makes one: `sluice routes apply`"
-        return _by_hand("rollback possible", facts.rollback, hint)
+        return _manual("rollback possible", facts.rollback, hint)
     changes = len(facts.rollback.get("changes", ()))
-    return _told("rollback possible", True, f"would change {changes} things", "")
+    return _judged("rollback possible", True, f"would change {changes} things", "")
 
 
 def in_force(facts: Facts) -> RolloutCheck:
     """The last revision is what this gateway routes by."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
-    return _told("revision in force", not behind, found, "docs/runbooks, SluiceStateBehind")
+    return _judged("revision in force", not behind, found, "docs/runbooks, SluiceStateBehind")
 
 
 def ledger(facts: Facts) -> RolloutCheck:
     """Usage reaches its database in time, and none was lost."""
     lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
     found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
-    return _told(
+    return _judged(
         "ledger", lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?"
     )
 
@@ -224,16 +226,16 @@ def ledger(facts: Facts) -> RolloutCheck:
 def keys_on(facts: Facts) -> RolloutCheck:
     """Operators' paths ask for a key."""
     found = "/admin answers without one" if facts.open_admin else "asked for"
-    return _told("keys", not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
+    return _judged("keys", not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
 
 
 def alerts(facts: Facts) -> RolloutCheck:
-    """Prometheus has loaded our rules and evaluates them (that they fire, the tests prove)."""
+    """Prometheus has loaded our rules and evaluates them."""
     check, hint = "alert rules loaded", "rule_files of Prometheus: deploy/prometheus/*.yaml"
     if facts.rules is None:
-        return _by_hand(check, "no --prometheus", "--prometheus http://HOST:9090")
+        return _manual(check, "no --prometheus", "--prometheus http://HOST:9090")
     if isinstance(facts.rules, str):
-        return _told(check, False, facts.rules, "is Prometheus there?")
+        return _judged(check, False, facts.rules, "is Prometheus there?")
     groups: Sequence[Mapping[str, Any]] = facts.rules.get("data", {}).get("groups", ())
     ours = [rule for group in groups if str(group["name"]).startswith("sluice") for rule in group["rules"]]
     sick = [str(rule["name"]) for rule in ours if rule.get("health") == "err"]
@@ -244,26 +246,26 @@ def alerts(facts: Facts) -> RolloutCheck:
         found += f"; cannot be evaluated: {', '.join(sick)}"
     if firing:
         found += f"; firing: {', '.join(firing)}"
-    return _told(
+    return _judged(
         check, bool(count) and not sick and not firing, found, hint if not firing else "docs/runbooks"
     )
 
 
 def time_to_drain(facts: Facts) -> RolloutCheck:
-    """Who stops the gateway waits for its drain."""
+    """SIGKILL comes after the end of the drain."""
     check, hint = "time to drain", "terminationGracePeriodSeconds, TimeoutStopSec above it"
     if facts.drain_s is None or facts.grace_s is None:
-        return _by_hand(check, "no --config and --grace", "--config FILE --grace SECONDS")
+        return _manual(check, "no --config and --grace", "--config FILE --grace SECONDS")
     needed_s = facts.drain_s + AFTER_DRAIN_S
     found = f"{facts.grace_s:.0f} s for {facts.drain_s:.0f} s and {AFTER_DRAIN_S:.0f} s after it"
-    return _told(check, facts.grace_s >= needed_s, found, hint)
+    return _judged(check, facts.grace_s >= needed_s, found, hint)
 
 
 CHECKS: tuple[Check, ...] = (
     ready,
     ready_in_time,
     generates,
-    has_another_leg,
+    has_fallback,
     keys_on,
     in_force,
     can_go_back,

@@ -1,10 +1,16 @@
-"""What the checklist looks at; ``gather`` fills it."""
+"""The facts of the checklist: a live gateway's answers, and Prometheus' when one is named."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ops.client import AdminClient, AdminError
 
 # Labels and value of one sample of a metric family.
 Sample = tuple[Mapping[str, str], float]
@@ -12,23 +18,16 @@ Sample = tuple[Mapping[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Answers of one gateway, and what the operator brought along.
+    """Answers of one gateway's paths of these names, and what the operator's options say.
 
     Args:
-        ready: ``GET /ready``.
-        deep: ``GET /health/deep``.
-        routing: ``GET /admin/routing``.
-        rollback: what a rollback would do now; the gateway's own words when it would refuse.
-        adapters: ``GET /admin/adapters``.
-        canary: ``GET /admin/canary``.
-        shadow: ``GET /admin/shadow``.
+        rollback: what a rollback would do now; the gateway's error message when it would refuse.
         samples: of ``/metrics``, by sample name.
         open_admin: whether ``/admin`` answers without a key.
-        rules: ``GET /api/v1/rules`` of a Prometheus, or why it could not be had; None when none was named.
+        rules: ``GET /api/v1/rules`` of a Prometheus, or why there is no answer; None when none was named.
         replay: figures of ``sluice replay --output`` over a trace of the real workload.
         soak: the same of a long one.
-        drain_s: ``server.drain_seconds`` of the configuration.
-        grace_s: how long the machine's keeper waits between SIGTERM and SIGKILL.
+        grace_s: seconds between SIGTERM and SIGKILL where the gateway runs.
     """
 
     ready: Mapping[str, Any]
@@ -55,3 +54,81 @@ class Facts:
         for found, value in self.samples.get(name, ()):
             if all(found.get(key) == wanted for key, wanted in labels.items()):
                 yield found, value
+
+
+def gather(
+    client: AdminClient,
+    *,
+    prometheus: str | None,
+    replay: Path | None,
+    soak: Path | None,
+    drain_s: float | None,
+    grace_s: float | None,
+) -> Facts:
+    """Ask for all facts, one at a time.
+
+    Raises:
+        AdminError: the gateway does not answer or refuses the key; a file cannot be read.
+    """
+    return Facts(
+        # The 503 of a health check has the same body as its 200.
+        ready=client.get("ready", accept=(503,)),
+        deep=client.get("health", "deep", accept=(503,)),
+        routing=client.get("admin", "routing"),
+        rollback=_rollback(client),
+        adapters=client.get("admin", "adapters"),
+        canary=client.get("admin", "canary"),
+        shadow=client.get("admin", "shadow"),
+        samples=samples_by_name(client.text("metrics")),
+        open_admin=_open_admin(client),
+        rules=None if prometheus is None else _rules(prometheus),
+        replay=_figures(replay),
+        soak=_figures(soak),
+        drain_s=drain_s,
+        grace_s=grace_s,
+    )
+
+
+def samples_by_name(text: str) -> Mapping[str, list[Sample]]:
+    """A scrape's samples by name."""
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def _rollback(client: AdminClient) -> Mapping[str, Any] | str:
+    try:
+        found: Mapping[str, Any] = client.post("admin", "routing", "rollback", body=b'{"dry_run": true}')
+    except AdminError as refused:
+        return str(refused)
+    return found
+
+
+def _open_admin(client: AdminClient) -> bool:
+    try:
+        AdminClient(client.url, None, client.timeout_s).get("admin", "routing")
+    except AdminError:
+        return False
+    return True
+
+
+def _rules(prometheus: str) -> Mapping[str, Any] | str:
+    try:
+        found: Mapping[str, Any] = AdminClient(prometheus).get("api", "v1", "rules")
+    except AdminError as error:
+        return str(error)
+    return found
+
+
+def _figures(file: Path | None) -> Mapping[str, Any] | None:
+    if file is None:
+        return None
+    try:
+        found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found["requests"]["sent"], found["goodput"]["within_slo"], found["wall_s"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reported = getattr(error, "strerror", None) or "it is no file of `sluice replay --output`"
+        raise AdminError(f"{file}: {reported}") from None
+    return found

@@ -1,4 +1,4 @@
-"""The container's contract: what SageMaker's environment means for the configuration.
+"""The container's contract: SageMaker's environment as configuration.
 
 SageMaker runs ``IMAGE serve``, asks ``GET /ping`` and posts to ``/invocations`` on port 8080, and stops with
 SIGTERM, 30 seconds before SIGKILL.
@@ -26,12 +26,10 @@ _LOG_LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error", "50"
 
 
 def container_environment(environ: Mapping[str, str], *, model_folder: Path = MODEL_FOLDER) -> dict[str, str]:
-    """The environment that the gateway starts with: what is set already wins.
+    """The environment that the gateway starts with; variables that are already set win.
 
-    Keys are off: SageMaker lets nobody reach the port but itself, after IAM, and passes no Authorization on.
-
-    Raises:
-        ConfigError: a multi-model endpoint, which loads models by calls that Sluice does not have.
+    Keys are off: only SageMaker reaches the port, after IAM, and it does not forward Authorization. Raises
+    ConfigError for a multi-model endpoint.
     """
     if environ.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
         raise ConfigError(

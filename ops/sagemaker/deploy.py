@@ -1,4 +1,4 @@
-"""Carries a plan out with boto3's clients, and waits for the endpoint."""
+"""Makes a plan's calls with boto3's clients, and waits for the endpoint."""
 
 from __future__ import annotations
 
@@ -47,25 +47,20 @@ class Aws:
 
 
 def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> None:
-    """Create or update the endpoint, wait until it serves, then set its scaling.
-
-    Args:
-        spec: the file.
-        aws: the clients.
-        told: is notified of each step, one line.
+    """Create or update the endpoint, wait until it serves, then set its scaling; each step is ``reported``.
 
     Raises:
         EndpointError: it failed, with the platform's reason, or took longer than ``update.at_most_seconds``.
         botocore's ClientError: a call was refused.
     """
-    standing = look(spec.name, aws)
+    current = look(spec.name, aws)
     _create(model_call(spec), "ModelName", aws, reported)
     _create(config_call(spec), "EndpointConfigName", aws, reported)
-    call = endpoint_call(spec, standing)
+    call = endpoint_call(spec, current)
     if call is None:
         reported(f"endpoint {spec.name}: in service with this configuration already")
     else:
-        if standing is not None and standing.instance_type != spec.instance_type:
+        if current is not None and current.instance_type != spec.instance_type:
             _unregister(spec.name, aws, reported)
         aws.make(call)
         reported(f"endpoint {spec.name}: {call.method}")
@@ -91,11 +86,7 @@ def look(name: str, aws: Aws) -> EndpointState | None:
 
 
 def status(name: str, aws: Aws) -> dict[str, Any]:
-    """What an operator asks first: the state, the instances, the bounds.
-
-    Raises:
-        EndpointError: there is no such endpoint.
-    """
+    """The state, the instances and the bounds. Raises EndpointError when there is no such endpoint."""
     try:
         endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
     except Exception as error:
@@ -119,11 +110,7 @@ def status(name: str, aws: Aws) -> dict[str, Any]:
 
 
 def delete(name: str, aws: Aws, reported: Callable[[str], None], *, at_most_s: float = 1800.0) -> None:
-    """Delete the endpoint, and every configuration and model that was made for it.
-
-    Raises:
-        EndpointError: it is still there after ``at_most_s``.
-    """
+    """Delete the endpoint, its configurations and models. Raises EndpointError after ``at_most_s``."""
     _unregister(name, aws, reported)
     if look(name, aws) is not None:
         aws.sagemaker.delete_endpoint(EndpointName=name)
@@ -145,7 +132,7 @@ def _create(call: AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) 
     try:
         aws.make(call)
     except Exception as error:
-        # Named by its content: what has this name is this.
+        # Named by its content: the existing one is the same.
         if _code(error) != "ValidationException" or "already exist" not in str(error):
             raise
         reported(f"{call.arguments[key]}: there already")
@@ -197,7 +184,7 @@ def _made_for(name: str, method: str, kind: str, aws: Aws) -> Iterator[str]:
     for _ in range(MAX_PAGES):
         page = getattr(aws.sagemaker, method)(**arguments)
         for row in page[f"{kind}s"]:
-            # Another endpoint's name may hold this one's.
+            # Another endpoint's name may contain this one's.
             if re.fullmatch(re.escape(name) + _NAMED_BY_US, row[f"{kind}Name"]):
                 yield row[f"{kind}Name"]
         if not page.get("NextToken"):

@@ -64,7 +64,7 @@ def config_call(spec: EndpointSpec) -> AwsCall:
         "InitialInstanceCount": spec.scaling.min_instances,
         "ContainerStartupHealthCheckTimeoutInSeconds": spec.startup_timeout_seconds,
         "ModelDataDownloadTimeoutInSeconds": spec.download_timeout_seconds,
-        # By load and not in turn: an answer of a thousand tokens is not one of ten.
+        # By load, not in turn: an answer may have ten tokens or a thousand.
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
     arguments: dict[str, Any] = {"ProductionVariants": [variant]}
@@ -73,21 +73,21 @@ def config_call(spec: EndpointSpec) -> AwsCall:
     return AwsCall("sagemaker", "create_endpoint_config", _named("EndpointConfigName", spec, arguments))
 
 
-def endpoint_call(spec: EndpointSpec, standing: EndpointState | None) -> AwsCall | None:
-    """``create_endpoint``, ``update_endpoint``, or nothing when it stands there already."""
+def endpoint_call(spec: EndpointSpec, current: EndpointState | None) -> AwsCall | None:
+    """``create_endpoint``, ``update_endpoint``, or nothing when it is in service already."""
     config_name = config_call(spec).arguments["EndpointConfigName"]
     arguments: dict[str, Any] = {"EndpointName": spec.name, "EndpointConfigName": config_name}
-    if standing is None:
+    if current is None:
         return AwsCall("sagemaker", "create_endpoint", {**arguments, "Tags": _tags(spec)})
-    if standing.config_name == config_name and standing.status == "InService":
+    if current.config_name == config_name and current.status == "InService":
         return None
-    # Scaled out by load, it must not start its new version with the smallest fleet.
+    # The new version must not start with the smallest fleet under load.
     arguments |= {"RetainAllVariantProperties": True, "DeploymentConfig": _deployment(spec)}
     return AwsCall("sagemaker", "update_endpoint", arguments)
 
 
 def unregister_call(name: str) -> AwsCall:
-    """Take the variant out of autoscaling; SageMaker asks for it before another instance type, and an end."""
+    """Take the variant out of autoscaling: required before another instance type, and before a deletion."""
     return AwsCall("application-autoscaling", "deregister_scalable_target", _target(name))
 
 
@@ -137,7 +137,7 @@ def _deployment(spec: EndpointSpec) -> dict[str, Any]:
         made = {
             "BlueGreenUpdatePolicy": {
                 "TrafficRoutingConfiguration": routing,
-                # What the old fleet still answers has this long.
+                # The old fleet has this long for its answers.
                 "TerminationWaitInSeconds": update.wait_seconds,
                 "MaximumExecutionTimeoutInSeconds": update.at_most_seconds,
             }

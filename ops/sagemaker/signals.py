@@ -1,7 +1,6 @@
-"""What the endpoint scales on, from the gateway's own metrics to CloudWatch.
+"""Publishes the gateway's queue and active sequences in CloudWatch, for the endpoint's autoscaling.
 
-SageMaker knows a container's CPU and its invocations; neither shows that a GPU is full: queueing and
-active sequences do. A process next to the gateway reads ``/metrics`` and publishes both.
+SageMaker's own figures, CPU and invocations, do not show that a GPU is full.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ def publish(
     pause: Callable[[float], bool],
     every_s: float = EVERY_S,
 ) -> None:
-    """Publish until ``pause`` (seconds in, whether to end out) says that it is over.
+    """Publish until ``pause``, which waits so many seconds, returns true.
 
-    Nothing ends it but that: an endpoint that lost CloudWatch for a while must scale again afterwards.
+    No error ends it: an endpoint that lost CloudWatch for a while must scale again afterwards.
     """
     log, failing = structlog.get_logger("sagemaker"), False
     while not pause(every_s):

@@ -1,4 +1,4 @@
-"""What an operator writes down of an endpoint: one YAML file."""
+"""An endpoint as an operator describes it: one YAML file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gateway.config.errors import ConfigError
 from gateway.config.section import Section
+from ops.yaml_faults import faults_of
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}$")]
 Arn = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$")]
-# A tag may come to mean another image between two instances of one endpoint; a digest may not.
+# A tag may name another image for a later instance of one endpoint; a digest cannot.
 Image = Annotated[str, Field(pattern=r"^[^\s@]+(@sha256:[0-9a-f]{64}|:[\w.-]+)$")]
 
 
 class ScalingSpec(Section):
-    """Between how many instances, and what one of them is to have.
+    """The bounds of the number of instances, and the targets of one.
 
     ``active_sequences``: an A10G with Llama-3-8B in AWQ holds 85 to 90 at once. ``waiting_requests``: the
     queue at which llm-d's endpoint picker calls a worker saturated. Cooldowns: scaling in waits longer than
@@ -44,8 +45,8 @@ class ScalingSpec(Section):
 class UpdateSpec(Section):
     """How a new version replaces the old one; new instances serve before old ones go, in both kinds.
 
-    ``blue_green`` needs the whole fleet twice for a while; ``rolling`` goes on by ``batch_percent`` of it.
-    An alarm of ``rollback_alarms`` that goes off meanwhile brings the old version back.
+    ``blue_green`` needs the whole fleet twice for a while; ``rolling`` replaces ``batch_percent`` at a time.
+    An alarm of ``rollback_alarms`` meanwhile rolls back to the old version.
     """
 
     kind: Literal["blue_green", "rolling"] = "blue_green"
@@ -96,15 +97,8 @@ def load_spec(path: Path) -> EndpointSpec:
         ConfigError: it cannot be read, or a key or value is wrong; one line per fault.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return EndpointSpec.model_validate(data)
+        return EndpointSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        lines = []
-        for fault in error.errors(include_url=False):
-            key = ".".join(map(str, fault["loc"])) or "the file"
-            given = fault.get("input")
-            shown = repr(given) if isinstance(given, (str, int, float, bool)) else type(given).__name__
-            lines.append(f"{path}: {key}: {fault['msg']}; given: {shown}")
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("\n".join(faults_of(error, path))) from None

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.chaos.figures import grown, read_metrics
-from ops.chaos.observed_answer import ObservedAnswer
 from ops.chaos.report import ChaosReport
 from ops.chaos.request_outcome import (
     AppliedFault,
@@ -20,7 +19,7 @@ from ops.chaos.request_outcome import (
     outcome_of,
 )
 from ops.chaos.scenario import Scenario, Verdict
-from ops.chaos.workload import ChaosRequest
+from ops.chaos.workload import ChaosRequest, ObservedAnswer
 
 QUESTION = ChaosRequest("r-1", "What?", stream=True)
 WANTED, OTHER = "The answer is here.", "Vinland Saga is."

@@ -25,7 +25,7 @@ def test_the_checklist_is_gone_through_on_a_live_gateway(live: LiveGateway) -> N
         verdicts["ready soon after start"] == verdicts["revision in force"] == verdicts["ledger"] == "ok"
     ), told
     assert verdicts["time to drain"] == "wrong", "ten seconds are less than the drain"
-    assert verdicts["soak test"] == "by hand"
+    assert verdicts["soak test"] == "manual"
     assert (done.returncode, told["ok"]) == (1, False)
 
 

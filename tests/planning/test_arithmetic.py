@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from engine.kv_pool import compute_kv_pool_size
 from engine.loader import read_config
 from ops.planning.arithmetic import PlanRequest, plan_engine
-from ops.planning.gpus import GIB, GPUS, Gpu
-from ops.planning.shape import LINEAR_BYTES, PRESETS, ModelShape, PlanError, find_model, read_shape
+from ops.planning.shape import (
+    GIB,
+    GPUS,
+    LINEAR_BYTES,
+    PRESETS,
+    Gpu,
+    ModelShape,
+    PlanError,
+    find_model,
+    read_shape,
+)
 
 LLAMA = PRESETS["llama-3.1-8b"]
 AWQ = PRESETS["llama-3-8b-awq"]

@@ -16,8 +16,7 @@ from gateway.backends.embedded import CONTINUES, FEATURES
 from gateway.backends.port import Completion, Delta
 from gateway.contracts.values import FinishReason, Usage
 from ops.ray.backend import RayBackend, RayRules
-from ops.ray.cluster_place import ClusterPlace
-from ops.ray.port import EngineReplicas
+from ops.ray.port import ClusterPlace, EngineReplicas
 from ops.ray.replica import EngineReplica, configured_engine
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, decode_piece, decode_signals, encode
 from tests.conformance.harness import BLOCK_SIZE, DEMO_MODEL, MAX_MODEL_LEN, Specimen, make_adapters
@@ -123,7 +122,7 @@ class InProcess:
             yield (decode_piece(one) async for one in data)
 
     async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        return decode_signals([await self._replica.signals(teller, queued)])
+        return [decode_signals(await self._replica.signals(teller, queued))]
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from gateway.backends.host import EngineHost, MakeHost
 from gateway.backends.port import BackendState, PartialAnswer, Work
 from gateway.config.settings import Settings
 from gateway.contracts.values import Sampling
-from ops.ray.cluster_place import ClusterPlace
+from ops.ray.port import ClusterPlace
 from ops.ray.replica import QUEUE_STALE_S, EngineReplica
 from ops.ray.wire import ReplicaPiece, RouterHint, decode_piece, decode_signals, encode
 from resilience.failures import FailureKind
@@ -108,7 +108,7 @@ async def test_a_call_that_is_left_frees_the_engine(stage: Stage) -> None:
         assert decode_piece(await anext(data)).deltas
 
     async def idle() -> bool:
-        [told] = decode_signals([await stage.replica.signals("a", 0)])
+        told = decode_signals(await stage.replica.signals("a", 0))
         return not told.running
 
     await settled(idle)

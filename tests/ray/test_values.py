@@ -27,7 +27,7 @@ from gateway.contracts.values import (
 from ops.ray.flow import UNWATCHED_DELTAS, Flow
 from ops.ray.placement import Placement, placement_of
 from ops.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
-from ops.ray.wire import Failed, ReplicaPiece, RouterHint, decode_piece, decode_route, decode_work, encode
+from ops.ray.wire import Failed, ReplicaPiece, RouterHint, decode_hint, decode_piece, decode_work, encode
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -83,7 +83,7 @@ def test_a_failure_arrives_as_it_was_raised(
 
 def test_a_route_arrives_as_it_was_sent() -> None:
     route = RouterHint((2**63 - 1, -(2**63)), 1, "manga_v3", ("a",))
-    assert decode_route(encode(route)) == route
+    assert decode_hint(encode(route)) == route
 
 
 async def test_a_stream_gives_at_once_what_is_ready() -> None:

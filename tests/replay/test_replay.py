@@ -9,8 +9,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from ops.replay.contract import ContractName
-from ops.replay.errors import OptionError, TargetError
-from ops.replay.options import Options
+from ops.replay.options import OptionError, Options, TargetError
 from ops.replay.report import ReplaySlo
 from ops.replay.session import replay_trace
 from tests.replay.fake_gateway import MAX_MODEL_LEN, OVERHEAD, Behaviour, FakeGateway, tokens_of
@@ -115,7 +114,7 @@ async def test_every_way_to_fail_is_counted_by_its_code(
     done = await replay_trace(options(azure(*rows), contract=contract, timeout_s=4.0))
     assert done.report.errors == {
         "queue_full": 1, "rate_limited": 1, "http_502": 1, "backend_unavailable": 1, "client_cut_off": 1,
-        "client_bad_stream": 1, "client_timeout": 1,
+        "client_bad_answer": 1, "client_timeout": 1,
     }  # fmt: skip
     assert (done.report.completed, done.report.ttft_ms.count) == (1, 1)
 

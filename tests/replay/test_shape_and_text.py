@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.replay.errors import OptionError
+from ops.replay.options import OptionError
 from ops.replay.shape import CLAMP_MARGIN, Planned, plan
 from ops.replay.text import WORDS, Lexicon, TextMaker
 from ops.replay.trace import Trace, TraceRequest

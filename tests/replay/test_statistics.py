@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.replay.load import ReplayRun
-from ops.replay.outcome import ReplayedRequest
+from ops.replay.options import ReplaySlo
+from ops.replay.outcome import ReplayedRequest, percentile, spread
 from ops.replay.plot import in_flight_over_time
-from ops.replay.report import ReplaySlo, as_json, report
-from ops.replay.statistics import percentile, spread
+from ops.replay.report import figures_of, report
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 
@@ -75,7 +75,7 @@ def test_a_report_counts_errors_by_code_and_leaves_them_out_of_the_latencies() -
 
 
 def test_the_json_form_has_its_declared_fields() -> None:
-    figures = as_json(
+    figures = figures_of(
         report(ReplayRun(outcomes=[outcome()], sent=1, wall_s=2.0), ReplaySlo(200, 1400)), {"trace": {}}
     )
     assert figures["schema"] == 1
@@ -94,7 +94,7 @@ def test_the_json_form_has_its_declared_fields() -> None:
 
 
 def test_a_run_in_which_nothing_ended_still_reports() -> None:
-    figures = as_json(report(ReplayRun(), ReplaySlo(200, 1400)), {})
+    figures = figures_of(report(ReplayRun(), ReplaySlo(200, 1400)), {})
     assert figures["goodput"] == {
         "ttft_ms": 200, "total_ms": 1400, "within_slo": 0, "share": None, "requests_per_s": None,
     }  # fmt: skip

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.replay.errors import TraceError
+from ops.replay.options import TraceError
 from ops.replay.trace import read_trace
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"

@@ -76,7 +76,7 @@ def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
         ("every backend generates", replace(GOOD, deep={"backends": {"local": {"status": "unhealthy"}}})),
         ("every backend generates", replace(GOOD, deep={"backends": {}})),
         (
-            "each route has a second leg",
+            "each route has a fallback",
             replace(GOOD, routing={"config": {"routes": {"chat": {**ROUTE, "fallback": ["degraded"]}}}}),
         ),
         ("keys", replace(GOOD, open_admin=True)),
@@ -116,14 +116,14 @@ def test_what_a_gateway_cannot_tell_is_asked_of_the_operator() -> None:
         GOOD, samples={}, rules=None, replay=None, soak=None, drain_s=None, rollback="no earlier revision",
         canary={"canary": None}, routing={"revision": 1, "config": {"routes": {"chat": ROUTE}}},
     )  # fmt: skip
-    by_hand = [finding for finding in examine(bare) if finding.verdict is CheckVerdict.BY_HAND]
+    by_hand = [finding for finding in examine(bare) if finding.verdict is CheckVerdict.MANUAL]
     assert len(by_hand) == 10
     assert all(finding.hint for finding in by_hand)
     assert CheckVerdict.WRONG not in {finding.verdict for finding in examine(bare)}
 
 
 def test_few_requests_prove_nothing() -> None:
-    assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is CheckVerdict.BY_HAND
+    assert of(having(**slo("total", 29, 0)), "latency within the routes' SLO").verdict is CheckVerdict.MANUAL
 
 
 def adapters(*versions: dict[str, Any]) -> RolloutCheck:
@@ -134,7 +134,7 @@ def adapters(*versions: dict[str, Any]) -> RolloutCheck:
 def test_adapters_that_came_with_the_file_are_the_operators_to_answer_for() -> None:
     filed, passed = {"id": "a", "author": "adapters.file"}, {"id": "b", "evaluation": {"passed": True}}
     told = adapters(filed, passed)
-    assert (told.verdict, told.found) == (CheckVerdict.BY_HAND, "from adapters.file, never evaluated: a")
+    assert (told.verdict, told.found) == (CheckVerdict.MANUAL, "from adapters.file, never evaluated: a")
 
 
 def test_adapters_of_the_file_that_failed_and_those_forced_past_it_are_wrong() -> None:

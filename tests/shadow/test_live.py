@@ -136,14 +136,15 @@ def test_a_model_of_the_gateway_judges_and_its_work_is_no_tenants(live: LiveGate
 
 def test_the_command_shows_tables_json_and_a_page(live: LiveGateway, tmp_path: Path) -> None:
     words = ["--url", live.url, "--key", ADMIN_KEY]
-    shown = CliRunner(env={"COLUMNS": "130"}).invoke(
-        app, ["shadow", "report", "--html", str(tmp_path / "page.html"), *words]
-    )
+    shown = CliRunner(env={"COLUMNS": "130"}).invoke(app, ["shadow", "report", *words])
     assert shown.exit_code == 0, shown.output
     assert f"{COUNT} of {COUNT} pairs compared" in shown.output and "passes forbidden" in shown.output
-    assert "<svg" in (tmp_path / "page.html").read_text()
     shown = CliRunner().invoke(app, ["shadow", "report", "--json", "--limit", "3", *words])
     assert json.loads(shown.stdout)["pairs"] == 3
+    (tmp_path / "report.json").write_text(shown.stdout)
+    page = tmp_path / "page.html"
+    assert compare(["--report", str(tmp_path / "report.json"), "--html", str(page)]) == 0
+    assert "<svg" in page.read_text()
     refused = CliRunner().invoke(app, ["shadow", "report", "--url", live.url, "--key", "wrong"])
     assert refused.exit_code == 1 and "invalid_key" in refused.output
 

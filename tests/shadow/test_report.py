@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from accounting.shadow_values import ShadowPair, ShadowSide
+from evaluation.shadow_compare.page import page
 from gateway.shadow.report import make_report
 from gateway.shadow.statistics import bootstrap, quantile, wilson
-from ops.shadow.page import page
 from ops.shadow.tables import lines, tables
 
 

@@ -1,0 +1,17 @@
+"""Free ports of loopback, for child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports; all are held open until each is known, so that they are distinct."""
+    with contextlib.ExitStack() as held:
+        found = []
+        for _ in range(count):
+            one = held.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            found.append(int(one.getsockname()[1]))
+        return found
