@@ -50,7 +50,7 @@ class Version:
     """One registered version; only state, pin, labels and report ever change.
 
     ``engine_id`` is the number of the event that registered it, so never reused; ``location`` its source (a
-    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed`` and its other fields;
+    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed`` and its other fields;
     ``author`` and ``at`` (Unix seconds) are of the registration.
     """
 
@@ -73,8 +73,8 @@ class Version:
 
     @property
     def passed(self) -> bool:
-        """Whether its last evaluation passed."""
-        return self.report.get("passed") is True
+        """Whether its last evaluation passed, and was made by `sluice evaluate` for this content."""
+        return self.report.get("passed") is True and self.report.get("signed") is True
 
 
 @dataclass(frozen=True, slots=True)

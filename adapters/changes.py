@@ -81,17 +81,19 @@ def promote(
 ) -> bytes:
     """Point an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
-    Without an alias the version is served under its own name. Raises NotEvaluatedError for all sessions
-    without a passing report and without ``force``, else CatalogueError.
+    Without an alias the version is served under its own name. Raises NotEvaluatedError without a passing
+    report and without ``force``, for whatever share, else CatalogueError.
     """
     if alias is not None:
         _check_name("alias", alias)
     version = catalogue.version(adapter_id)
-    if percent >= 100 and not version.passed and not force:
-        why = "did not pass" if version.report else "has not been run"
+    if not version.passed and not force:
+        why = "has not been run"
+        if version.report:
+            signed = version.report.get("signed") is True
+            why = "did not pass" if signed else "is not signed by `sluice evaluate` for this content"
         raise NotEvaluatedError(
-            f"the evaluation of {adapter_id!r} {why}; run python -m evaluation.adapter_regression, or "
-            "say force"
+            f"the evaluation of {adapter_id!r} {why}; run `sluice evaluate adapter`, or force it as an admin"
         )
     led = catalogue.aliases.get(alias) if alias is not None else None
     if percent < 100 and alias is not None and (led is None or led.target is None):
@@ -142,8 +144,8 @@ def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes
     return _checked(catalogue, _event("retired", id=adapter_id, comment=comment))
 
 
-def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -> bytes:
-    """Store an evaluation with a version.
+def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any], *, signed: bool) -> bytes:
+    """Store an evaluation with a version; it counts when it is ``signed`` and names the version's digest.
 
     Raises CatalogueError when ``report`` lacks ``passed``, or compared other content (``candidate_sha256``).
     """
@@ -152,7 +154,8 @@ def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any]) -
         raise CatalogueError(
             f"report.candidate_sha256: given {str(compared)[:64]!r}; allowed: {held!r}, as of {adapter_id}"
         )
-    return _checked(catalogue, _event("evaluated", id=adapter_id, report=dict(report)))
+    stored = {**report, "signed": signed and compared is not None}
+    return _checked(catalogue, _event("evaluated", id=adapter_id, report=stored))
 
 
 def label(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> bytes:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import DEFAULT, ThresholdsError, load_thresholds
+from gateway.contracts.evaluation_report import evaluation_key, sign
 from ops.client import AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("manga_domain.jsonl")
@@ -28,6 +29,8 @@ examples:
   python -m evaluation.adapter_regression new/manga_domain_v4 --against base --json > report.json
   python -m evaluation.adapter_regression new/manga_domain_v4 --against models/adapters/manga_domain_v3 \\
       --post http://127.0.0.1:8000    keep the report with the version of that name in the registry
+
+The report is signed with SLUICE_EVALUATION_KEY, else with SLUICE_ADMIN_KEY: the gateway must have the same.
 
 exit status: 0 passed, 1 failed, 2 could not be run or not be posted
 """
@@ -62,9 +65,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument(
         "--answers", type=Path, default=None, help="also write both answers to every prompt here"
     )
-    cli.add_argument(
-        "--post", metavar="URL", default=None, help="a gateway; the key is taken from SLUICE_ADMIN_KEY"
-    )
+    cli.add_argument("--post", metavar="URL", default=None, help="a gateway; its key is SLUICE_ADMIN_KEY")
     cli.add_argument("--id", default=None, help="the version in its registry (default: the folder's name)")
     return cli
 
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     except ComparisonError as error:
         print(error, file=sys.stderr)
         return NOT_RUN
-    report = as_json(done)
+    report = sign(as_json(done), evaluation_key(os.environ))
     if args.answers is not None:
         rows = {case: {"active": old, "candidate": new} for case, (old, new) in done.answers.items()}
         args.answers.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

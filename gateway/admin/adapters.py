@@ -13,6 +13,7 @@ from adapters.catalogue import AdapterState, Alias, Catalogue, CatalogueError, V
 from adapters.errors import AdapterRejected
 from adapters.registry import AdapterRegistry
 from adapters.verify import Verified
+from gateway.contracts.evaluation_report import is_signed
 from gateway.contracts.fields import Body
 from gateway.errors import NoSuchAdapter
 from gateway.lora.fetch import AdapterSource
@@ -63,7 +64,7 @@ class LabelsBody(Body):
 
 
 class ReportBody(Body):
-    """An evaluation's report; ``passed`` decides."""
+    """An evaluation's report; it counts when `sluice evaluate` signed it."""
 
     report: dict[str, Any]
 
@@ -159,6 +160,7 @@ class AdapterAdmin:
         orders: to the other processes.
         source: brings and checks.
         routed: the paths of the rules, in the routing in force, that name an adapter.
+        evaluation_key: signs the reports that count.
     """
 
     projection: AdapterProjection
@@ -169,6 +171,7 @@ class AdapterAdmin:
     audit: Audit
     base_model: str
     routed: Callable[[str], Sequence[str]]
+    evaluation_key: bytes
 
     def show_all(self) -> AdaptersBody:
         """Every version and alias, what is loaded here, what is being fetched."""
@@ -312,8 +315,12 @@ class AdapterAdmin:
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
         """Store an evaluation's report with a version."""
         self._version(adapter_id)
+        signed = is_signed(given.report, self.evaluation_key)
         return await self._change(
-            who, "evaluated", adapter_id, lambda now: changes.evaluate(now, adapter_id, given.report)
+            who,
+            "evaluated",
+            adapter_id,
+            lambda now: changes.evaluate(now, adapter_id, given.report, signed=signed),
         )
 
     async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:

@@ -1,5 +1,7 @@
 """What the HTTP edge is given: the operators' services and the rest of :class:`gateway.ports.Services`."""
 
+import os
+
 from admission.events import Admitted, RefusedEvent
 from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
@@ -11,6 +13,7 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
+from gateway.contracts.evaluation_report import evaluation_key
 from gateway.health.once_ready import OnceReady
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
@@ -91,6 +94,7 @@ def make_adapter_admin(core: Core) -> AdapterAdmin:
         audit=core.base.audit,
         base_model=core.base.settings.engine.model_id,
         routed=lambda name: rules_naming(revision(), name),
+        evaluation_key=evaluation_key(os.environ),
     )
 
 

@@ -229,7 +229,7 @@ def _print_list(console: Console, found: Any) -> None:
             one["id"],
             one["state"],
             ", ".join(one["aliases"]),
-            "" if (report := one["evaluation"]) is None else "passed" if report["passed"] else "failed",
+            _evaluated(one["evaluation"]),
             " ".join(filter(None, ("pinned" * one["pinned"], "yes" * one["resident"]))),
             one["leases"],
             f"{one['heat']:.1f}",
@@ -255,6 +255,13 @@ def _print_list(console: Console, found: Any) -> None:
     print_lines(console, *(f"refused: {one['id']}: {one['reason']}" for one in found["refused"]))
     places = f"{len(found['resident'])} of {found['places']} places taken" if found["places"] else "no engine"
     console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
+
+
+def _evaluated(report: Any) -> str:
+    if report is None:
+        return ""
+    verdict = "passed" if report["passed"] else "failed"
+    return verdict if report.get("signed") else f"{verdict}, unsigned"
 
 
 def _print_done(gateway: Operator, found: Any) -> None:

@@ -14,6 +14,7 @@ from ops.cli.canary import canary
 from ops.cli.chaos import chaos
 from ops.cli.cost import cost
 from ops.cli.drain import drain
+from ops.cli.evaluate import evaluate
 from ops.cli.keys import keys
 from ops.cli.models import models
 from ops.cli.operator import AsJson
@@ -38,7 +39,8 @@ app = typer.Typer(
 for command in (replay, chaos, cost, drain, audit):
     app.command(name=command.__name__)(command)
 for group in (
-    prompts, admission, routes, canary, rollout, shadow, adapters, keys, usage, ray, models, sagemaker,
+    prompts, admission, routes, canary, rollout, shadow, adapters, evaluate, keys, usage, ray, models,
+    sagemaker,
 ):  # fmt: skip
     app.add_typer(group)
 

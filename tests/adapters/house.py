@@ -112,7 +112,7 @@ async def gate(
     rooms.attach_workers(lambda: workers)
     orders = AdapterOrders(state, me=str(folder), load=rooms.preload_ordered)
     desk = AdapterAdmin(
-        book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed
+        book, registry, rooms, orders, source, Audit(state, unix_time=unix_time), "tiny", routed, b"shared"
     )
     await state.open()
     await follower.start()

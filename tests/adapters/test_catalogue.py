@@ -20,6 +20,9 @@ def verified(content: str = "a") -> Verified:
     return Verified(8, 16.0, ("q_proj",), 1000, content * 64, "demo", True)
 
 
+REPORT = {"passed": True, "candidate_sha256": "a" * 64}
+
+
 class Registry:
     """Appends events and applies them, as a process does."""
 
@@ -36,7 +39,7 @@ class Registry:
         for name in names:
             self.append(changes.register(self.now, name, verified(), base_model="demo", location=f"/{name}"))
             if passed:
-                self.append(changes.evaluate(self.now, name, {"passed": True}))
+                self.append(changes.evaluate(self.now, name, REPORT, signed=True))
         return self
 
     def promote(self, name: str, alias: str | None = "manga", **options: Any) -> None:
@@ -56,7 +59,7 @@ def test_a_version_without_an_alias_is_active_under_its_own_name_and_only_whole(
     with pytest.raises(NotEvaluatedError):
         registry.promote("v1", alias=None)
     with pytest.raises(CatalogueError, match="a share of an alias"):
-        registry.promote("v1", alias=None, percent=10)
+        registry.promote("v1", alias=None, percent=10, force=True)
     registry.promote("v1", alias=None, force=True)
     assert registry.now.version("v1").state is AdapterState.ACTIVE
     assert registry.now.named_by("v1") == ()
@@ -80,7 +83,7 @@ def test_a_version_without_a_passing_report_is_promoted_by_force_only_and_the_ev
     registry = Registry().register("v1", passed=False)
     with pytest.raises(NotEvaluatedError, match="has not been run"):
         registry.promote("v1")
-    registry.append(changes.evaluate(registry.now, "v1", {"passed": False}))
+    registry.append(changes.evaluate(registry.now, "v1", {**REPORT, "passed": False}, signed=True))
     with pytest.raises(NotEvaluatedError, match="did not pass"):
         registry.promote("v1")
     registry.promote("v1", force=True)
@@ -90,13 +93,30 @@ def test_a_version_without_a_passing_report_is_promoted_by_force_only_and_the_ev
 def test_a_report_of_other_content_is_not_kept() -> None:
     registry = Registry().register("v1", passed=False)
     with pytest.raises(CatalogueError, match=r"report\.candidate_sha256: given 'bbb.*allowed: 'aaa"):
-        changes.evaluate(registry.now, "v1", {"passed": True, "candidate_sha256": "b" * 64})
-    registry.append(changes.evaluate(registry.now, "v1", {"passed": True, "candidate_sha256": "a" * 64}))
+        changes.evaluate(registry.now, "v1", {**REPORT, "candidate_sha256": "b" * 64}, signed=True)
+    registry.append(changes.evaluate(registry.now, "v1", REPORT, signed=True))
     assert registry.now.version("v1").passed
 
 
-def test_a_canary_takes_its_share_of_sessions_and_keeps_them_when_it_grows() -> None:
+@pytest.mark.parametrize(
+    ("report", "signed"),
+    [(REPORT, False), ({"passed": True}, True), ({**REPORT, "signed": True}, False)],
+    ids=["unsigned", "without the content's digest", "says itself that it is signed"],
+)
+@pytest.mark.parametrize("percent", [100.0, 99.9, 1.0])
+def test_only_a_signed_report_of_this_content_lets_a_version_be_promoted_to_any_share(
+    report: dict[str, Any], signed: bool, percent: float
+) -> None:
     registry = Registry().register("v1").register("v2", passed=False)
+    registry.promote("v1")
+    registry.append(changes.evaluate(registry.now, "v2", report, signed=signed))
+    with pytest.raises(NotEvaluatedError, match="is not signed by `sluice evaluate`"):
+        registry.promote("v2", percent=percent)
+    registry.promote("v2", percent=percent, force=True)
+
+
+def test_a_canary_takes_its_share_of_sessions_and_keeps_them_when_it_grows() -> None:
+    registry = Registry().register("v1", "v2")
     registry.promote("v1")
     registry.promote("v2", percent=25)
     alias = registry.now.aliases["manga"]
@@ -136,7 +156,7 @@ def test_a_rollback_takes_the_canary_away() -> None:
 
 
 def test_a_rollback_leads_only_to_where_the_alias_was_so_that_it_passes_by_no_evaluation() -> None:
-    registry = Registry().register("v1", "v2").register("v3", passed=False)
+    registry = Registry().register("v1", "v2", "v3")
     registry.promote("v1")
     registry.promote("v2")
     with pytest.raises(CatalogueError, match="never led to 'v3'; allowed: v1; to lead it elsewhere, promote"):

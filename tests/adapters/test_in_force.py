@@ -144,9 +144,9 @@ async def test_a_promotion_needs_a_passing_report_or_force_and_force_is_audited(
         await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
         with pytest.raises(NotEvaluatedError):
             await one.desk.promote("v1", PromoteBody(alias="style"), who="key_1")
-        await one.desk.evaluated("v1", ReportBody(report={"passed": False}), who="key_1")
-        with pytest.raises(NotEvaluatedError, match="did not pass"):
-            await one.desk.promote("v1", PromoteBody(alias="style"), who="key_1")
+        await one.desk.evaluated("v1", ReportBody(report={"passed": True}), who="key_1")
+        with pytest.raises(NotEvaluatedError, match="is not signed"):
+            await one.desk.promote("v1", PromoteBody(alias="style", percent=99.9), who="key_1")
         shown = await one.desk.promote(
             "v1", PromoteBody(alias="style", force=True, comment="demo"), who="key_9"
         )

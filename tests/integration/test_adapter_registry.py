@@ -16,7 +16,8 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.integration.live import ROOT, LiveGateway, gateway
+from gateway.contracts.evaluation_report import sign
+from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
 
 # One gateway's story, told in order and by one process.
 pytestmark = pytest.mark.xdist_group("adapter-registry")
@@ -114,12 +115,17 @@ def test_a_version_is_added_tried_promoted_rolled_back_and_retired_under_load_an
     assert done(live, "/style_v1/preload")["resident"] is True
     refused = post(live, "/style_v1/promote", alias=ALIAS)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_evaluated")
-    done(live, "/style_v1/evaluation", report={"passed": True, "id": "report-1"})
+    made_up = done(live, "/style_v1/evaluation", report={"passed": True, "signed": True, "id": "report-1"})
+    assert made_up["evaluation"]["signed"] is False
+    assert post(live, "/style_v1/promote", alias=ALIAS).status_code == 409
+    report = {"passed": True, "candidate_sha256": added["sha256"], "prompts": {"sha256": "0" * 64}}
+    done(live, "/style_v1/evaluation", report=sign(report, ADMIN_KEY.encode()))
     assert done(live, "/style_v1/promote", alias=ALIAS)["state"] == "active"
     done(live, "", id="style_v2", location=str(SHIPPED / "general_support_v2"))
     with load(live) as answers:
         settle(answers)
-        done(live, "/style_v2/promote", alias=ALIAS, percent=50)
+        assert post(live, "/style_v2/promote", alias=ALIAS, percent=50).status_code == 409
+        done(live, "/style_v2/promote", alias=ALIAS, percent=50, force=True)
         settle(answers, 24)
         done(live, "/style_v2/promote", alias=ALIAS, force=True, comment="looks good")
         settle(answers)

@@ -1,0 +1,52 @@
+"""The signature of evaluation reports: `sluice evaluate` makes it, the gateway checks it.
+
+Both sides share a secret. Where keys are off there may be none: the signature then only tells the tool's
+reports from others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SIGNATURE = "signature"
+# The first that is set; the second is set wherever keys are on.
+KEY_VARIABLES = ("SLUICE_EVALUATION_KEY", "SLUICE_ADMIN_KEY")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def evaluation_key(environ: Mapping[str, str]) -> bytes:
+    """The shared secret."""
+    return next((environ[name] for name in KEY_VARIABLES if environ.get(name)), "").encode()
+
+
+def sign(report: Mapping[str, Any], key: bytes) -> dict[str, Any]:
+    """The report with its signature."""
+    return {**report, SIGNATURE: _signature(report, key)}
+
+
+def is_signed(report: Mapping[str, Any], key: bytes) -> bool:
+    """Whether the report has the signature of its content, and the digest of its set of prompts."""
+    prompts = report.get("prompts")
+    digest = prompts.get("sha256") if isinstance(prompts, Mapping) else None
+    given = report.get(SIGNATURE)
+    return (
+        is_sha256(digest)
+        and isinstance(given, str)
+        and hmac.compare_digest(given.encode(), _signature(report, key).encode())
+    )
+
+
+def is_sha256(value: object) -> bool:
+    """Whether this is a SHA-256 in hexadecimal digits."""
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+def _signature(report: Mapping[str, Any], key: bytes) -> str:
+    content = {name: value for name, value in report.items() if name != SIGNATURE}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

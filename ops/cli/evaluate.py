@@ -1,0 +1,33 @@
+"""`sluice evaluate`: evaluation reports, signed, as promotions and canaries may need them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from ops.cli.operator import command_group
+from ops.cli.startup import one_line_errors
+
+# Their options are their own, shown by --help of each.
+OWN_OPTIONS: dict[str, Any] = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "help_option_names": [],
+}
+
+evaluate = command_group("evaluate", "Compare a new version with the one that is served; signed reports.")
+
+
+@evaluate.command("adapter", context_settings=OWN_OPTIONS)
+def adapter(context: typer.Context) -> None:
+    """Compare a LoRA adapter's new version with the served one; --post stores the report with it."""
+    _run("evaluation.adapter_regression.__main__", context)
+
+
+def _run(module: str, context: typer.Context) -> None:
+    with one_line_errors(ModuleNotFoundError):
+        # By name: evaluations are above the operators' commands, which must not depend on them.
+        code = import_module(module).main(context.args)
+    raise typer.Exit(code)
