@@ -50,7 +50,7 @@ class Version:
     """One registered version; only state, pin, labels and report ever change.
 
     ``engine_id`` is the number of the event that registered it, so never reused; ``location`` its source (a
-    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed`` and its other fields;
+    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed`` and more;
     ``author`` and ``at`` (Unix seconds) are of the registration.
     """
 

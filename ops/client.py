@@ -1,7 +1,5 @@
 """The client of a gateway's operators' paths; the standard library is enough."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

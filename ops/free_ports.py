@@ -1,7 +1,5 @@
 """Free ports of loopback, for child processes."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

@@ -1,7 +1,5 @@
 """One HTTP session to a gateway, for the tools that put load on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType

@@ -1,7 +1,5 @@
 """The faults of a YAML file's values, ready to print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import ValidationError

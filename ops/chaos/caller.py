@@ -1,7 +1,5 @@
 """Asks the gateway over HTTP as any caller would."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any

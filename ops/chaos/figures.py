@@ -1,7 +1,5 @@
 """The gateway's own figures: its metrics, ledger, log, and the resources of its process."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """One process of a run: started, found, signalled, ended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A run's result: every request's outcome, the injected faults, the gateway's figures, the problems."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The outcome of each request: a verdict from the observed answer, the expected one and the ledger."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

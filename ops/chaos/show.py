@@ -1,7 +1,5 @@
 """A run on the terminal: a line while it runs, tables at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

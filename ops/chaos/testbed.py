@@ -1,7 +1,5 @@
 """The testbed of a scenario: a gateway, its engine, its workers and a stand-in for Bedrock."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The schedule of fault actions; sans-I/O."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

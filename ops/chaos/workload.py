@@ -1,7 +1,5 @@
 """The questions, each with one right greedy answer, and one answer as its caller received it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`sluice cost`: build or buy, with every input stated."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`sluice doctor`: checks everything a gateway needs, without serving."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

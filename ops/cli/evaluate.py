@@ -1,7 +1,5 @@
 """`sluice evaluate`: evaluation reports, signed, as promotions and canaries may need them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `sluice` command; a subcommand imports its work when it is called, so that `--help` is quick."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`sluice doctor --plan`: what fits on a GPU, from the configuration, without one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

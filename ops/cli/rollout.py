@@ -1,7 +1,5 @@
 """`sluice rollout check`: the rollout checklist asked of a live gateway."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`sluice serve`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

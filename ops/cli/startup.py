@@ -1,7 +1,5 @@
 """The configuration file of a command, and errors that the operator can correct, as one line each."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

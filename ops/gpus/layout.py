@@ -1,7 +1,5 @@
 """Which GPUs are used, and the configurations of the front gateway and its workers; starts no process."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One worker process: started, restarted when it ends or stops answering, stopped with its engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """All workers of a machine, while the gateway in front of them serves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

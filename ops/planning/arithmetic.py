@@ -4,8 +4,6 @@ vLLM measures the workspace when it starts, by its largest step, and gives the r
 cache; here the workspace is estimated, without a GPU. The engine's log has the exact figures.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import chain
 

@@ -3,8 +3,6 @@
 The defaults are an example with public prices (Qwen2.5-72B in FP8 on two H100 against GPT-4o).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """GPUs by name, and the parts of a model that take memory: from its ``config.json`` or a preset."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

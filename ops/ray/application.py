@@ -1,7 +1,5 @@
 """The Serve application, as ``sluice ray deploy`` and a ``RayService`` start it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

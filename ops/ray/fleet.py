@@ -5,8 +5,6 @@ remote workers (:mod:`gateway.backends.workers.pool`): those that were last sent
 adapter, the first ones on the ring, and a few drawn at random. The bound on load is the whole fleet's.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One answer on its way out of a replica: deltas that are ready are sent at once."""
 
-from __future__ import annotations
-
 import asyncio
 
 from gateway.backends.port import Completion, Delta

@@ -1,7 +1,5 @@
 """An ingress replica: the whole gateway, with the engine replicas in place of its own engine."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

@@ -1,7 +1,5 @@
 """The cluster resources of one engine replica, as values for Serve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

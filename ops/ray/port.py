@@ -1,7 +1,5 @@
 """The engine replicas as the backend needs them, and where they find their configuration."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An engine replica: one engine, in a process of Serve's, that answers calls of the ingress replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The engine replicas over Serve's deployment handle."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

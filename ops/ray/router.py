@@ -4,8 +4,6 @@
 Serve sends the class to other processes with this module's globals, so there are few of them.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Serve calls the policy in its controller and applies its own delays and bounds to the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

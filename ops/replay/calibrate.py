@@ -1,7 +1,5 @@
 """Learns the token count of each word from the gateway, so that a prompt of 900 tokens has 900 tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The two contracts of the load generator: the request, and how an event of the answer is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

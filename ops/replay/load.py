@@ -1,7 +1,5 @@
 """Open-loop load: each request is sent when the trace says, whether or not earlier ones were answered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field

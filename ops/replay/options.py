@@ -1,7 +1,5 @@
 """The options of a replay, checked, and its errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The outcome of one request of a replay, and the spread of a figure over many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The plot of a replay: distributions of TTFT and total time, and all requests over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

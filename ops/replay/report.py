@@ -4,8 +4,6 @@ The JSON form is :func:`figures_of`; its ``schema`` number changes when a field 
 meaning.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

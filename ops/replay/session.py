@@ -1,7 +1,5 @@
 """One replay from its options to its figures."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """From a trace to the requests that are sent: times divided, lengths scaled, and clamped to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A replay on the terminal: a bar while it runs, tables at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

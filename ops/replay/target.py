@@ -1,7 +1,5 @@
 """The HTTP client of the gateway under load."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Text of an asked token length, the same for the same seed: the words of a manga shop in random order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Two formats, told apart by the file's first character:
   per 512-token block of the prompt, where equal leading ids mean an equal beginning.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each line of the checklist as a function of the facts; no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

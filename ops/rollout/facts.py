@@ -1,7 +1,5 @@
 """The facts of the checklist: a live gateway's answers, and Prometheus' when one is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ SageMaker runs ``IMAGE serve``, asks ``GET /ping`` and posts to ``/invocations``
 SIGTERM, 30 seconds before SIGKILL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

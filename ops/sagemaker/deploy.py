@@ -1,7 +1,5 @@
 """Makes a plan's calls with boto3's clients, and waits for the endpoint."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Model and endpoint configuration are immutable at SageMaker. Each is named by th
 that the same file twice changes nothing, and a change makes a new pair that the endpoint moves to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

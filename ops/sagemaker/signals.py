@@ -3,8 +3,6 @@
 SageMaker's own figures, CPU and invocations, do not show that a GPU is full.
 """
 
-from __future__ import annotations
-
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An endpoint as an operator describes it: one YAML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self
 

@@ -1,7 +1,5 @@
 """The rows of a shadow report, and the report for a terminal."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
