@@ -25,7 +25,7 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
-from gateway.generation.job import Job, must_honour
+from gateway.generation.job import Job, required_features
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, settling
 from gateway.prompts.budgets import budget_request, half_plan
@@ -114,7 +114,7 @@ class Journey:
             ranking = rank(
                 target.route,
                 sticky_key=request.sticky_key,
-                asked=must_honour(request, lease),
+                asked=required_features(request, lease),
                 backends=self.fleet.backends,
                 pinned=target.backend,
             )

@@ -14,8 +14,8 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
-from gateway.contracts.edge_outcome import EdgeOutcome
 from gateway.contracts.model_card import ModelCard
+from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter

@@ -4,16 +4,14 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import uvicorn
 
-from budgeting.values import Message, Plan, SectionBudgets
-from gateway.admin.admission import AdmissionBody
-from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
+from budgeting.values import Message, Plan
 from gateway.app import create_app
 from gateway.backends.port import Delta
 from gateway.contracts.model_card import ModelCard
@@ -27,7 +25,7 @@ from gateway.contracts.values import (
     Timings,
     Usage,
 )
-from gateway.errors import InvalidKey, MissingKey, PublicError, UnknownPromptVersion
+from gateway.errors import InvalidKey, MissingKey, PublicError
 from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol
 from gateway.keys.rate_limits import KeyLimiter
@@ -64,11 +62,11 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
 
 @dataclass
 class FakeJourney:
-    """Pushes ``pieces``, then finishes, or fails with ``error``.
+    """Pushes ``pieces``, then finishes, or fails with ``error``; counts what happened.
 
-    ``plan`` is told to the sink before. ``holds`` makes it wait, before the end, until ``resume`` is called
-    or it is cancelled; ``changes`` are laid over the answer; ``defect`` is raised instead of an end;
-    ``silent`` ends without telling the sink; ``endless`` never stops pushing. Counters tell what happened.
+    ``plan`` is given to the sink first. ``holds`` waits, before the end, for ``resume``; ``changes`` replace
+    fields of the answer; ``defect`` is raised instead of an end; ``silent`` ends without one; ``endless``
+    never ends.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world")
@@ -173,63 +171,6 @@ class FakeText:
         return [f"<{one}>" for one in token_ids]
 
 
-class FakePrompts:
-    """One version; a preview shows the request's contract and messages."""
-
-    def versions(self) -> list[PromptListed]:
-        """The one."""
-        return [{"id": "v1", "sha256": "0" * 64, "published_at": None, "routes": []}]
-
-    def version(self, version_id: str) -> PromptBody:
-        """Raises UnknownPromptVersion."""
-        if version_id != "v1":
-            raise UnknownPromptVersion("known: v1", param="prompt_version")
-        return {
-            **self.versions()[0],
-            "system": "Hi.",
-            "policy": "",
-            "grounding_rule": "",
-            "budgets": SectionBudgets(),
-            "reserve": None,
-            "summarizer": "none",
-            "volatile": None,
-            "stable_text": "Hi.",
-        }
-
-    async def preview(self, request: GenerateRequest) -> PreviewBody:
-        """The contract as route, and the messages."""
-        return {
-            "route": request.contract.value,
-            "prompt_version": None,
-            "max_model_len": 4096,
-            "input_tokens": 0,
-            "generation_reserve": 0,
-            "sections": {},
-            "cuts": {
-                "dropped_chunks": [],
-                "cut_chunks": [],
-                "merged_chunks": [],
-                "dropped_turns": 0,
-                "summarized_turns": 0,
-            },
-            "prefix": {"tokens": 0, "block_size": 16, "blocks": 0, "fingerprint": None},
-            "volatile": {"policy": "off", "findings": []},
-            "messages": [
-                {"role": one.role.value, "content": one.content, "section": "recent_turns"}
-                for one in request.messages
-            ],
-            "prompt": {"before_boundary": "", "after_boundary": ""},
-        }
-
-
-class FakeAdmission:
-    """An idle gateway."""
-
-    def show(self) -> AdmissionBody:
-        """No gate, no decision."""
-        return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
-
-
 class Unused:
     """A service that a test does not use; any use fails."""
 
@@ -286,8 +227,6 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
     """Services made of fakes; ``changes`` replace single ones."""
     numbers = itertools.count(1)
     unused: Any = Unused()
-    prompts: Any = FakePrompts()
-    admission: Any = FakeAdmission()
     services = Services(
         journey=journey or FakeJourney(),
         keys=FakeKeys(),
@@ -308,26 +247,17 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         emit_edge=lambda outcome: None,
         open_metrics=True,
         adapters=unused,
-        admission=admission,
+        admission=unused,
         canary=unused,
         chaos=None,
         drain=unused,
         key_admin=unused,
-        prompts=prompts,
+        prompts=unused,
         routing=unused,
         shadow=unused,
         usage=unused,
     )
     return replace(services, **changes)
-
-
-def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    """Wait, blocking, until ``condition`` holds in the server's thread; raises AssertionError after that."""
-    end = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("it did not happen in time")
-        time.sleep(0.002)
 
 
 @contextmanager

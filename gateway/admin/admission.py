@@ -30,14 +30,7 @@ class AdmissionBody(TypedDict):
 
 
 class AdmissionAdmin:
-    """Stores the last decisions, and reads the gates on demand.
-
-    Args:
-        limits: the ``admission`` section's.
-        revision: the routing revision in force.
-        clock: monotonic seconds.
-        unix_time: seconds since 1970.
-    """
+    """Stores the last decisions, and reads the gates on demand."""
 
     def __init__(
         self,
@@ -131,12 +124,9 @@ def _figures(
 
 def _rung(gate: BackendGate, rungs: tuple[Rung, ...] | None = None) -> dict[str, Any]:
     climbed, rung = gate.rung(rungs)
-    return {
-        "rung": climbed,
-        "max_tokens": rung.max_tokens,
-        "shed_low": rung.shed_low,
-        "shed_all": rung.shed_all,
-    }
+    shown = asdict(rung)
+    del shown["depth"]
+    return {"rung": climbed, **shown}
 
 
 def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: float) -> dict[str, Any]:

@@ -117,17 +117,14 @@ class CanaryAdmin:
 
     Args:
         driver: of this process; an order makes this process the one that drives.
-        book: the routing.
         store: where the samples are.
-        audit: who did what.
         new_id: a name for a canary.
-        unix_time: seconds since 1970.
     """
 
     def __init__(
         self,
         driver: CanaryDriver,
-        book: RoutingProjection,
+        routing: RoutingProjection,
         store: StateStore,
         audit: Audit,
         *,
@@ -135,7 +132,7 @@ class CanaryAdmin:
         unix_time: Callable[[], float],
     ) -> None:
         self._driver = driver
-        self._book = book
+        self._routing = routing
         self._store = store
         self._audit = audit
         self._new_id = new_id
@@ -150,15 +147,11 @@ class CanaryAdmin:
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
         """Give a backend the first step of a route, and more as it proves itself."""
-
-        async def begin(last: CanaryState | None) -> CanaryState:
-            return await self._begin(last, given, who)
-
         if given.dry_run:
             with operator_errors():
-                return self._preview(await begin(self._driver.state))
-        target = f"{given.route}: {given.backend}"
-        return await self._audited("start", target, who, given.comment, self._driver.change(begin))
+                return self._preview(await self._begin(self._driver.state, given, who))
+        starting = self._driver.change(lambda last: self._begin(last, given, who))
+        return await self._audited("start", f"{given.route}: {given.backend}", who, given.comment, starting)
 
     async def pause(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
         """Hold its share; judge nothing."""
@@ -181,7 +174,7 @@ class CanaryAdmin:
                 f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
                 "abort it, or wait for its end"
             )
-        last = self._book.last()
+        last = self._routing.last()
         before = weights_of(last.draft.config, given.route)
         has = before.get(given.backend, 0.0)
         if has >= given.steps[0]:
@@ -189,20 +182,12 @@ class CanaryAdmin:
                 f"steps: {given.backend!r} has {has:g} % of the route; allowed: a first step above that",
                 param="steps",
             )
+        bounds = (given.min_samples, given.step_seconds, given.window_seconds)
         plan = CanaryPlan(
-            self._new_id(),
-            given.route,
-            given.backend,
-            before,
-            who,
-            given.comment,
-            given.steps,
-            given.min_samples,
-            given.step_seconds,
-            given.window_seconds,
+            self._new_id(), given.route, given.backend, before, who, given.comment, given.steps, *bounds
         )
         first = with_weights(last.draft.config, given.route, weights_at(plan, given.steps[0]))
-        self._book.check(Draft(first, "", "canary"), "config")
+        self._routing.check(Draft(first, "", "canary"), "config")
         read_to = (await self._store.heads()).get(SAMPLES, 0)
         return start(plan, read_to=read_to, now=self._unix_time())
 
@@ -214,7 +199,7 @@ class CanaryAdmin:
 
     def _preview(self, state: CanaryState) -> CanaryShownBody:
         """The canary and the routing's changes as they would be; a dry run is not audited."""
-        now = self._book.last().draft.config
+        now = self._routing.last().draft.config
         then = with_weights(now, state.plan.route, state.wanted)
         return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
 
@@ -242,12 +227,10 @@ class CanaryAdmin:
         make: Callable[[CanaryState, str], Awaitable[CanaryState]],
     ) -> CanaryShownBody:
         state = self._current(action)
-
-        async def made(last: CanaryState | None) -> CanaryState:
-            return await make(state if last is None else last, comment)
-
-        target = f"{state.plan.route}: {state.plan.backend}"
-        return await self._audited(action, target, who, comment, self._driver.change(made))
+        changing = self._driver.change(lambda last: make(last or state, comment))
+        return await self._audited(
+            action, f"{state.plan.route}: {state.plan.backend}", who, comment, changing
+        )
 
     async def _audited(
         self, action: str, target: str, who: str, comment: str, doing: Awaitable[None]

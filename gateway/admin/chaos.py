@@ -37,12 +37,7 @@ class FaultsBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ChaosAdmin:
-    """Shows and replaces the faults of this process.
-
-    Args:
-        chaos: the faults.
-        audit: who did what.
-    """
+    """Shows and replaces the faults of this process."""
 
     chaos: Chaos
     audit: Audit

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from accounting.keys import KeyLimits, KeyRecord, KeyRing, KeyRole, NewSecret, StoredKey, draw_key
 from gateway.contracts.fields import Body, Priority
+from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
 from gateway.keys.last_used import KeyUse
@@ -79,21 +80,13 @@ class KeyMadeBody(KeyShown):
 
 @dataclass(frozen=True, slots=True)
 class KeyAdmin:
-    """Shows and changes the keys; ``who`` is the acting key's id.
+    """Shows and changes the keys; ``who`` is the acting key's id, ``draw`` makes a secret.
 
     Changes are in force in this process when a call returns, in every other within a second.
-
-    Args:
-        ring: the keys in force.
-        book: changes them.
-        use: when they were used.
-        audit: who did what.
-        unix_time: seconds since 1970.
-        draw: makes a secret.
     """
 
     ring: KeyRing
-    book: KeyProjection
+    projection: KeyProjection
     use: KeyUse
     audit: Audit
     unix_time: Callable[[], float]
@@ -104,16 +97,13 @@ class KeyAdmin:
         return [self._shown(key) for key in self.ring.made]
 
     async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:
-        """Make a key; only this answer contains its secret.
-
-        Raises InvalidRequest, Forbidden (too many keys), BackendUnavailable (the state store is away).
-        """
+        """Make a key; only this answer has its secret. Raises InvalidRequest, Forbidden (too many)."""
         now = self.unix_time()
         expires_at = None if given.expires_at is None else given.expires_at.timestamp()
         if expires_at is not None and not now < expires_at <= LATEST:
             allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
             shown = _time(expires_at) if expires_at <= LATEST else "beyond it"
-            raise InvalidRequest(f"expires_at is {shown}; allowed: {allowed}", param="expires_at")
+            raise not_allowed("expires_at", f"is {shown}", f"{allowed}")
         secret = self.draw()
         record = KeyRecord(
             f"key_{secret.prefix}",
@@ -130,13 +120,13 @@ class KeyAdmin:
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
         target = f"{record.key_id} for {given.tenant} as {given.role.value}"
-        making = self.book.make(key, author=who)
+        making = self.projection.make(key, author=who)
         await self.audit.attempt(who, "key.create", target, making, comment=given.comment)
         return {**self._shown(key), "key": secret.key}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         """Refuse a key from now on. Raises NoSuchKey, BackendUnavailable."""
-        await self.audit.attempt(who, "key.revoke", key_id, self.book.revoke(key_id, author=who))
+        await self.audit.attempt(who, "key.revoke", key_id, self.projection.revoke(key_id, author=who))
 
     def _shown(self, key: StoredKey) -> KeyShown:
         record = key.record

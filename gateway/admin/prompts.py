@@ -15,16 +15,21 @@ from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
 from gateway.prompts.text import TextService
-from gateway.prompts.versions import PromptVersion, PromptVersions
+from gateway.prompts.versions import PromptVersions
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target, resolve
 
 
-class PromptListed(TypedDict):
-    """A registered prompt version."""
+class PromptNamed(TypedDict):
+    """A version and its content's digest."""
 
     id: str
     sha256: str
+
+
+class PromptListed(PromptNamed):
+    """A registered prompt version."""
+
     published_at: str | None
     routes: list[str]
 
@@ -40,13 +45,6 @@ class PromptBody(PromptListed):
     summarizer: str
     volatile: str | None
     stable_text: str
-
-
-class PromptNamed(TypedDict):
-    """A version and its content."""
-
-    id: str
-    sha256: str
 
 
 class PreviewSection(TypedDict):
@@ -127,8 +125,7 @@ class PreviewBody(TypedDict):
 class PromptAdmin:
     """Shows versions, and takes a request through the stages up to its budget.
 
-    Args:
-        block_size: tokens of a block, for backends that do not report theirs.
+    ``block_size`` is for backends that do not report theirs.
     """
 
     registry: PromptVersions
@@ -193,7 +190,7 @@ class PromptAdmin:
         counts = plan.counts
         return {
             "route": target.route.name,
-            "prompt_version": _named(version),
+            "prompt_version": None if version is None else {"id": version.id, "sha256": version.sha256},
             "max_model_len": text.max_model_len,
             "input_tokens": counts.total,
             "generation_reserve": plan.generation_reserve,
@@ -232,24 +229,18 @@ class PromptAdmin:
         return load.block_size if load is not None and load.block_size > 0 else self.block_size
 
 
-def _named(version: PromptVersion | None) -> PromptNamed | None:
-    return None if version is None else {"id": version.id, "sha256": version.sha256}
-
-
 def _volatile(canonical: Canonical) -> PreviewVolatile:
-    return {
-        "policy": canonical.policy.value,
-        "findings": [
-            {
-                "kind": finding.kind.value,
-                "text": finding.text,
-                "sentence": finding.sentence,
-                "system_message": finding.message,
-                "action": canonical.action,
-            }
-            for finding in canonical.findings
-        ],
-    }
+    findings: list[PreviewFinding] = [
+        {
+            "kind": finding.kind.value,
+            "text": finding.text,
+            "sentence": finding.sentence,
+            "system_message": finding.message,
+            "action": canonical.action,
+        }
+        for finding in canonical.findings
+    ]
+    return {"policy": canonical.policy.value, "findings": findings}
 
 
 def _messages(plan: Plan, system: Sequence[str]) -> list[PreviewMessage]:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -118,23 +118,19 @@ class RoutingAdmin:
     A change is in force in this process when its call returns, in every other within a second. Changes raise
     InvalidRequest (every fault with its path), UnknownRoute, RevisionConflict (another change came first) and
     BackendUnavailable (the state store is away); reads raise the last too.
-
-    Args:
-        book: the revisions.
-        audit_log: who did what.
     """
 
-    book: RoutingProjection
+    revisions: RoutingProjection
     audit_log: Audit
 
     def show(self) -> RevisionInForceBody:
         """The revision in force in this process, and whether the store has one that it cannot use."""
-        stored, behind = self.book.in_force, self.book.unusable
+        stored, behind = self.revisions.in_force, self.revisions.unusable
         if stored is None:
             raise RuntimeError("there is no routing yet")
         return {
             **_shown(stored),
-            "in_force_since": _time(self.book.in_force_since),
+            "in_force_since": _time(self.revisions.in_force_since),
             "behind": None if behind is None else {"revision": behind.number, "reason": behind.reason},
         }
 
@@ -160,7 +156,7 @@ class RoutingAdmin:
     async def history(self, limit: int) -> list[RevisionBody]:
         """The last revisions, newest first."""
         with operator_errors(change=False):
-            found = await self.book.newest(limit)
+            found = await self.revisions.newest(limit)
         return [_shown(stored) for stored in found]
 
     async def diff(self, a: int, b: int) -> list[ConfigChange]:
@@ -173,18 +169,7 @@ class RoutingAdmin:
         """The last actions of operators, newest first."""
         with operator_errors(change=False):
             entries = await self.audit_log.last(limit)
-        return [
-            {
-                "number": entry["number"],
-                "at": _time(entry["at"]),
-                "who": entry["who"],
-                "action": entry["action"],
-                "target": entry["target"],
-                "result": entry["result"],
-                "comment": entry["comment"],
-            }
-            for entry in entries
-        ]
+        return [cast("AuditEntry", {**entry, "at": _time(entry["at"])}) for entry in entries]
 
     async def _change(
         self,
@@ -199,22 +184,17 @@ class RoutingAdmin:
 
     async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
         for left in reversed(range(ROLLBACK_TRIES)):
-            await self.book.expect_last(given.expected_revision)
-            head = self.book.head
+            await self.revisions.expect_last(given.expected_revision)
+            head = self.revisions.head
             source = await (self._other(head) if given.to is None else self._revision(given.to, "to"))
-            comment = f"rollback to revision {source.number}" + (
-                f": {given.comment}" if given.comment else ""
-            )
+            comment = ": ".join(filter(None, (f"rollback to revision {source.number}", given.comment)))
             again = _same_as(source)
             try:
                 return await self._made("rollback", again, comment, head, given.dry_run, who)
             except Conflict:
                 # Another change came in between: the revision that is last now is read again.
-                if (
-                    given.expected_revision is not None
-                    or not left
-                    or not await self.book.caught_up_to(head + 1)
-                ):
+                retried = left and given.expected_revision is None
+                if not retried or not await self.revisions.caught_up_to(head + 1):
                     raise
         raise AssertionError("the last try returns or raises")
 
@@ -231,20 +211,20 @@ class RoutingAdmin:
             return Draft(make(last), comment, action)
 
         if dry_run:
-            await self.book.expect_last(expected)
+            await self.revisions.expect_last(expected)
             return self._preview(decide)
-        before, stored = await self.book.change(decide, author=who, expected=expected)
+        before, stored = await self.revisions.change(decide, author=who, expected=expected)
         changes = differences(before.draft.config, stored.draft.config)
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
 
     def _preview(self, decide: Callable[[Stored], Draft]) -> RevisionMadeBody:
-        last = self.book.last()
+        last = self.revisions.last()
         draft = decide(last)
-        self.book.check(draft, "config")
+        self.revisions.check(draft, "config")
         return {
             "dry_run": True,
             "revision": None,
-            "parent": self.book.head,
+            "parent": self.revisions.head,
             "comment": draft.comment,
             "config": draft.config,
             "changes": differences(last.draft.config, draft.config),
@@ -270,18 +250,18 @@ class RoutingAdmin:
 
     async def _revision(self, number: int, param: str) -> Stored:
         # Read from the store: another process may have made a revision that has not arrived here yet.
-        for stored in await self.book.read(number):
+        for stored in await self.revisions.read(number):
             if stored.number == number:
                 return stored
         raise InvalidRequest(
-            f"{param}: there is no revision {number}; allowed: 1 to {self.book.head}", param=param
+            f"{param}: there is no revision {number}; allowed: 1 to {self.revisions.head}", param=param
         )
 
     async def _other(self, head: int) -> Stored:
         """The last revision before ``head`` whose content differs."""
-        now, number = self.book.last(), head
+        now, number = self.revisions.last(), head
         while number > max(head - SEARCHED, 0):
-            for stored in await self.book.read(number, PAGE):
+            for stored in await self.revisions.read(number, PAGE):
                 if not same(stored.draft.config, now.draft.config):
                     return stored
             number -= PAGE

@@ -1,13 +1,12 @@
 """How shadowed requests compare, for operators."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from accounting.errors import LedgerUnavailable
-from accounting.shadow_values import ShadowPair
+from accounting.shadow_pairs import ShadowPairStore
 from gateway.errors import BackendUnavailable
 from gateway.shadow.report import make_report
 
@@ -24,19 +23,10 @@ class ShadowQuery(BaseModel):
     since: Annotated[float | None, Field(allow_inf_nan=False, description="Seconds since 1970.")] = None
 
 
-class ReadsPairs(Protocol):
-    """Where pairs are stored."""
-
-    async def newest(
-        self, limit: int, *, route: str | None = None, since: float | None = None
-    ) -> Sequence[ShadowPair]:
-        """Newest first. Raises LedgerUnavailable."""
-
-
 class ShadowAdmin:
     """Makes reports of the pairs in the ledger's database, whichever process wrote them."""
 
-    def __init__(self, pairs: ReadsPairs) -> None:
+    def __init__(self, pairs: ShadowPairStore) -> None:
         self._pairs = pairs
         # A report takes a thread for seconds; others wait.
         self._one = asyncio.Lock()

@@ -14,6 +14,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.reconcile import Reconciliation
 from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
 from accounting.values import Kind
+from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, InvalidRequest
 
 _TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
@@ -49,9 +50,7 @@ def _dimensions(given: str) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(one.strip() for one in given.split(",") if one.strip()))
     for one in named:
         if one not in DIMENSIONS:
-            raise InvalidRequest(
-                f"by names {one!r:.80}; allowed: {', '.join(DIMENSIONS)}, with commas between", param="by"
-            )
+            raise not_allowed("by", f"names {one!r:.80}", f"{', '.join(DIMENSIONS)}, with commas between")
     return named
 
 
@@ -62,7 +61,7 @@ def _after(given: str) -> tuple[float, str]:
     except ValueError:
         started_at = math.nan
     if not mark or not math.isfinite(started_at):
-        raise InvalidRequest(f"after is {given!r:.80}; allowed: the 'next' of a page", param="after")
+        raise not_allowed("after", f"is {given!r:.80}", "the 'next' of a page")
     return started_at, generation_id
 
 
@@ -80,7 +79,7 @@ class SpanQuery(BaseModel):
     def span(self) -> Span:
         """Raises InvalidRequest when it is empty."""
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise InvalidRequest("until is not later than since; allowed: later", param="until")
+            raise not_allowed("until", "is not later than since", "later")
         return Span(self.since, self.until)
 
 
@@ -112,11 +111,7 @@ class UsageRowsBody(UsageSumsBody):
 
 @dataclass(frozen=True, slots=True)
 class UsageAdmin:
-    """Reads the ledger's database; raises BackendUnavailable when it cannot be read.
-
-    Args:
-        read: runs a query.
-    """
+    """Reads the ledger's database; raises BackendUnavailable when it cannot be read."""
 
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
 

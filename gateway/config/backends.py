@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from gateway.config.section import Section
+from gateway.config.section import AffinitySection, Attempts, Seconds, Section
 from gateway.contracts.features import Feature
 
 Usd = Annotated[float, Field(ge=0, le=1_000_000)]
@@ -42,7 +42,6 @@ class HedgeSection(Section):
     max_share: Annotated[float, Field(gt=0, le=0.5)] = 0.05
 
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
 
@@ -54,7 +53,7 @@ class EngineBackend(Section):
     price: PriceConfig | None = None
 
 
-class OpenAIBackend(Section):
+class OpenAIBackend(AffinitySection):
     """A pool of remote workers that speak OpenAI's contract; docs/workers.md explains each key.
 
     The timeouts are for a worker that answers within seconds when it is not overloaded. ``keepalive_seconds``
@@ -75,7 +74,7 @@ class OpenAIBackend(Section):
     send_priority: bool = False
     max_running: Annotated[int, Field(ge=0, le=100_000)] = 0
     max_connections: Annotated[int, Field(ge=1, le=65_536)] = 512
-    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    max_attempts: Attempts = 3
     connect_timeout_seconds: Seconds = 2.0
     first_token_timeout_seconds: Seconds = 60.0
     idle_timeout_seconds: Seconds = 30.0
@@ -91,10 +90,6 @@ class OpenAIBackend(Section):
     eject_seconds: Seconds = 2.0
     eject_max_seconds: Seconds = 60.0
     slow_start_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    affinity: bool = True
-    affinity_block_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    affinity_load_factor: Annotated[float, Field(ge=1, le=100)] = 1.25
-    affinity_index_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768
     hedge: HedgeSection = HedgeSection()
     price: PriceConfig | None = None
 

@@ -4,13 +4,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.section import Section
+from gateway.config.section import AffinitySection, Attempts, Seconds
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
-class RaySection(Section):
+class RaySection(AffinitySection):
     """How many replicas there are, and when they scale; docs/ray.md explains each key.
 
     ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults; ``drain_seconds`` is the longest
@@ -37,11 +36,7 @@ class RaySection(Section):
     surge_percent: Annotated[int, Field(ge=0, le=100)] = 25
     first_token_timeout_seconds: Seconds = 60.0
     idle_timeout_seconds: Seconds = 30.0
-    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
-    affinity: bool = True
-    affinity_block_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    affinity_load_factor: Annotated[float, Field(ge=1, le=100)] = 1.25
-    affinity_index_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 32_768
+    max_attempts: Attempts = 3
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:

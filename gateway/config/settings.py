@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
 from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
@@ -25,7 +25,7 @@ from gateway.config.ledger import LedgerConfig
 from gateway.config.ray import RaySection
 from gateway.config.resilience import ResilienceSection
 from gateway.config.response_cache import CacheConfig
-from gateway.config.section import Section
+from gateway.config.section import OffIsAWord, Section
 from gateway.config.shadow import ShadowSection
 from gateway.config.state import StateConfig
 from gateway.config.tracing import TracingConfig
@@ -100,14 +100,8 @@ class PromptsConfig(Section):
     """
 
     folder: str | None = None
-    volatile: VolatilePolicy = VolatilePolicy.MOVE
-    openai_volatile: VolatilePolicy = VolatilePolicy.REPORT
-
-    @field_validator("volatile", "openai_volatile", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        """YAML reads a bare ``off`` as false."""
-        return "off" if value is False else value
+    volatile: Annotated[VolatilePolicy, OffIsAWord] = VolatilePolicy.MOVE
+    openai_volatile: Annotated[VolatilePolicy, OffIsAWord] = VolatilePolicy.REPORT
 
 
 class Settings(Section):
@@ -163,15 +157,7 @@ class Settings(Section):
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the file and the environment.
-
-    Args:
-        path: the YAML file; ``None`` takes the defaults and the environment alone.
-        environ: the environment, injected for tests.
-
-    Raises:
-        ConfigError: the file cannot be read, or a key or value is wrong.
-    """
+    """Read the file, if any, and the environment. Raises ConfigError: a file, a key or a value is wrong."""
     data = _read_yaml(path) if path is not None else {}
     origins: dict[tuple[str, ...], str] = {}
     for name, key in ENGINE_ENV.items():

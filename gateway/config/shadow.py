@@ -1,11 +1,10 @@
 """The section ``shadow``."""
 
-import re
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from gateway.config.section import Section
+from gateway.config.section import Pattern, Section
 
 
 class JudgeConfig(Section):
@@ -32,15 +31,5 @@ class ShadowSection(Section):
     checks: Annotated[tuple[str, ...], Field(max_length=32)] = (
         "shape", "language", "grounding", "forbidden", "pii", "no_refusal",
     )  # fmt: skip
-    forbidden: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+    forbidden: Annotated[tuple[Pattern, ...], Field(max_length=256)] = ()
     judge: JudgeConfig | None = None
-
-    @field_validator("forbidden")
-    @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        return patterns

@@ -2,33 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Protocol
 
+from budgeting.values import Plan
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.values import Answer, GenerateRequest, TokenLogprob
+from gateway.contracts.values import Answer, BudgetReport, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
 
 Header = tuple[bytes, bytes]
-
-
-_AS_THEY_ARE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A parsed request, and what only the answer's form depends on.
 
-    ``fields`` says how the body spells what the house calls by another name: ``max_tokens`` may have been
-    asked for as ``max_completion_tokens``.
+    ``fields`` has the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
     """
 
     request: GenerateRequest
     include_usage: bool = False
-    fields: Mapping[str, str] = field(default_factory=lambda: _AS_THEY_ARE)
+    fields: Mapping[str, str] = field(default_factory=dict)
 
-    def told(self, error: PublicError) -> PublicError:
-        """The error with the field's name as the body has it."""
+    def in_body_terms(self, error: PublicError) -> PublicError:
+        """The error with the field's name as in the body."""
         spelled = self.fields.get(error.param or "")
         if spelled is None or error.param is None:
             return error
@@ -38,31 +34,16 @@ class ParsedRequest:
         return replace(error, param=spelled, message=message)
 
 
-class Cuts(Protocol):
-    """What a prompt left out, of a plan or of an answer's budget."""
-
-    @property
-    def dropped_chunks(self) -> tuple[str, ...]:
-        """Ids of the evidence that was not sent."""
-
-    @property
-    def dropped_turns(self) -> int:
-        """Turns that were not sent verbatim."""
-
-    @property
-    def cut_chunks(self) -> tuple[str, ...]:
-        """Ids of the evidence of which a part was sent."""
+Cuts = Plan | BudgetReport
+"""What a prompt left out."""
 
 
 class Frames(Protocol):
-    """The server-sent events of one stream, as bytes ready to send.
-
-    ``opening`` goes out before the first of the others and may be empty.
-    """
+    """The server-sent events of one stream, as bytes ready to send."""
 
     @property
     def opening(self) -> bytes:
-        """What a stream starts with."""
+        """What goes out before the first of the others; may be empty."""
 
     def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """One piece of one choice; ``logprobs`` has an entry a token when they were asked for."""

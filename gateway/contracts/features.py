@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Feature(StrEnum):
-    """What a request can ask of a backend beyond plain generation; named like the request's fields."""
+    """Named like the request's fields."""
 
     TEMPERATURE = "temperature"
     TEMPERATURE_ABOVE_1 = "temperature above 1"

@@ -74,12 +74,8 @@ class Body(BaseModel):
     """A strict JSON object: no coercion, no NaN or infinity, and no field that is not known.
 
     ``neutral`` names the fields of a foreign contract that Sluice does not implement, with the values
-    that ask for nothing; any other value is refused by the field's name. Unknown fields are collected
-    and checked here rather than forbidden by the parser, which would build one error for each of a
-    million unknown fields.
-
-    Raises:
-        pydantic_core.PydanticCustomError: ``unknown_field`` or ``unsupported_field``, with its name.
+    that ask for nothing; any other value is refused by the field's name. The parser collects unknown fields:
+    if it refused them, it would build one error for each of a million.
     """
 
     model_config = ConfigDict(

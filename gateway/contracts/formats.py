@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import orjson
 from pydantic import Field, Tag
 
+from gateway.contracts.checks import check_plain
 from gateway.contracts.fields import Body, Text, Texts
-from gateway.contracts.plain import check_plain, json_text
-from gateway.contracts.refusals import path_of
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
 
@@ -44,48 +44,14 @@ class StructuredBody(Body):
     json_object: bool | None = None
 
 
-class Shapes:
-    """Collects the shapes that one request asks for; only one may be."""
-
-    def __init__(self) -> None:
-        self._asked: list[tuple[str, ResponseFormat]] = []
-
-    def add(self, field: str, shape: ResponseFormat | None) -> None:
-        """Note that ``field`` asks for ``shape`` (``None``: it does not ask)."""
-        if shape is not None and shape.type is not FormatType.TEXT:
-            self._asked.append((field, shape))
-
-    def only(self) -> tuple[str, ResponseFormat]:
-        """The one shape asked for and the field that asks; plain text when none does.
-
-        Raises:
-            InvalidRequest: two fields ask for a shape.
-        """
-        if not self._asked:
-            return "response_format", ResponseFormat()
-        if len(self._asked) > 1:
-            (first, _), (second, _) = self._asked[:2]
-            raise InvalidRequest(
-                f"{second} is given together with {first}; allowed: one of the fields that shape the answer",
-                param=second,
-            )
-        return self._asked[0]
-
-
 def from_format(body: FormatBody | None) -> ResponseFormat:
-    """The shape that ``response_format`` asks for.
-
-    Raises:
-        InvalidRequest: a schema is missing, superfluous or not plain JSON.
-    """
+    """The shape of ``response_format``. Raises InvalidRequest: the schema."""
     if body is None:
         return ResponseFormat()
     field = "response_format.json_schema"
     if body.type != "json_schema":
         if body.json_schema is not None:
-            raise InvalidRequest(
-                f"{field} is an object; allowed: null when response_format.type is '{body.type}'", param=field
-            )
+            raise not_allowed(field, "is an object", f"null when response_format.type is '{body.type}'")
         return ResponseFormat(FormatType(body.type))
     if body.json_schema is None:
         raise InvalidRequest(f"{field} is missing; it is required for type 'json_schema'", param=field)
@@ -102,9 +68,7 @@ def schema_shape(schema: Mapping[str, Any] | str | None, field: str) -> Response
         except orjson.JSONDecodeError:
             schema = None
         if not isinstance(schema, dict):
-            raise InvalidRequest(
-                f"{field} is not the JSON text of an object; allowed: a JSON schema", param=field
-            )
+            raise not_allowed(field, "is not the JSON text of an object", "a JSON schema")
     return _schema(schema, field)
 
 
@@ -113,7 +77,7 @@ def text_shape(kind: FormatType, text: str | None, field: str) -> ResponseFormat
     if text is None:
         return None
     if not text:
-        raise InvalidRequest(f"{field} is empty; allowed: a {kind.value}", param=field)
+        raise not_allowed(field, "is empty", f"a {kind.value}")
     return ResponseFormat(kind, text)
 
 
@@ -122,13 +86,13 @@ def choice_shape(choices: list[str] | None, field: str) -> ResponseFormat | None
     if choices is None:
         return None
     if not choices:
-        raise InvalidRequest(f"{field} is an array of 0 items; allowed: 1 item or more", param=field)
-    return ResponseFormat(FormatType.CHOICE, json_text(choices))
+        raise not_allowed(field, "is an array of 0 items", "1 item or more")
+    return ResponseFormat(FormatType.CHOICE, orjson.dumps(choices).decode())
 
 
 def _schema(schema: Mapping[str, Any], field: str) -> ResponseFormat:
     check_plain(schema, field)
-    return ResponseFormat(FormatType.JSON_SCHEMA, json_text(schema))
+    return ResponseFormat(FormatType.JSON_SCHEMA, orjson.dumps(schema).decode())
 
 
 def _unwrapped(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
@@ -137,9 +101,7 @@ def _unwrapped(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         return value
     schema = value["schema"]
     if not isinstance(schema, dict):
-        raise InvalidRequest(
-            f"{field}.schema is not an object; allowed: a JSON schema", param=f"{field}.schema"
-        )
+        raise not_allowed(f"{field}.schema", "is not an object", "a JSON schema")
     for name in value:
         if name not in _WRAPPER_FIELDS:
             path = path_of((field, name))

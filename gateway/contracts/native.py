@@ -6,6 +6,7 @@ from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from budgeting.values import EvidenceChunk, Message, Role
+from gateway.contracts.checks import check_count, check_latest, check_plain
 from gateway.contracts.fields import (
     MAX_CHUNKS,
     Body,
@@ -24,8 +25,6 @@ from gateway.contracts.fields import (
 )
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.plain import check_plain
-from gateway.contracts.turns import check_count, check_latest
 from gateway.contracts.values import EMPTY, Contract, GenerateRequest, Sampling
 
 DEFAULT_ROUTE: Final = "self_hosted_generation"
@@ -65,79 +64,81 @@ NativeChunks = TypeAliasType(
 )
 
 
-class NativeRequest(Body):
-    """The body of ``POST /v1/generate``, of ``/invocations`` and of the WebSocket's first frame."""
+class SluiceFields(Body):
+    """The native contract's fields that an OpenAI body has too, in its object ``sluice``."""
 
     request_id: Name | None = None
     session_id: Label | None = None
-    route: Name = DEFAULT_ROUTE
+    route: Name | None = None
     intent: Name | None = None
     locale: Name | None = None
     adapter_id: Name | None = None
     prompt_version: Name | None = None
-    messages: NativeMessages
     retrieval_chunks: NativeChunks | None = None
     context: dict[str, Any] | None = None
+    deadline_ms: DeadlineMs | None = None
+
+
+class NativeRequest(SluiceFields):
+    """The body of ``POST /v1/generate``, of ``/invocations`` and of the WebSocket's first frame."""
+
+    route: Name = DEFAULT_ROUTE
+    messages: NativeMessages
     sampling: NativeSampling | None = None
     response_format: FormatBody | None = None
     priority: Priority = 0
-    deadline_ms: DeadlineMs | None = None
     stream: bool = False
 
 
-def to_chunks(chunks: list[NativeChunk] | None) -> tuple[EvidenceChunk, ...]:
-    """The evidence as the budget stage knows it."""
-    return tuple(EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks or ())
+def request_of(
+    origin: RequestOrigin, contract: Contract, native: SluiceFields, field: str, **own: Any
+) -> GenerateRequest:
+    """The request of any contract; ``own`` are the fields of :class:`GenerateRequest` that it alone has.
 
-
-def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
-    """Map a validated body to the inside.
-
-    Raises:
-        InvalidRequest: the conversation, the context or the format breaks a rule that types cannot say.
+    Raises InvalidRequest: the context, which the body has in ``field``, is not plain JSON.
     """
-    check_count(len(body.messages), origin.max_messages)
-    messages = tuple(Message(Role(one.role), one.content) for one in body.messages)
-    check_latest(messages)
-    if body.context:
-        check_plain(body.context, "context")
+    if native.context:
+        check_plain(native.context, field)
+    chunks = native.retrieval_chunks or ()
     return GenerateRequest(
-        request_id=body.request_id or origin.request_id,
+        request_id=native.request_id or origin.request_id,
         generation_id=origin.generation_id,
-        contract=Contract.NATIVE,
+        contract=contract,
         caller=origin.caller,
         arrived_at=origin.arrived_at,
         created=origin.created,
-        messages=messages,
-        route=body.route,
-        session_id=body.session_id,
-        intent=body.intent,
-        locale=body.locale,
-        adapter_id=body.adapter_id,
-        prompt_version=body.prompt_version,
-        chunks=to_chunks(body.retrieval_chunks),
-        context=body.context or EMPTY,
-        sampling=_sampling(body.sampling),
-        response_format=from_format(body.response_format),
-        priority=origin.priority(body.priority),
-        deadline=origin.deadline(body.deadline_ms),
-        stream=body.stream,
+        route=native.route,
+        intent=native.intent,
+        locale=native.locale,
+        adapter_id=native.adapter_id,
+        prompt_version=native.prompt_version,
+        chunks=tuple(EvidenceChunk(one.chunk_id, one.source_type, one.text, one.score) for one in chunks),
+        context=native.context or EMPTY,
+        deadline=origin.deadline(native.deadline_ms),
         allow_fallback=origin.allow_fallback,
         trace_parent=origin.trace_parent,
         trace_state=origin.trace_state,
         trace_id=origin.trace_id,
-        labelled=body.request_id is not None,
+        labelled=native.request_id is not None,
+        **own,
     )
 
 
-def _sampling(body: NativeSampling | None) -> Sampling:
-    if body is None:
-        return Sampling()
-    return Sampling(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=stops(body.stop),
+def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
+    """Map a validated body to the inside. Raises InvalidRequest: a rule that types cannot say."""
+    check_count(len(body.messages), origin.max_messages)
+    messages = tuple(Message(Role(one.role), one.content) for one in body.messages)
+    check_latest(messages)
+    sampling = body.sampling or NativeSampling()
+    return request_of(
+        origin,
+        Contract.NATIVE,
+        body,
+        "context",
+        messages=messages,
+        session_id=body.session_id,
+        sampling=Sampling(**{**dict(sampling), "stop": stops(sampling.stop)}),
+        response_format=from_format(body.response_format),
+        priority=origin.priority(body.priority),
+        stream=body.stream,
     )

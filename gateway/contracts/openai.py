@@ -9,6 +9,7 @@ from typing_extensions import TypeAliasType
 
 from budgeting.values import Message, Role
 from gateway.contracts import openai_fields
+from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import (
     Body,
@@ -17,14 +18,12 @@ from gateway.contracts.fields import (
     Texts,
     TokenIds,
 )
-from gateway.contracts.native import to_chunks
-from gateway.contracts.openai_body import OpenAIBody, SluiceFields
+from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.openai_sampling import sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.plain import check_plain
-from gateway.contracts.turns import check_count, check_latest
-from gateway.contracts.values import EMPTY, Contract, GenerateRequest
-from gateway.errors import InvalidRequest
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Contract
 
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
@@ -96,19 +95,12 @@ def to_message(body: ChatMessage) -> Message:
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
-    """Map a validated chat body to the inside.
-
-    Raises:
-        InvalidRequest: a rule between fields is broken.
-    """
+    """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
     check_count(len(body.messages), origin.max_messages)
     messages = tuple(to_message(one) for one in body.messages)
     check_latest(messages)
     if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest(
-            f"top_logprobs is {body.top_logprobs} without logprobs; allowed: with 'logprobs': true",
-            param="top_logprobs",
-        )
+        raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
     return _asked(
         body,
         origin,
@@ -120,11 +112,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
-    """Map a validated text completion body to the inside.
-
-    Raises:
-        InvalidRequest: a rule between fields is broken.
-    """
+    """The same for text completions."""
     return _asked(
         body,
         origin,
@@ -139,10 +127,10 @@ def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | 
     """A text, or token ids; a batch must be of one."""
     if prompt and isinstance(prompt, list) and not isinstance(prompt[0], int):
         if len(prompt) != 1:
-            raise InvalidRequest(f"prompt is an array of {len(prompt)} prompts; allowed: 1", param="prompt")
+            raise not_allowed("prompt", f"is an array of {len(prompt)} prompts", "1")
         prompt = prompt[0]
     if not prompt:
-        raise InvalidRequest("prompt is empty; allowed: a text or token ids", param="prompt")
+        raise not_allowed("prompt", "is empty", "a text or token ids")
     return prompt if isinstance(prompt, str) else tuple(cast("list[int]", prompt))
 
 
@@ -158,51 +146,28 @@ def _asked(
 ) -> ParsedRequest:
     stream = bool(body.stream)
     if body.stream_options is not None and not stream:
-        raise InvalidRequest(
-            "stream_options is given without stream; allowed: with 'stream': true", param="stream_options"
-        )
+        raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
     native = body.sluice or _NO_FIELDS
-    if native.context:
-        check_plain(native.context, "sluice.context")
     shaper, shape = shape_of(body)
-    request = GenerateRequest(
-        request_id=native.request_id or origin.request_id,
-        generation_id=origin.generation_id,
-        contract=contract,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
-        created=origin.created,
+    request = request_of(
+        origin,
+        contract,
+        native,
+        "sluice.context",
         messages=messages,
         raw_prompt=raw_prompt,
-        route=native.route,
         model=body.model,
         # OpenAI's stable end-user id stands for the session when none is named: it keeps a user on one
         # canary arm and near one prefix cache.
         session_id=native.session_id or body.user,
         user=body.user,
-        intent=native.intent,
-        locale=native.locale,
-        adapter_id=native.adapter_id,
-        prompt_version=native.prompt_version,
-        chunks=to_chunks(native.retrieval_chunks),
-        context=native.context or EMPTY,
         sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs),
         response_format=shape,
         priority=origin.priority(body.priority or 0),
-        deadline=origin.deadline(native.deadline_ms),
         stream=stream,
-        allow_fallback=origin.allow_fallback,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
-        trace_id=origin.trace_id,
-        labelled=native.request_id is not None,
     )
-    options = body.stream_options
-    return ParsedRequest(
-        request,
-        include_usage=bool(options is not None and options.include_usage),
-        fields=_fields(body, native, shaper),
-    )
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return ParsedRequest(request, include_usage=usage, fields=_fields(body, native, shaper))
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:

@@ -7,21 +7,14 @@ from pydantic import Field
 from gateway.contracts import openai_fields
 from gateway.contracts.fields import (
     Body,
-    DeadlineMs,
     Label,
-    MaxTokens,
     Name,
     Priority,
-    Seed,
-    Stop,
-    Temperature,
     Text,
     Texts,
-    TopK,
-    TopP,
 )
 from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
-from gateway.contracts.native import NativeChunks
+from gateway.contracts.native import NativeSampling, SluiceFields
 
 
 class StreamOptions(Body):
@@ -31,33 +24,12 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class SluiceFields(Body):
-    """The native contract's fields inside an OpenAI body."""
-
-    request_id: Name | None = None
-    session_id: Label | None = None
-    route: Name | None = None
-    intent: Name | None = None
-    locale: Name | None = None
-    adapter_id: Name | None = None
-    prompt_version: Name | None = None
-    retrieval_chunks: NativeChunks | None = None
-    context: dict[str, Any] | None = None
-    deadline_ms: DeadlineMs | None = None
-
-
-class OpenAIBody(Body):
+class OpenAIBody(NativeSampling):
     """What both of OpenAI's bodies have; the ranges are OpenAI's where it has the field, else vLLM's."""
 
     model: Name
-    max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Stop | None = None
-    seed: Seed | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None

@@ -5,22 +5,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.contracts.fields import MAX_TOKEN_ID, stops
-from gateway.contracts.formats import Shapes, choice_shape, from_format, schema_shape, text_shape
+from gateway.contracts.formats import StructuredBody, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.openai_body import OpenAIBody
-from gateway.contracts.refusals import given, path_of
+from gateway.contracts.refusals import given, not_allowed, path_of
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
-from gateway.errors import InvalidRequest
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
-    """The sampling fields; those not given keep their neutral value.
-
-    Raises:
-        InvalidRequest: an entry of ``logit_bias`` is not a token id with a bias from -100 to 100.
-    """
+    """The sampling fields; those not given are neutral. Raises InvalidRequest: ``logit_bias``."""
     return Sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
@@ -39,34 +34,44 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
 
 
 def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
-    """The one shape that the answer must have, and the field that asks for it.
+    """The one shape that the answer must have, and the field that asks for it; plain text when none does.
 
-    Raises:
-        InvalidRequest: two fields ask for a shape, or one asks for an impossible one.
+    Raises InvalidRequest: two fields ask for a shape, or one asks for an impossible one.
     """
-    shapes = Shapes()
-    shapes.add("response_format", from_format(body.response_format))
-    shapes.add("guided_json", schema_shape(body.guided_json, "guided_json"))
-    shapes.add("guided_regex", text_shape(FormatType.REGEX, body.guided_regex, "guided_regex"))
-    shapes.add("guided_choice", choice_shape(body.guided_choice, "guided_choice"))
-    shapes.add("guided_grammar", text_shape(FormatType.GRAMMAR, body.guided_grammar, "guided_grammar"))
-    asked = body.structured_outputs
-    if asked is not None:
-        field = "structured_outputs"
-        shapes.add(f"{field}.json", schema_shape(asked.json_schema, f"{field}.json"))
-        shapes.add(f"{field}.regex", text_shape(FormatType.REGEX, asked.regex, f"{field}.regex"))
-        shapes.add(f"{field}.choice", choice_shape(asked.choice, f"{field}.choice"))
-        shapes.add(f"{field}.grammar", text_shape(FormatType.GRAMMAR, asked.grammar, f"{field}.grammar"))
-        if asked.json_object:
-            shapes.add(f"{field}.json_object", ResponseFormat(FormatType.JSON_OBJECT))
-    return shapes.only()
+    shapes: dict[str, ResponseFormat | None] = {"response_format": from_format(body.response_format)}
+    for prefix, asked in (("guided_", body), ("structured_outputs.", body.structured_outputs)):
+        if asked is not None:
+            shapes |= _shapes(prefix, asked)
+    found = {field: shape for field, shape in shapes.items() if shape and shape.type is not FormatType.TEXT}
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise not_allowed(
+            second, f"is given together with {first}", "one of the fields that shape the answer"
+        )
+    return next(iter(found.items()), ("response_format", ResponseFormat()))
+
+
+def _shapes(prefix: str, asked: OpenAIBody | StructuredBody) -> dict[str, ResponseFormat | None]:
+    """The shapes of vLLM's fields, older (``guided_json``) or newer (``structured_outputs.json``)."""
+    if isinstance(asked, OpenAIBody):
+        schema, regex = asked.guided_json, asked.guided_regex
+        choice, grammar, json_object = asked.guided_choice, asked.guided_grammar, None
+    else:
+        schema, regex = asked.json_schema, asked.regex
+        choice, grammar, json_object = asked.choice, asked.grammar, asked.json_object
+    names = [f"{prefix}{kind}" for kind in ("json", "regex", "choice", "grammar", "json_object")]
+    return {
+        names[0]: schema_shape(schema, names[0]),
+        names[1]: text_shape(FormatType.REGEX, regex, names[1]),
+        names[2]: choice_shape(choice, names[2]),
+        names[3]: text_shape(FormatType.GRAMMAR, grammar, names[3]),
+        names[4]: ResponseFormat(FormatType.JSON_OBJECT) if json_object else None,
+    }
 
 
 def _logit_bias(entries: Mapping[str, Any]) -> Mapping[int, float]:
     if len(entries) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(
-            f"logit_bias has {len(entries)} entries; allowed: {MAX_LOGIT_BIAS} or fewer", param="logit_bias"
-        )
+        raise not_allowed("logit_bias", f"has {len(entries)} entries", f"{MAX_LOGIT_BIAS} or fewer")
     return MappingProxyType({_token_id(key): _bias(key, value) for key, value in entries.items()})
 
 
@@ -75,11 +80,11 @@ def _token_id(key: str) -> int:
     if key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID:
         return int(key)
     path = path_of(("logit_bias", key))
-    raise InvalidRequest(f"{path} is not a token id; allowed: 0 to {MAX_TOKEN_ID}", param=path)
+    raise not_allowed(path, "is not a token id", f"0 to {MAX_TOKEN_ID}")
 
 
 def _bias(key: str, value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100:
         return float(value)
     path = path_of(("logit_bias", key))
-    raise InvalidRequest(f"{path} is {given(value)}; allowed: -100 to 100", param=path)
+    raise not_allowed(path, f"is {given(value)}", "-100 to 100")

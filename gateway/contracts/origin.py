@@ -1,4 +1,4 @@
-"""What the edge knows of a request besides its body."""
+"""What the edge knows of a request besides its body, and the outcome of one that it answered itself."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,37 @@ from gateway.contracts.values import Caller
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOrigin:
-    """Where a request comes from; every contract adds it to what the body says.
+class EdgeOutcome:
+    """What became of a request that had no journey.
 
     Args:
-        request_id: the label to use when the body has none.
-        generation_id: the gateway's own id of the generation.
-        caller: who asks, from the key.
-        arrived_at: seconds on the injected clock.
-        created: Unix time, whole seconds.
-        trace_id: 32 hex digits; the caller's trace when it sent one.
-        trace_parent: the caller's W3C ``traceparent``, if it sent a valid one.
-        trace_state: the ``tracestate`` sent with it.
-        allow_fallback: false when the caller asked for an error instead of a fallback.
-        max_messages: most messages that a request may have.
+        method: HTTP's, or ``WS``.
+        path: the path as the gateway knows it, never as it was sent.
+        contract: of paths that generate; ``None`` for all others.
+        tenant: ``None`` without a valid key.
+        status: what was sent; ``None``: the caller left before.
+        replayed: whether it was a stored answer, given again.
+    """
+
+    request_id: str
+    trace_id: str
+    trace_parent: str | None
+    trace_state: str | None
+    arrived_at: float
+    method: str
+    path: str
+    contract: str | None
+    tenant: str | None
+    status: int | None
+    error_code: str | None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """What every contract adds to the fields of the body.
+
+    ``request_id`` is for bodies without one; ``arrived_at`` is on the injected clock, ``created`` Unix time.
     """
 
     request_id: str

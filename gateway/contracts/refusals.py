@@ -22,30 +22,25 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
-    """Validate ``body`` as ``model``.
-
-    Raises:
-        InvalidJson: the body is not JSON.
-        InvalidRequest: the JSON is not what the model describes; ``param`` is the field's dotted path.
-    """
+    """Validate ``body`` as ``model``. Raises InvalidRequest (InvalidJson when it is not JSON)."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise refusal(error, body) from None
+        raise first_refusal(error.errors(include_url=False), body) from None
 
 
-def refusal(error: ValidationError, body: bytes | None = None) -> InvalidRequest:
-    """The first thing wrong, as an error to raise; ``body`` allows a closer look at broken JSON."""
-    return first_refusal(error.errors(include_url=False), body)
-
-
-def first_refusal(errors: Sequence[Any], body: bytes | None = None) -> InvalidRequest:
-    """The same for pydantic's list of error dicts, as frameworks hand it on."""
+def first_refusal(errors: Sequence[Any], body: bytes = b"") -> InvalidRequest:
+    """The first of pydantic's errors, as an error to raise; ``body`` allows a closer look at broken JSON."""
     if errors[0]["type"] == "json_invalid":
-        return _not_json(str(errors[0]["ctx"]["error"]), body or b"")
+        return _not_json(str(errors[0]["ctx"]["error"]), body)
     found = _first(errors)
     path = path_of(_location(found[0]))
     return InvalidRequest(_message(path, found), param=path or None)
+
+
+def not_allowed(param: str, given: str, allowed: str) -> InvalidRequest:
+    """The refusal of a field: what it is or has, and what it may."""
+    return InvalidRequest(f"{param} {given}; allowed: {allowed}", param=param)
 
 
 def path_of(parts: Sequence[int | str]) -> str:

@@ -109,13 +109,9 @@ class GenerateRequest:
         user: OpenAI's stable id of an end user; for the ledger.
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
-        arrived_at: seconds on the injected clock.
-        deadline: on the same clock; ``None`` when the caller set none.
-        allow_fallback: false when the caller sent ``Prefer: sluice-no-fallback``.
-        trace_parent: the caller's W3C ``traceparent``, if any.
-        trace_state: the caller's W3C ``tracestate``, if any.
-        trace_id: 32 hex digits that the edge reports to the caller: the caller's own trace,
-            or one made at the edge.
+        arrived_at, deadline: seconds on the injected clock.
+        trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
+        trace_id: 32 hex digits, reported to the caller: its own trace, or one made at the edge.
     """
 
     request_id: str

@@ -195,7 +195,7 @@ class FallbackChain:
         )
 
     def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
-        if backend.state is not BackendState.READY or job.must_honour - backend.features:
+        if backend.state is not BackendState.READY or job.required_features - backend.features:
             return False
         may_call = job.call_budget.allows(backend.name)
         return may_call and (not stream.committed or _would_resume(backend, job, stream))

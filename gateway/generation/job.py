@@ -43,9 +43,9 @@ class Job:
     call_budget: CallBudget = field(default_factory=CallBudget)
 
     @property
-    def must_honour(self) -> frozenset[Feature]:
+    def required_features(self) -> frozenset[Feature]:
         """The features that a backend must have to answer."""
-        return must_honour(self.request, self.lease)
+        return required_features(self.request, self.lease)
 
     @property
     def fallback_reserve_s(self) -> float:
@@ -62,7 +62,7 @@ class Job:
         return None if deadline is None else deadline - self.fallback_reserve_s
 
 
-def must_honour(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
+def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
     """The features a backend must have to get this request.
 
     In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.

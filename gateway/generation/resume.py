@@ -26,7 +26,7 @@ def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMo
     Cheap: whether the ids really fit the text shows in :func:`resumption_on`.
     """
     ways, origin = backend.continues, stream.origin
-    if origin is None or not _resumable(backend, job) or job.must_honour - backend.features:
+    if origin is None or not _resumable(backend, job) or job.required_features - backend.features:
         return ()
     return resume_modes(
         takes_ids=Continue.TOKENS in ways,

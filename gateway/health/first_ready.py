@@ -1,19 +1,45 @@
-"""How long the gateway took from its process' start until it was first ready."""
+"""When the gateway was first ready: as a figure, and for platforms that ask ``/ping`` alone (SageMaker)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from gateway.errors import BackendUnavailable
+from gateway.ports import HealthService
+
+
+class OnceReady:
+    """A :class:`HealthService` whose ``ping`` refuses until ``ready`` was true for the first time.
+
+    From then on it is plain liveness: a container must not be killed because its engine restarts.
+    """
+
+    def __init__(self, health: HealthService) -> None:
+        self._health = health
+        self._was_ready = False
+
+    def ping(self) -> Mapping[str, object]:
+        """Liveness. Raises BackendUnavailable: it has not been ready yet."""
+        if not self._was_ready:
+            self._was_ready, _ = self._health.ready()
+        if not self._was_ready:
+            raise BackendUnavailable("not ready yet: server.ping is once_ready, see /ready")
+        return self._health.ping()
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """As it is."""
+        return self._health.ready()
+
+    async def deep(self) -> tuple[bool, Mapping[str, object]]:
+        """As it is."""
+        return await self._health.deep()
+
 
 # A start should take at most 90 s; a tenth of a second is precise enough to compare with that.
 CHECK_EVERY_S = 0.1
 
 
 class FirstReady:
-    """Remembers it; later changes of readiness do not count.
-
-    Args:
-        ready: whether it is ready now; only reads what is known.
-        process_age_s: seconds since the process' start.
-    """
+    """Remembers it; later changes of readiness do not count."""
 
     def __init__(self, ready: Callable[[], bool], process_age_s: Callable[[], float]) -> None:
         self._ready = ready

@@ -30,16 +30,9 @@ class HealthProbe:
     """Answers the monitors; ``ping`` and ``ready`` only read what is known already.
 
     Args:
-        fleet: the backends.
-        requests: the requests in flight, and whether they drain.
-        rolling_stats: the last minute.
-        text: the served model's tokenizer.
         model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
         engine: the state of the engine in process; ``None`` without one.
-        engine_figures: what it tells; ``None`` while there is none.
         state_store_ok: whether this gateway has the state that it serves by.
-        clock: monotonic seconds.
-        started_at: on that clock.
         gpus: the cards' figures; must not raise.
         probe_timeout_s: longest time of one backend's tiny generation.
     """

@@ -44,9 +44,8 @@ def outcome(record: RequestRecord) -> HealthOutcome:
     """Judge one finished request.
 
     An answer by a fallback target is no error: taking the gateway out of service would not give a better one.
-    The failed backend shows in ``workers_ready``, in the engine's state and in
-    ``sluice_backend_failures_total``. Shedding is no error either: with less traffic here, the other gateways
-    get more. The degraded text in place of a failed generation is one: another gateway might answer.
+    Shedding is none either: with less traffic here, the other gateways get more. The degraded text in place
+    of a failed generation is one: another gateway might answer.
     """
     if record.failed:
         return HealthOutcome.SHED if record.error_code in NO_FAULT else HealthOutcome.FAILED
@@ -69,11 +68,7 @@ class Sample:
 
 
 class RollingStats:
-    """Counts the last minute's requests; bounded in memory.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Counts the last minute's requests; bounded in memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

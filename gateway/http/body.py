@@ -23,13 +23,7 @@ class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
 async def read_body(
     exchange: Exchange, receive: Receive, limit: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body.
-
-    Raises:
-        BodyTooLarge: the declared or the real length is over ``limit`` bytes.
-        BodyTooSlow: it did not arrive within ``timeout_s``.
-        ClientGone: the client disconnected before its end.
-    """
+    """The whole body. Raises BodyTooLarge, BodyTooSlow, ClientGone."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(exchange, receive, limit)

@@ -15,11 +15,7 @@ class ReaderTooSlow(ClientGone):
 
 
 class ClientDisconnect:
-    """The disconnect of one connection; one request at a time listens for it.
-
-    Attributes:
-        why: the kind of disconnect; ``None`` while the caller is connected.
-    """
+    """The disconnect of one connection, and its kind; one request at a time listens for it."""
 
     __slots__ = ("_listener", "why")
 

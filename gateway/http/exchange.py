@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -33,54 +33,43 @@ class Reply:
     headers: tuple[Header, ...] = ()
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """The edge's state of one request, and the way to answer it.
 
-    ``request_id`` starts as the header's or a new one, and becomes the body's once that is parsed; it and
-    ``trace_id`` go out with every response. ``sending_since`` (seconds, on the injected clock) is when the
-    send in progress began, so that a client that reads nothing is noticed without a timer per send.
-    ``disconnect`` is set when the server reports the caller's disconnect by itself. ``reported`` says that a
-    journey reports the request's outcome; else the edge does, from ``status`` (``None`` while nothing was
-    sent), ``error_code``, ``caller`` and ``replayed``.
+    ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
+    the send in progress began: a client that reads nothing is noticed without a timer per send.
+    ``disconnect`` is set when the server itself reports the caller's disconnect. ``reported``: a journey
+    reports the request's outcome; else the edge does, from ``status``, ``error_code`` and others.
     """
 
-    __slots__ = (
-        "_clock", "_send", "arrived_at", "caller", "client_gone", "disconnect", "error_code", "headers",
-        "limit_headers", "replayed", "reported", "request_id", "sending_since", "started", "status",
-        "trace_id", "trace_parent", "trace_state",
-    )  # fmt: skip
+    scope: InitVar[Scope]
+    raw_send: Send
+    _: KW_ONLY
+    clock: Callable[[], float]
+    request_id: str
+    trace_id: str
+    trace_parent: str | None
+    trace_state: str | None = None
+    arrived_at: float = field(init=False)
+    headers: dict[bytes, bytes] = field(init=False)
+    disconnect: ClientDisconnect | None = field(init=False)
+    # Called when the answer begins, so that they report the key's limits at that time.
+    limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
+    reported: bool = False
+    replayed: bool = False
+    status: int | None = None
+    error_code: str | None = None
+    caller: Caller | None = None
+    started: bool = False
+    client_gone: bool = False
+    sending_since: float | None = None
 
-    def __init__(
-        self,
-        scope: Scope,
-        send: Send,
-        *,
-        clock: Callable[[], float],
-        request_id: str,
-        trace_id: str,
-        trace_parent: str | None,
-        trace_state: str | None = None,
-    ) -> None:
-        self._clock = clock
-        self._send = send
-        self.arrived_at: float = clock()
+    def __post_init__(self, scope: Scope) -> None:
+        self.arrived_at = self.clock()
         # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = request_id
-        self.trace_id = trace_id
-        self.trace_parent = trace_parent
-        self.trace_state = trace_state
-        self.reported = False
-        self.replayed = False
-        self.status: int | None = None
-        self.error_code: str | None = None
-        self.caller: Caller | None = None
-        self.disconnect: ClientDisconnect | None = scope.get(SCOPE_KEY)
-        # Called when the answer begins, so that they report the key's limits at that time.
-        self.limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
-        self.started = False
-        self.client_gone = False
-        self.sending_since: float | None = None
+        self.headers = dict(scope["headers"])
+        self.disconnect = scope.get(SCOPE_KEY)
         scope[_SCOPE_KEY] = self
 
     @staticmethod
@@ -93,9 +82,9 @@ class Exchange:
         """Send one ASGI message; after a disconnect nothing is sent and nothing raised."""
         if self.client_gone:
             return
-        self.sending_since = self._clock()
+        self.sending_since = self.clock()
         try:
-            await self._send(message)
+            await self.raw_send(message)
         except OSError:
             # The server reports a closed connection this way; the disconnect watch acts on it.
             self.client_gone = True

@@ -144,7 +144,7 @@ class GenerationEndpoint:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
-            shown = asked.told(error)
+            shown = asked.in_body_terms(error)
             return ReplayableReply(error_reply(shown, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         reply = Reply(

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict, InvalidRequest
+from gateway.contracts.refusals import not_allowed
+from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.exchange import Reply
 from gateway.http.respond import log_defect
 from gateway.state.idempotency import IdempotencyStore, StoredReply
@@ -49,19 +50,12 @@ class _Turn:
 
 
 def key_of(header: bytes | None) -> str | None:
-    """The key that a caller sent, if any.
-
-    Raises:
-        InvalidRequest: it is not 1 to 255 printable ASCII characters.
-    """
+    """The key that a caller sent, if any. Raises InvalidRequest."""
     if header is None:
         return None
     key = header.decode("latin-1").strip()
     if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
-        raise InvalidRequest(
-            f"{HEADER} has {len(key)} characters; allowed: 1 to {MAX_KEY} printable ASCII characters",
-            param=HEADER,
-        )
+        raise not_allowed(HEADER, f"has {len(key)} characters", f"1 to {MAX_KEY} printable ASCII characters")
     return key
 
 
@@ -88,10 +82,8 @@ class Idempotency:
     ) -> Reply:
         """The reply of ``run``, or the stored one.
 
-        Raises:
-            IdempotencyConflict: the key was used with another request.
-            DuplicateRequest: the first one is still running after ``wait_s``, or too many wait.
-            BackendUnavailable: the store cannot be read.
+        Raises IdempotencyConflict; DuplicateRequest: the first one is still running after ``wait_s``, or too
+        many wait; BackendUnavailable: the store cannot be read.
         """
         turn = self._turns.setdefault((tenant, key), _Turn(fingerprint))
         if turn.fingerprint != fingerprint:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.contracts.edge_outcome import EdgeOutcome
+from gateway.contracts.origin import EdgeOutcome
 from gateway.errors import Draining
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange, trace_of, usable_request_id

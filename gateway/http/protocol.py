@@ -44,11 +44,8 @@ class _HeadTooLarge(Exception):
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
-    Attributes:
-        stall_s: longest time, in seconds, that the caller may read nothing while bytes wait for it.
-        head_s: longest time, in seconds, from a request's first byte to the end of its headers.
-        linger_s: longest time, in seconds, that the rest of a body may take after the answer.
-        max_connections: connections of this process at once.
+    Bounds: ``stall_s`` while the caller reads nothing, ``head_s`` from a request's first byte to the end of
+    its headers, ``linger_s`` for the rest of a body after the answer, ``max_connections`` of the process.
     """
 
     stall_s: ClassVar[float] = STALL_S

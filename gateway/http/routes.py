@@ -57,15 +57,11 @@ class _ReadRequest(Request):
 
 
 class EdgeRoute(APIRoute):
-    """A route for callers with a key.
+    """A route for callers with a key, which must have ``role`` if there is one.
 
     FastAPI reads a body of any size before it resolves a dependency. So the key, the role and the body's
-    bounds come first here, as on the raw endpoints.
-
-    Attributes:
-        role: what the key must have; ``None``: any key will do.
-        ends_with_caller: methods whose work is cancelled when the caller leaves. An operator's change is
-            not: once begun it is finished and audited.
+    bounds come first here, as on the raw endpoints. Work of the methods ``ends_with_caller`` is cancelled
+    when the caller leaves. An operator's change is not: once begun it is finished and audited.
     """
 
     role: ClassVar[CallerRole | None] = None
@@ -168,12 +164,8 @@ _Traceparent = Annotated[str | None, Header(description="W3C Trace Context.")]
 class RawRoute(APIRoute):
     """A plain ASGI app in the OpenAPI document; FastAPI handles none of its requests.
 
-    Args:
-        path: where it is; the app is ``generating`` of the FastAPI app's state, by path.
-        tag: the contract.
-        body: the model that the app parses.
-        answer: the whole answer; a stream is of server-sent events.
-        refused: the document's entries for errors.
+    The FastAPI app's state has it in ``generating``, by path. ``answer`` is the whole one; a stream is of
+    server-sent events.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class StreamSink:
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Before the first event an HTTP error, afterwards an event."""
         self.ended = True
-        shown = self._asked.told(error)
+        shown = self._asked.in_body_terms(error)
         if self._open:
             await self._exchange.body(self._frames.fail(shown, request_id, partial=True), more=False)
         else:
@@ -126,7 +126,7 @@ class SocketSink:
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Send the ``error`` event, and close."""
-        shown = error if self.asked is None else self.asked.told(error)
+        shown = error if self.asked is None else self.asked.in_body_terms(error)
         await self._last(error_event(shown, request_id, partial=self._partial))
 
     async def _last(self, event: bytes) -> None:

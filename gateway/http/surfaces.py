@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http.path_labels import MONITORS
+
 _ADMIN = "/admin"
-# Monitors may ask either port.
-_EVERYWHERE = frozenset({"/ping", "/ready", "/health/deep", "/metrics"})
 
 Shown = Callable[[str], bool]
 
@@ -22,8 +22,8 @@ def for_callers(path: str) -> bool:
 
 
 def for_operators(path: str) -> bool:
-    """The operators' paths, and those of monitors."""
-    return path.startswith(_ADMIN) or path in _EVERYWHERE
+    """The operators' paths, and those of monitors, which may ask either port."""
+    return path.startswith(_ADMIN) or path in MONITORS
 
 
 class ByPort:

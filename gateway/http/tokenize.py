@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from gateway.contracts.checks import check_count
 from gateway.contracts.openai import to_message
 from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
-from gateway.contracts.turns import check_count
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
 from gateway.http.exchange import Exchange, Reply
@@ -80,15 +81,11 @@ async def _encode(services: Services, text: TextService, request: TokenizeReques
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:
         if request.add_generation_prompt is not None:
-            raise InvalidRequest(
-                "add_generation_prompt is given with prompt; allowed: with messages",
-                param="add_generation_prompt",
-            )
+            raise not_allowed("add_generation_prompt", "is given with prompt", "with messages")
         return await text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
-        raise InvalidRequest(
-            "add_special_tokens is true with messages; allowed: false, the chat template writes its own",
-            param="add_special_tokens",
+        raise not_allowed(
+            "add_special_tokens", "is true with messages", "false, the chat template writes its own"
         )
     messages = request.messages or []
     check_count(len(messages), services.limits.max_messages)
@@ -104,6 +101,4 @@ async def _text_of(services: Services, caller: Caller, request: DetokenizeReques
     try:
         return {"prompt": await services.text().decode(request.tokens)}
     except ValueError:
-        raise InvalidRequest(
-            "tokens has an id outside the vocabulary; allowed: ids of the served model", param="tokens"
-        ) from None
+        raise not_allowed("tokens", "has an id outside the vocabulary", "ids of the served model") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.contracts.edge_outcome import EdgeOutcome
+from gateway.contracts.origin import EdgeOutcome
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
 from observability.events import RequestRecord
 from observability.trace_facts import EdgeRecord

@@ -2,18 +2,16 @@
 
 import os
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 from prometheus_client.registry import Collector
 
-from adapters.values import Adapter
 from gateway.backends.faulty import Chaos, FaultPlan, faulty
 from gateway.backends.fleet import Fleet
 from gateway.backends.host import Resident
-from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.workers.backend import WorkersBackend
@@ -21,7 +19,6 @@ from gateway.backends.workers.loras import WorkerLoras
 from gateway.config.backends import BackendConfig, BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config.chaos import ChaosSection
 from gateway.config.errors import ConfigError
-from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.wiring.adapters import AdapterParts
@@ -29,12 +26,11 @@ from gateway.wiring.bedrock import make_bedrock
 from gateway.wiring.engine import make_engine
 from gateway.wiring.events import AdmissionLink
 from gateway.wiring.foundation import Foundation
-from gateway.wiring.model import ModelParts
-from gateway.wiring.summaries import make_engine_summarizer
-from gateway.wiring.workers import already_there, make_workers
+from gateway.wiring.model import ModelParts, make_engine_summarizer
+from gateway.wiring.workers import make_workers
 from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
 from observability.scrape import ScrapeCollector
-from resilience.supervisor import EngineRestarted, SupervisorEvent
+from resilience.supervisor import EngineRestarted
 
 
 class ResidentBackend(Backend, Resident, Protocol):
@@ -124,22 +120,45 @@ def make_backends(
     def limit_context(longest: int) -> None:
         text.limit(min(text.max_model_len, longest))
 
-    def make_pool(make: MakeEnginePool, name: str) -> ResidentBackend:
-        return make(name, PoolLinks(lambda: link.queued(name), limit_context))
-
     base.events.attach(lambda event: stats.engine_restarted(), EngineRestarted)
-    engines = make_engines(
-        base.settings,
-        token_bytes=model.tokenizer.token_bytes,
-        clock=base.clock,
-        on_step=stepped,
-        emit=base.events.emit,
-        make_slots=adapters.loader.make_slots,
-        bring=adapters.source.bring,
-        engine_pool=None if engine_pool is None else lambda name: make_pool(engine_pool, name),
-    )
+    host = None
+    if engine_pool is None:
+        host = make_engine(
+            base.settings,
+            token_bytes=model.tokenizer.token_bytes,
+            clock=base.clock,
+            on_step=stepped,
+            emit=base.events.emit,
+            make_slots=adapters.loader.make_slots,
+        )
+
+    def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
+        match section:
+            case EngineBackend():
+                pool = PoolLinks(lambda: link.queued(name), limit_context)
+                return None if engine_pool is None else engine_pool(name, pool)
+            case OpenAIBackend():
+                return make_workers(
+                    name,
+                    section,
+                    token_bytes=model.tokenizer.token_bytes,
+                    clock=base.clock,
+                    environ=os.environ,
+                    bring=adapters.source.bring,
+                )
+            case BedrockSection():
+                return make_bedrock(name, section, clock=base.clock)
+
+    backends: dict[str, Backend] = {}
+    residents: dict[str, Resident] = {}
+    for backend, config in base.settings.backends.items():
+        made = resident(backend, config)
+        if made is not None:
+            backends[backend] = residents[backend] = made
+        elif host is not None:
+            backends[backend] = host.backend(backend)
+    engines = Engines(host, backends, residents)
     adapters.loader.attach_workers(engines.loras)
-    backends, chaos = make_chaos(base.settings.chaos, engines.backends)
     summaries = make_engine_summarizer(
         text,
         model.tokenizer,
@@ -148,47 +167,8 @@ def make_backends(
         on_engine=engines.on_engine,
         new_id=base.new_id,
     )
-    return BackendParts(engines, Fleet(backends), chaos, link, summaries)
-
-
-def make_engines(
-    settings: Settings,
-    *,
-    token_bytes: Callable[[int], bytes],
-    clock: Callable[[], float],
-    on_step: Callable[[int], None],
-    emit: Callable[[SupervisorEvent], None],
-    make_slots: MakeSlots = LoraSlots,
-    bring: Callable[[Adapter], Awaitable[None]] = already_there,
-    engine_pool: Callable[[str], ResidentBackend] | None = None,
-) -> Engines:
-    """Build what generates. Raises ConfigError."""
-    host = None
-    if engine_pool is None:
-        host = make_engine(
-            settings, token_bytes=token_bytes, clock=clock, on_step=on_step, emit=emit, make_slots=make_slots
-        )
-
-    def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
-        match section:
-            case EngineBackend():
-                return None if engine_pool is None else engine_pool(name)
-            case OpenAIBackend():
-                return make_workers(
-                    name, section, token_bytes=token_bytes, clock=clock, environ=os.environ, bring=bring
-                )
-            case BedrockSection():
-                return make_bedrock(name, section, clock=clock)
-
-    backends: dict[str, Backend] = {}
-    residents: dict[str, Resident] = {}
-    for name, section in settings.backends.items():
-        made = resident(name, section)
-        if made is not None:
-            backends[name] = residents[name] = made
-        elif host is not None:
-            backends[name] = host.backend(name)
-    return Engines(host, backends, residents)
+    faulty_backends, chaos = make_chaos(base.settings.chaos, engines.backends)
+    return BackendParts(engines, Fleet(faulty_backends), chaos, link, summaries)
 
 
 def make_chaos(

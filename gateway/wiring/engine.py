@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from adapters.registry_file import read_registry_file
@@ -96,26 +97,6 @@ def _any_adapters(settings: Settings) -> bool:
 
 
 def engine_config(section: EngineSection) -> EngineConfig:
-    """The embedded settings of the embedded engine; what is not set has the default of the engine."""
-    optional = {
-        name: value
-        for name in ("max_num_batched_tokens", "kv_cache_bytes")
-        if (value := getattr(section, name)) is not None
-    }
-    return EngineConfig(
-        model=section.model,
-        dtype=section.dtype,
-        device=section.device,
-        max_model_len=section.max_model_len,
-        block_size=section.block_size,
-        max_num_seqs=section.max_num_seqs,
-        num_blocks=section.num_blocks,
-        num_threads=section.num_threads,
-        seed=section.seed,
-        enforce_eager=section.enforce_eager,
-        enable_prefix_caching=section.enable_prefix_caching,
-        gpu_memory_utilization=section.gpu_memory_utilization,
-        max_loras=section.max_loras,
-        max_lora_rank=section.max_lora_rank,
-        **optional,
-    )
+    """The settings of the embedded engine; what is not set has the engine's default."""
+    given = {one.name: getattr(section, one.name, None) for one in fields(EngineConfig)}
+    return EngineConfig(**{name: value for name, value in given.items() if value is not None})

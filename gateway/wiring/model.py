@@ -1,13 +1,51 @@
-"""The layer of the served model's text: tokenizer, prompts and their versions."""
+"""The layer of the served model's text: tokenizer, prompts and their versions, summaries."""
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from budgeting.counting import ChatTokenizer
+from budgeting.values import SummaryKind
+from gateway.backends.port import Backend
 from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.foundation import Foundation
+
+
+def make_engine_summarizer(
+    text: ModelText,
+    tokenizer: ChatTokenizer,
+    *,
+    versions: PromptVersions,
+    backends: Mapping[str, Backend],
+    on_engine: Collection[str],
+    new_id: Callable[[str], str],
+) -> EngineSummarizer | None:
+    """The summarizer, already added to ``text``; the caller runs its :meth:`run`.
+
+    ``None`` when no prompt version asks for it, or there is no engine in process: sentences are picked then.
+    """
+    asking = [name for name in versions.ids if versions.get(name).summarizer is SummaryKind.ENGINE]
+    if not asking:
+        return None
+    log = structlog.get_logger("gateway")
+    if not on_engine:
+        log.warning("no engine in process to write summaries with; picking sentences", prompt_versions=asking)
+        return None
+    summarizer = EngineSummarizer(
+        backends[min(on_engine)],
+        encoder=tokenizer,
+        max_model_len=lambda: text.max_model_len,
+        until_written=text.extractive,
+        new_id=new_id,
+        on_failure=lambda reason: log.warning("summary not written", reason=reason),
+    )
+    text.add_summarizer(SummaryKind.ENGINE, summarizer)
+    return summarizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
-from gateway.health.once_ready import OnceReady
+from gateway.health.first_ready import OnceReady
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services

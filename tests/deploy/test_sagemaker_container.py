@@ -22,7 +22,7 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.errors import BackendUnavailable
-from gateway.health.once_ready import OnceReady
+from gateway.health.first_ready import OnceReady
 from gateway.testing import FakeHealth
 from ops.sagemaker.container import container_environment, log_level
 from tests.deploy.dockerfiles import read_dockerfile

@@ -11,7 +11,7 @@ from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
-from gateway.wiring.summaries import make_engine_summarizer
+from gateway.wiring.model import make_engine_summarizer
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 BACKENDS = {"local": ScriptedBackend("local"), "far": ScriptedBackend("far")}

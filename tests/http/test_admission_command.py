@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
 from ops.cli.main import app
+from tests.http.fakes import FakeAdmission
 
 DECISION = {
     "at": "2026-11-20T10:00:00.000+00:00",
@@ -64,8 +65,8 @@ class Busy:
 
 
 def run(*words: str, busy: bool = True) -> tuple[int, str]:
-    changes = {"admission": Busy()} if busy else {}
-    with serving(fake_services(**changes)) as url:
+    admission = Busy() if busy else FakeAdmission()
+    with serving(fake_services(admission=admission)) as url:
         done = CliRunner().invoke(
             app,
             ["admission", "show", "--url", url, *words],

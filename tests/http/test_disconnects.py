@@ -19,7 +19,8 @@ from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderT
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
 from gateway.http.protocol import GatewayProtocol
-from gateway.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
+from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
+from tests.http.fakes import eventually
 
 NATIVE = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = {"model": "demo", **NATIVE}

@@ -13,7 +13,8 @@ import pytest
 
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.security import MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
-from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, eventually, fake_services, serving
+from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
+from tests.http.fakes import eventually
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 AUTH = f"host: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n".encode()

@@ -16,7 +16,8 @@ from gateway.http.middleware import EdgeMiddleware
 from gateway.http.sinks import SocketSink
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import HttpLimits
-from gateway.testing import CALLER_KEY, FakeJourney, eventually, fake_services, serving
+from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
+from tests.http.fakes import eventually
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
 AUTH = {"Authorization": f"Bearer {CALLER_KEY}"}

@@ -15,7 +15,7 @@ from budgeting.values import Message, Role
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.config.tracing import TracingConfig
-from gateway.contracts.edge_outcome import EdgeOutcome
+from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey

@@ -1,25 +1,41 @@
-"""Free JSON inside a request (``context``, schemas): bounded, finite, and text that is text."""
+"""Rules that types cannot say: of conversations, and of free JSON (``context``, schemas)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import orjson
-
+from budgeting.values import Message, Role
 from gateway.contracts.fields import SEED_MAX, SEED_MIN
-from gateway.contracts.refusals import given, path_of
+from gateway.contracts.refusals import given, not_allowed, path_of
 from gateway.errors import InvalidRequest
+
+
+def check_count(count: int, limit: int, field: str = "messages") -> None:
+    """Refuse a conversation without messages, or with more than ``limit``."""
+    if not 1 <= count <= limit:
+        raise not_allowed(field, f"has {count} items", f"1 to {limit}")
+
+
+def check_latest(messages: Sequence[Message]) -> None:
+    """Refuse a conversation whose last message is not the user's, or is blank.
+
+    Earlier messages may be empty: callers replay histories in which an answer was.
+    """
+    last = len(messages) - 1
+    if messages[last].role is not Role.USER:
+        param = f"messages.{last}.role"
+        raise not_allowed(param, f"is '{messages[last].role.value}'", "'user' in the last message")
+    if not messages[last].content.strip():
+        param = f"messages.{last}.content"
+        raise not_allowed(param, "is blank", "text in the last message")
+
 
 MAX_DEPTH: Final = 32
 """Deepest nesting of a free JSON value; far above any schema in use, far below any stack."""
 
 
 def check_plain(value: Mapping[str, Any], field: str) -> None:
-    """Refuse what cannot be written out again as plain JSON text.
-
-    Raises:
-        InvalidRequest: a null character, a number that is not finite or beyond 64 bits, or too deep.
-    """
+    """Refuse what cannot be written as plain JSON text. Raises InvalidRequest."""
     pending: list[tuple[tuple[int | str, ...], Any]] = [((field,), value)]
     while pending:
         path, item = pending.pop()
@@ -33,20 +49,12 @@ def check_plain(value: Mapping[str, Any], field: str) -> None:
                 raise _refused(path, item, "an integer of 64 bits")
         elif isinstance(item, list | dict):
             if len(path) > MAX_DEPTH:
-                raise InvalidRequest(
-                    f"{field} is nested deeper than {MAX_DEPTH} levels; allowed: {MAX_DEPTH} or fewer",
-                    param=field,
-                )
+                raise not_allowed(field, f"is nested deeper than {MAX_DEPTH} levels", f"{MAX_DEPTH} or fewer")
             pairs = enumerate(item) if isinstance(item, list) else item.items()
             for key, inner in pairs:
                 if isinstance(key, str):
                     _check_text(key, (*path, key))
                 pending.append(((*path, key), inner))
-
-
-def json_text(value: Any) -> str:
-    """Compact JSON text of a value that :func:`check_plain` has passed."""
-    return orjson.dumps(value).decode()
 
 
 def _check_text(text: str, path: tuple[int | str, ...]) -> None:
@@ -58,4 +66,4 @@ def _check_text(text: str, path: tuple[int | str, ...]) -> None:
 
 def _refused(path: tuple[int | str, ...], value: object, allowed: str) -> InvalidRequest:
     name = path_of(path)
-    return InvalidRequest(f"{name} is {given(value)}; allowed: {allowed}", param=name)
+    return not_allowed(name, f"is {given(value)}", f"{allowed}")

@@ -1,0 +1,78 @@
+"""Fakes of operators' services, and a wait for what another thread does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from budgeting.values import SectionBudgets
+from gateway.admin.admission import AdmissionBody
+from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
+from gateway.contracts.values import GenerateRequest
+from gateway.errors import UnknownPromptVersion
+
+
+class FakePrompts:
+    """One version; a preview shows the request's contract and messages."""
+
+    def versions(self) -> list[PromptListed]:
+        """The one."""
+        return [{"id": "v1", "sha256": "0" * 64, "published_at": None, "routes": []}]
+
+    def version(self, version_id: str) -> PromptBody:
+        """Raises UnknownPromptVersion."""
+        if version_id != "v1":
+            raise UnknownPromptVersion("known: v1", param="prompt_version")
+        return {
+            **self.versions()[0],
+            "system": "Hi.",
+            "policy": "",
+            "grounding_rule": "",
+            "budgets": SectionBudgets(),
+            "reserve": None,
+            "summarizer": "none",
+            "volatile": None,
+            "stable_text": "Hi.",
+        }
+
+    async def preview(self, request: GenerateRequest) -> PreviewBody:
+        """The contract as route, and the messages."""
+        return {
+            "route": request.contract.value,
+            "prompt_version": None,
+            "max_model_len": 4096,
+            "input_tokens": 0,
+            "generation_reserve": 0,
+            "sections": {},
+            "cuts": {
+                "dropped_chunks": [],
+                "cut_chunks": [],
+                "merged_chunks": [],
+                "dropped_turns": 0,
+                "summarized_turns": 0,
+            },
+            "prefix": {"tokens": 0, "block_size": 16, "blocks": 0, "fingerprint": None},
+            "volatile": {"policy": "off", "findings": []},
+            "messages": [
+                {"role": one.role.value, "content": one.content, "section": "recent_turns"}
+                for one in request.messages
+            ],
+            "prompt": {"before_boundary": "", "after_boundary": ""},
+        }
+
+
+class FakeAdmission:
+    """An idle gateway."""
+
+    def show(self) -> AdmissionBody:
+        """No gate, no decision."""
+        return {"backends": {}, "limits": {"default": {}, "routes": {}}, "decisions": []}
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    """Wait, blocking, until ``condition`` holds in the server's thread; raises AssertionError after that."""
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it did not happen in time")
+        time.sleep(0.002)
