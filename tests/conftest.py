@@ -45,9 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    workers = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if config.getoption("--fast") and workers:
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        return  # the tests run in others
+    if config.getoption("--fast"):
         config.stash[FAST] = Guard()
+    else:
+        from tests import fork_server
+
+        fork_server.install()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ops.cli.main import hoisted
+from tests import fork_server
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_options_of_all_commands_may_stand_before_or_after_the_word(
     ],
 )
 def test_help_teaches(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "ops.cli", *words], capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-m", "ops.cli", *words])
     assert done.returncode == 0
     assert len(done.stdout.split()) > 20
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
+from tests import fork_server
 from tests.bedrock.conftest import CREDENTIALS, HAIKU
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
 from tests.sse import json_events
@@ -121,12 +121,10 @@ def test_the_doctor_tells_whether_bedrock_may_be_used(tmp_path: Path, bedrock: S
     file = config(tmp_path, bedrock, engine="none")
 
     def examined() -> tuple[int, dict[str, Any]]:
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-m", "ops.cli", "doctor", "--config", str(file), "--json"],
             cwd=ROOT,
             env=environment({**CREDENTIALS, "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db"}),
-            capture_output=True,
-            text=True,
             timeout=120,
         )
         checks = json.loads(done.stdout)["checks"]

@@ -41,6 +41,7 @@ from tests.conformance.harness import (
     demo_tokenizer,
     make_adapters,
 )
+from tests.fork_server import ForkedPopen
 from tests.integration.live import ADMIN_KEY, gateway
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
@@ -211,9 +212,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
     }
     log = folder / f"vllm-{port}.log"
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = ForkedPopen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -26,6 +26,7 @@ from gateway.health.first_ready import OnceReady
 from gateway.testing import FakeHealth
 from ops.sagemaker.container import container_environment, log_level
 from tests.deploy.dockerfiles import read_dockerfile
+from tests.fork_server import ForkedPopen
 from tests.integration.live import ROOT, environment
 from tests.sse import json_events
 
@@ -85,7 +86,7 @@ def container(folder: Path, **env: str) -> Iterator[tuple[str, subprocess.Popen[
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
     }
     with log.open("w") as out:
-        process = subprocess.Popen(
+        process = ForkedPopen(
             [sys.executable, "-m", "ops.cli", *entry[1:], "serve"],
             cwd=ROOT,
             env=clean,

@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from observability.metrics_text import total_of
+from tests.fork_server import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "test-admin-key-0123456789"
@@ -83,11 +84,13 @@ def gateway(
     ready: bool = True,
     config: str | Path = "sluice.yaml",
     words: Sequence[str] = (),
+    start: type[subprocess.Popen[bytes]] = ForkedPopen,
     **env: str,
 ) -> Iterator[LiveGateway]:
     """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs.
 
-    ``words`` are further ones of the command line.
+    ``words`` are further ones of the command line. ``start`` is ``subprocess.Popen`` for a process that imports
+    everything itself.
     """
     log, output = folder / "gateway.log", folder / "gateway.out"
     settings = {
@@ -96,7 +99,7 @@ def gateway(
         **env,
     }
     with log.open("w") as stderr, output.open("w") as stdout:
-        process = subprocess.Popen(
+        process = start(
             [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), *words],
             cwd=ROOT,
             env=environment(settings),

@@ -9,13 +9,13 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import httpx
 
+from tests import fork_server
 from tests.integration.live import ROOT, LiveGateway, environment, gateway
 from tests.sse import json_events
 
@@ -51,12 +51,10 @@ ENDLESS = {
 
 def start_fails(*args: str, **env: str) -> str:
     """Start a gateway that must not start; what it told."""
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "serve", *args],
         cwd=ROOT,
         env=environment(env),
-        capture_output=True,
-        text=True,
         timeout=180,
     )
     assert done.returncode == 1, done.stderr
@@ -188,12 +186,10 @@ def test_doctor_finds_what_is_wrong_and_says_so_by_its_exit_code(tmp_path: Path)
             "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db",
             "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",
         }
-        done = subprocess.run(
+        done = fork_server.run(
             [sys.executable, "-m", "ops.cli", "doctor", "--json"],
             cwd=ROOT,
             env=environment({**settings, **env}),
-            capture_output=True,
-            text=True,
             timeout=180,
         )
         return done.returncode, json.loads(done.stdout)

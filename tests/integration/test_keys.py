@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import httpx
 
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 
 ASKED = {"messages": [{"role": "user", "content": "Hi."}], "sampling": {"max_tokens": 4}}
 
 
 def sluice(live: LiveGateway, *words: str, code: int = 0) -> str:
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "keys", *words, "--url", live.url, "--key", ADMIN_KEY],
-        capture_output=True,
-        text=True,
         timeout=60,
     )
     assert done.returncode == code, done.stderr

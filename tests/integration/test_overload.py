@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, gateway
 
 pytestmark = pytest.mark.serial
@@ -144,12 +144,10 @@ def the_right_ones_won(seen: list[Seen]) -> list[str]:
 
 def show(live: LiveGateway) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
     """As an operator would see it."""
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "admission", "show", "--json", "--url", live.url],
         cwd=ROOT,
         env=environment({"SLUICE_ADMIN_KEY": ADMIN_KEY}),
-        capture_output=True,
-        text=True,
         check=True,
         timeout=60,
     )

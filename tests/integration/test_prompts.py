@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, gateway
 
 SYSTEM = (
@@ -42,9 +43,9 @@ def cached(answer: dict[str, object]) -> int:
 
 def sluice(live: LiveGateway, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     env = {**environment({}), "SLUICE_URL": live.url, "COLUMNS": "200"}
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-m", "ops.cli", *words],
-        cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env=env, input=stdin, timeout=60,
     )  # fmt: skip
 
 
@@ -196,9 +197,9 @@ def test_a_published_version_that_was_changed_stops_the_start(tmp_path: Path) ->
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/ledger.db",
         **env,
     }
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "ops.cli", "serve", "--config", "sluice.yaml"],
-        cwd=ROOT, env=environment(settings), capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=environment(settings), timeout=120,
     )  # fmt: skip
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if "published" in line and line.startswith("sluice:")]

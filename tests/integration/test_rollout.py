@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway
 
 
 def check(live: LiveGateway, *words: str, key: str = ADMIN_KEY) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ops.cli", "rollout", "check", "--url", live.url, "--json", *words]
     env = {**os.environ, "SLUICE_ADMIN_KEY": key}
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return fork_server.run(command, env=env, cwd=ROOT, timeout=120)
 
 
 def test_the_checklist_is_gone_through_on_a_live_gateway(live: LiveGateway) -> None:

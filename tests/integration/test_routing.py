@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from gateway.routing.rank import draw
 from ops.cli.main import app
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, environment, gateway
 from tests.state.servers import free_port, redis_server
 
@@ -229,10 +230,12 @@ def commands(live: LiveGateway) -> None:
     assert promoted["comment"] == "all of it"
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"n\n")
-    asked = subprocess.run(
+    asked = fork_server.run(
         [sys.executable, "-m", "ops.cli", "routes", "rollback", "--url", live.url],
-        capture_output=True, text=True, cwd=ROOT, timeout=120, stdin=terminal, env=env,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=terminal,
+        env=env,
+    )
     assert asked.returncode == 1, "at a terminal it shows and asks"
     assert "rollback?" in asked.stderr and "backends[b].weight" in asked.stdout
     assert revision(live) == promoted["revision"]
@@ -271,9 +274,8 @@ def test_a_wrong_file_stops_the_first_start_with_one_line_a_fault(tmp_path: Path
     file = write_config(tmp_path, "http://127.0.0.1:9/v1")
     (tmp_path / "routing.yaml").write_text("routes: {}")
     fresh = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/fresh.db"}
-    stopped = subprocess.run(
-        [sys.executable, "-m", "ops.cli", "serve", "--config", str(file)],
-        capture_output=True, text=True, cwd=ROOT, timeout=120, env=environment(fresh),
-    )  # fmt: skip
+    stopped = fork_server.run(
+        [sys.executable, "-m", "ops.cli", "serve", "--config", str(file)], cwd=ROOT, env=environment(fresh)
+    )
     assert stopped.returncode == 1
     assert "routing.yaml: routes: given a mapping of 0; allowed: 1 item or more" in stopped.stderr

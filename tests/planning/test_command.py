@@ -15,6 +15,7 @@ import pytest
 from gateway.config.settings import load_settings
 from ops.cli.plan import PlanOptions, make_plans, markdown
 from ops.planning.shape import PlanError
+from tests import fork_server
 from tests.integration.live import environment
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +24,7 @@ DOCUMENT = ROOT / "deploy" / "engine-tuning.md"
 
 def run(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ops.cli", *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(env or {}), capture_output=True, text=True, timeout=60
-    )
+    return fork_server.run(command, cwd=ROOT, env=environment(env or {}), timeout=60)
 
 
 def test_the_table_shows_every_known_gpu_and_loads_no_engine() -> None:

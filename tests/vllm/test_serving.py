@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -155,7 +156,8 @@ def test_nothing_of_vllm_is_on_the_gateways_output(live: LiveGateway) -> None:
 
 
 def test_vllms_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
-    with serving(tmp_path) as live:
+    """Started as an operator would; in the other tests vLLM is imported ahead."""
+    with gateway(tmp_path, ready=False, start=subprocess.Popen, **ENV) as live:
         wait_ready(live)
         children = below(live)
         live.process.kill()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.weights.conftest import BUCKET
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ def fetch(*words: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     command = [sys.executable, "-m", "ops.cli", "models", "fetch", *words]
     environment = {**clean, "SLUICE_WEIGHTS__CACHE_FOLDER": str(folder / "cache"), **env}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    return fork_server.run(command, cwd=ROOT, env=environment, timeout=120)
 
 
 def test_the_whole_model_is_there_afterwards_and_not_fetched_twice(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import fork_server
 from tests.integration.live import ROOT, environment, gateway, wait_ready
 from tests.weights.conftest import BUCKET
 from tests.weights.wire import Wire
@@ -88,9 +88,7 @@ def run_doctor(tmp_path: Path, **env: str) -> tuple[int, dict[str, Any]]:
         "SLUICE_STATE__URL": f"sqlite:///{tmp_path}/s.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{tmp_path}/l.db",
     }
-    done = subprocess.run(
-        words, cwd=ROOT, env=environment(databases | env), capture_output=True, text=True, timeout=200
-    )
+    done = fork_server.run(words, cwd=ROOT, env=environment(databases | env), timeout=200)
     return done.returncode, json.loads(done.stdout)
 
 

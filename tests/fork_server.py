@@ -1,0 +1,392 @@
+"""Processes that begin with everything imported: forked off a process that has imported it and has no threads.
+
+A gateway takes 2 seconds of a core to import, an engine 2, and each of vLLM's processes 10; the tests start hundreds.
+What is forked is a process of its own: its own pid, files, environment and signals, and a child of the one that asked
+for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves the engine and vLLM, which start their own processes.
+
+Where there is no ``prctl`` or setproctitle (vLLM brings it), and with ``SLUICE_TEST_EXEC=1``, processes start as usual.
+Tests of the start itself use ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import multiprocessing.spawn
+import multiprocessing.util
+import os
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+AVAILABLE = (
+    sys.platform == "linux"
+    and importlib.util.find_spec("setproctitle") is not None
+    and "SLUICE_TEST_EXEC" not in os.environ
+)
+# What is imported ahead. vLLM has a server of its own, without Numba: it looks into all modules that there are.
+GATEWAY = ("gateway.server", "ops.cli.serve", "ops.cli.main", "engine.process")
+ENGINE = ("engine.build", "engine.kernels")
+VLLM = (
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.llama",
+    "vllm.entrypoints.openai.api_server",
+)
+# What is read while they are imported.
+_VLLM_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+# Above the numbers that a child is given.
+_FIRST_FREE_FD = 300
+_MAX_REQUEST_BYTES = 1 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+_SPAWN = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\((.*)\)")
+
+
+class ForkServer:
+    """Asks a server for processes; they become children of this process, which must be an ancestor of the server."""
+
+    def __init__(self, connection: socket.socket, *, vllm: bool) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.vllm = vllm
+
+    @classmethod
+    def start(cls, *, vllm: bool) -> ForkServer:
+        """Start a server; it ends with this process."""
+        from engine.client import _child_environment
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.fork_server",
+                    str(theirs.fileno()),
+                    *(["vllm"] if vllm else []),
+                ],
+                cwd=ROOT,
+                env=_child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {}),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        return cls(ours, vllm=vllm)
+
+    def fork(
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        files: Mapping[int, int],
+        session: bool = False,
+    ) -> int:
+        """A new process of Python with these words; returns its pid.
+
+        ``files`` are numbers in the new process with the open files of this one that it gets there.
+        """
+        request = {
+            "words": list(words),
+            "env": dict(os.environ if env is None else env),
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "files": list(files),
+            "session": session,
+        }
+        with self._lock, _adopting():
+            socket.send_fds(self._connection, [json.dumps(request).encode()], list(files.values()))
+            answer = self._connection.recv(64)
+        if not answer:
+            raise RuntimeError("the server of forked processes has ended")
+        return int(answer)
+
+
+_servers: list[ForkServer] = []
+_starting = threading.Lock()
+
+
+def server(*, vllm: bool = False) -> ForkServer:
+    """The server of this process, started when it is first needed."""
+    with _starting:
+        for one in _servers:
+            if one.vllm is vllm:
+                return one
+        _servers.append(ForkServer.start(vllm=vllm))
+        return _servers[-1]
+
+
+@contextlib.contextmanager
+def _adopting() -> Any:
+    """Meanwhile this process becomes the parent of what its children leave behind."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """``subprocess.Popen`` of ``[sys.executable, "-m", …]``, forked off the server where that is possible."""
+
+    def _execute_child(self, *args: Any) -> None:
+        start = super()._execute_child
+        if not AVAILABLE:
+            return start(*args)
+        asked = inspect.signature(start).bind(*args).arguments
+        pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        files = {number: number if file == -1 else file for number, file in enumerate(pipes)}
+        wants_vllm = (asked["env"] or os.environ).get("SLUICE_ENGINE__KIND") == "vllm" or "vllm" in asked[
+            "args"
+        ][2]
+        self.pid = server(vllm=wants_vllm).fork(
+            asked["args"][1:],
+            env=asked["env"],
+            cwd=asked["cwd"],
+            files=files | {number: number for number in asked["pass_fds"]},
+            session=asked["start_new_session"],
+        )
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in ends))
+        return None
+
+
+def run(
+    words: Sequence[str], *, stdin: Any = None, timeout: float = 120, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` by ``ForkedPopen``, with the output as text; ``input`` is what it reads."""
+    given = options.pop("input", None)
+    source = (
+        subprocess.DEVNULL if given is None and stdin is None else subprocess.PIPE if stdin is None else stdin
+    )
+    pipes = {"stdin": source, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with ForkedPopen(words, **pipes, **options) as process:
+        try:
+            out, err = process.communicate(given, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+class _Child:
+    """A forked process as ``asyncio.create_subprocess_exec`` would return it, without pipes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._ended.set_result(self.returncode)
+
+    async def wait(self) -> int:
+        return int(await asyncio.wait({self._ended}) and self._ended.result())
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+_create_subprocess_exec = asyncio.create_subprocess_exec
+_spawnv_passfds = multiprocessing.util.spawnv_passfds
+
+
+async def _engine_or(program: str, *words: str, **options: Any) -> Any:
+    """``asyncio.create_subprocess_exec``; the engine's process is forked."""
+    if program != sys.executable or words[:2] != ("-m", "engine.process"):
+        return await _create_subprocess_exec(program, *words, **options)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        files = {0: nothing, 1: 1, 2: 2} | {number: number for number in options["pass_fds"]}
+        return _Child(server().fork(words, env=options["env"], files=files))
+    finally:
+        os.close(nothing)
+
+
+def _vllm_or(path: Any, words: Sequence[Any], passed: Sequence[int]) -> int:
+    """``multiprocessing.util.spawnv_passfds``; a process of vLLM is forked."""
+    command = [os.fsdecode(word) for word in words]
+    if "vllm" not in sys.modules or not any(map(_SPAWN.fullmatch, command)):
+        return _spawnv_passfds(path, words, passed)
+    files = {number: number for number in (0, 1, 2, *passed)}
+    return server(vllm=True).fork(command[1:], files=files)
+
+
+def install() -> None:
+    """Fork the engine's process and vLLM's from now on, whoever starts them in this process."""
+    if AVAILABLE:
+        asyncio.create_subprocess_exec = _engine_or
+        multiprocessing.util.spawnv_passfds = _vllm_or
+
+
+def serve(connection: socket.socket, *, vllm: bool) -> None:
+    """Fork until the other end is closed. A process between makes the new one an orphan, which is then adopted."""
+    while True:
+        data, files, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 64)
+        if not data:
+            os._exit(0)
+        told, tell = os.pipe()
+        held, release = os.pipe()
+        if not (between := os.fork()):
+            if pid := os.fork():
+                os.write(tell, str(pid).encode())
+                os._exit(0)
+            os.close(release)
+            os.read(held, 1)  # until its parent is the one that asked
+            for file in (told, tell, held):
+                os.close(file)
+            connection.close()
+            _become(json.loads(data), files, vllm=vllm)
+        os.close(tell)
+        os.close(held)
+        pid = int(os.read(told, 64))
+        os.waitpid(between, 0)
+        for file in (told, release, *files):
+            os.close(file)
+        connection.send(str(pid).encode())
+
+
+def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> None:
+    """Be the process that was asked for; does not return."""
+    import setproctitle
+
+    words: list[str] = request["words"]
+    spawned = _SPAWN.fullmatch(words[-2]) if len(words) > 1 else None
+    if spawned or words[:2] != ["-m", "engine.process"]:
+        _offspring(files, vllm=vllm)
+        install()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if request["session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(request["files"], high, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    setproctitle.setproctitle(" ".join([sys.executable, *words]))
+    if vllm:
+        from vllm.logger import _configure_vllm_root_logger
+
+        _configure_vllm_root_logger()
+    status: Any = 1
+    try:
+        if spawned:
+            sys.argv = ["-c", words[-1]]
+            arguments = dict(pair.split("=") for pair in spawned[1].split(", "))
+            multiprocessing.spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
+        else:
+            _run_module(words[1], words[2:])
+        status = 0
+    except SystemExit as end:
+        status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _run_module(name: str, words: Sequence[str]) -> None:
+    """``python -m name words``."""
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    sys.argv = [found.origin or name, *words]
+    sys.path[0] = os.getcwd()
+    if name == "engine.process":
+        sys.exit(sys.modules[name].main(list(words)))
+    if name == "ops.cli":
+        sys.exit(sys.modules["ops.cli.main"].main())
+    sys.modules.pop(name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _offspring(files: Sequence[int], *, vllm: bool) -> None:
+    """A server for the processes of this one: as fresh as the one that this process was forked off.
+
+    It holds none of this one's ``files``: others wait for their end.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        for file in files:
+            os.close(file)
+        high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
+        theirs.close()
+        serve(socket.socket(fileno=high), vllm=vllm)
+    theirs.close()
+    _servers[:] = [ForkServer(ours, vllm=vllm)]
+
+
+def main(fd: int, *, vllm: bool) -> None:
+    """Import, then serve."""
+    import setproctitle
+
+    setproctitle.getproctitle()  # looks for the room of the title, which is lost when the environment changes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()
+    for name in GATEWAY + (VLLM if vllm else ENGINE):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
+    os.close(fd)
+    serve(socket.socket(fileno=high), vllm=vllm)
+
+
+if __name__ == "__main__":
+    sys.modules["tests.fork_server"] = sys.modules["__main__"]
+    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:])
