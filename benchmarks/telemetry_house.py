@@ -19,8 +19,7 @@ from accounting.account import Accounts
 from accounting.values import UsageRow
 from benchmarks.hot_path import KEY, NullBackend
 from gateway import server
-from gateway.backends.fleet import Fleet
-from gateway.backends.port import Backend
+from gateway.backends.port import Backend, Fleet
 from gateway.config.settings import load_settings
 from gateway.journey import Journey
 from gateway.wiring import observing

@@ -18,7 +18,7 @@ from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.plan import BudgetPlanner
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import public_error
 from gateway.generation.answer_stream import AnswerStream

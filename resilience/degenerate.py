@@ -1,8 +1,4 @@
-"""Detects degenerate answers: endless repetition, replacement characters.
-
-Sans I/O: it takes the pieces of one text and says when the text is degenerate. Time per token is constant,
-and memory is bounded.
-"""
+"""Detects degenerate answers, repetition or replacement characters, in constant time a token; sans-I/O."""
 
 from __future__ import annotations
 
@@ -54,8 +50,7 @@ class DegenerateLimits:
         repeat_tokens: length of a run of the same token.
         cycle_tokens: length of a run of one cycle, tokens.
         cycle_length: longest cycle, tokens.
-        replacement_chars: replacement characters in a window; 0: not counted.
-        replacement_window: the window, characters.
+        replacement_chars: replacement characters in ``replacement_window`` characters; 0: not counted.
     """
 
     repeat_tokens: int = 160
@@ -65,14 +60,11 @@ class DegenerateLimits:
     replacement_window: int = 32
 
     def __post_init__(self) -> None:
-        for name, least in (("repeat_tokens", 2), ("cycle_length", 1), ("replacement_window", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: {least} or more")
         if self.cycle_tokens < 2 * self.cycle_length:
             raise ValueError(
                 f"cycle_tokens is {self.cycle_tokens}; allowed: two cycles ({2 * self.cycle_length}) or more"
             )
-        if not 0 <= self.replacement_chars <= self.replacement_window:
+        if self.replacement_chars > self.replacement_window:
             raise ValueError(
                 f"replacement_chars is {self.replacement_chars}; "
                 f"allowed: 0 to replacement_window ({self.replacement_window})"
@@ -82,9 +74,8 @@ class DegenerateLimits:
 class Detector:
     """Reads one text piece by piece.
 
-    Repetition is detected by token ids while every piece has them, else by the text, where a token counts as
-    ``CHARS_PER_TOKEN`` characters and one limit holds for runs and cycles.
-    A repetition that has ended is ignored.
+    Repetition is detected by token ids while every piece has them, else by the text, with
+    ``CHARS_PER_TOKEN`` and one limit for runs and cycles. A repetition that has ended is ignored.
     """
 
     __slots__ = ("_by_ids", "_chars", "_ids", "_limits", "_replaced", "_text")
@@ -107,12 +98,7 @@ class Detector:
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # positions of the last ones
 
     def take(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
-        """Take the next piece; returns what is wrong with the text so far.
-
-        Args:
-            tokens: how many tokens it stands for.
-            token_ids: their ids; empty when they are not reported.
-        """
+        """Take the next piece, its number of tokens and their ids, if reported; the sign found so far."""
         garbled = REPLACEMENT in text and self._garbled(text)
         self._chars += len(text)
         if garbled:
@@ -135,18 +121,9 @@ class Detector:
 class _Repetition(Generic[S]):
     """Whether a sequence ends in many repetitions of one short cycle.
 
-    It is read in stretches of ``every``. For each it is known whether all of it repeats the text one
-    cycle before, so no more than a stretch and a cycle is stored.
-
-    Args:
-        join: makes one sequence of several.
-        cycle: longest cycle.
-        cycles_over: length from which a repeated cycle is degenerate.
-        one_over: the same for a cycle of one.
-        every: length of a stretch.
+    It is read in stretches of ``every``; at most a stretch and the longest ``cycle`` are stored. A repeated
+    cycle is degenerate from a length of ``cycles_over``, or ``one_over`` for a cycle of one.
     """
-
-    __slots__ = ("_every", "_join", "_new", "_overs", "_pieces", "_runs")
 
     def __init__(
         self, join: Callable[[Sequence[S]], S], cycle: int, cycles_over: int, one_over: int, every: int

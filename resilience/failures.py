@@ -1,7 +1,6 @@
 """The closed set of ways in which a backend can fail, and what each one means.
 
-The waits follow how long each kind of failure takes to pass. Every backend raises :class:`BackendFailure`
-with one of these kinds and nothing else.
+The waits follow how long each kind of failure lasts. A backend raises nothing but :class:`BackendFailure`.
 """
 
 from __future__ import annotations
@@ -58,44 +57,39 @@ class FailurePolicy:
 
     Args:
         means: one sentence for an operator.
-        health: what it says about the backend.
-        retries_same: tries again on the same backend before anything was delivered.
-        other_backend: whether another backend could do better with the same request.
+        retries_same: retries on the same backend before anything was delivered.
+        other_backend: whether another backend may succeed with the same request.
         resumes: whether an answer that it broke off may be resumed.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.
-        longest_wait_s: upper bound of the wait, seconds.
-        retry_with: what the retry does differently.
     """
 
     means: str
     health: HealthEffect
     retries_same: int = 0
-    other_backend: bool = True
-    resumes: bool = True
     first_wait_s: float = 0.0
     longest_wait_s: float = 0.0
     retry_with: Remedy = Remedy.NOTHING
+    other_backend: bool = True
+    resumes: bool = True
 
     @property
     def counts(self) -> bool:
-        """Whether it is a failed answer in the backend's rate of failures.
-
-        A dead engine's are not: its state says enough, and an open circuit would keep requests away from the
-        new one.
-        """
+        """Whether it counts in the backend's failure rate. A dead engine's do not: its restart resets it."""
         return self.health in _COUNTED
 
 
 _COUNTED = frozenset({HealthEffect.COUNTS_AGAINST, HealthEffect.SHRINK_LOAD, HealthEffect.MISCONFIGURED})
+
+# Retries on the same backend, their first and longest wait, seconds.
+_THREE_RETRIES = (3, 0.1, 5.0)
+_ONE_RETRY = (1, 0.1, 0.1)
 
 POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
     {
         FailureKind.CUDA_OOM: FailurePolicy(
             "Memory was too short for this request's part of a step; the engine goes on.",
             HealthEffect.SHRINK_LOAD,
-            retries_same=3,
-            first_wait_s=0.1,
-            longest_wait_s=5.0,
+            *_THREE_RETRIES,
             retry_with=Remedy.SHORTER_CONTEXT,
         ),
         FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
@@ -108,41 +102,31 @@ POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
         FailureKind.PREEMPTED: FailurePolicy(
             "The engine pushed the request out of its batch and did not take it back.",
             HealthEffect.COUNTS_AGAINST,
-            retries_same=3,
-            first_wait_s=0.1,
-            longest_wait_s=5.0,
+            *_THREE_RETRIES,
         ),
         FailureKind.NAN_OUTPUT: FailurePolicy(
             "The model computed something that is not a number.",
             HealthEffect.COUNTS_AGAINST,
-            retries_same=1,
-            first_wait_s=0.1,
-            longest_wait_s=0.1,
+            *_ONE_RETRY,
             retry_with=Remedy.OTHER_SEED,
         ),
         # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
         FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
             "The answer ran into an endless repetition or into replacement characters.",
             HealthEffect.NOTHING,
-            retries_same=1,
-            resumes=False,  # the rest of a repetition repeats too
-            first_wait_s=0.1,
-            longest_wait_s=0.1,
+            *_ONE_RETRY,
             retry_with=Remedy.OTHER_SEED,
+            resumes=False,  # the rest of a repetition repeats too
         ),
         FailureKind.TIMEOUT: FailurePolicy(
             "The backend did not answer in its time.",
             HealthEffect.COUNTS_AGAINST,
-            retries_same=2,
-            first_wait_s=1.0,
-            longest_wait_s=10.0,
+            *(2, 1.0, 10.0),
         ),
         FailureKind.WORKER_RESTARTED: FailurePolicy(
             "The worker that had the request has restarted.",
             HealthEffect.COUNTS_AGAINST,
-            retries_same=2,
-            first_wait_s=5.0,
-            longest_wait_s=5.0,
+            *(2, 5.0, 5.0),
         ),
         FailureKind.THROTTLED: FailurePolicy(
             "The backend is busy, or a quota there is used up.", HealthEffect.COUNTS_AGAINST
@@ -190,11 +174,11 @@ class BackendFailure(Exception):
 
     Args:
         kind: the closed code.
-        message: what an operator should read; never prompt text, never a secret.
-        retry_after_s: seconds after which the backend may be able again, when it said so.
-        param: the field of the request at fault, when it is one.
-        final: the same backend is not to be asked again, whatever the policy permits.
-        isolated: a part of the backend failed and the rest still serves, so it says nothing about the whole.
+        message: for an operator; never prompt text, never a secret.
+        retry_after_s: the backend's Retry-After, seconds.
+        param: the field of the request at fault.
+        final: the same backend is not asked again, whatever the policy permits.
+        isolated: a part of the backend failed and the rest still serves.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Which step a request takes after its backend failed: decisions only, no I/O.
+"""Which step a request takes after its backend failed; sans-I/O.
 
-Two things have a state: each leg (a backend that may answer, or a source of stored text) and the engine of
-the primary backend. ``LEG_TRANSITIONS`` and ``ENGINE_TRANSITIONS`` say how an event changes them; ``STEPS``
-says which steps are tried in which situation. ``docs/resilience.md`` shows the three tables.
+Each leg (a backend, or a source of stored text) and the primary's engine have a state. ``LEG_TRANSITIONS``
+and ``ENGINE_TRANSITIONS`` say how events change it; ``STEPS`` which steps are tried in which situation.
+``docs/resilience.md`` shows the three tables.
 """
 
 from __future__ import annotations
@@ -165,12 +165,11 @@ class Situation:
     """The facts of the moment in which a step is asked for.
 
     Args:
-        able: whether a backend takes work now, may be called once more for this request, and can answer or
-            resume the answer.
-        back_in_s: seconds until the primary's engine is expected back; ``None`` when that is not known.
-        restarts: whether the primary's engine may come back, and could then answer or resume the answer.
-        committed: whether the caller has a part of the answer.
-        in_time: whether the engine is expected back before the request's own deadline.
+        able: whether a backend takes work, may be called once more, and can answer or resume the answer.
+        back_in_s: seconds until the primary's engine is expected back, where known.
+        restarts: the primary's engine may come back, and could then answer or resume the answer.
+        committed: the caller has a part of the answer.
+        in_time: the engine is expected back before the request's own deadline.
     """
 
     able: Callable[[str], bool]
@@ -186,8 +185,8 @@ class FallbackPolicy:
     Args:
         primary: the backend that failed, or that admission refused.
         legs: the route's fallback chain; empty when the caller wants no other answer.
-        on_engine: the backends that share the engine in process.
-        in_hand: whether the primary had begun the request.
+        on_engine: the backends on the engine in process.
+        in_hand: the primary had begun the request.
     """
 
     def __init__(
@@ -225,9 +224,9 @@ class FallbackPolicy:
 
         Args:
             moved: it gave a part of the answer before, and could resume it.
-            again: whether one more request for a whole answer is affordable; asking pays for it. It is asked
-                only where the retry loop has not repeated the request already.
-            away: the backend's own state says that it takes no work now.
+            again: pays for one more request for a whole answer, if affordable; called only where the retry
+                loop has not repeated the request already.
+            away: the backend's own state says that it takes no work.
         """
         repeats = kind not in _NOT_AGAIN and not POLICIES[kind].retries_same
         if moved and kind not in _NOT_AGAIN:

@@ -1,8 +1,8 @@
 """Limits of each leg of a fallback chain, so that an overload does not become a bill.
 
-A leg has a bound on the requests that it serves at once and on what they may cost within a minute. What a
-request may cost at most is reserved when it enters; what it did cost takes the reservation's place when it
-ends. Sans I/O: nothing waits here, a leg over its limit is passed over.
+A leg has a bound on concurrent requests and on their cost within a minute. A request's maximal cost is
+reserved when it enters and replaced by its real cost when it ends. Sans-I/O: nothing waits here; a leg at its
+limit is skipped.
 """
 
 from __future__ import annotations
@@ -55,26 +55,11 @@ FREE = LegPrice(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class LegLimit:
-    """The bounds of one leg; ``None`` is no bound.
-
-    Args:
-        max_concurrency: requests at once.
-        max_spend_nanousd_per_minute: reservations and costs of any 60 seconds together.
-        price: what the leg costs.
-
-    Raises:
-        ValueError: a bound below 1.
-    """
+    """The bounds of one leg; ``None`` is no bound. Reservations count as spent."""
 
     max_concurrency: int | None = None
     max_spend_nanousd_per_minute: int | None = None
     price: LegPrice = FREE
-
-    def __post_init__(self) -> None:
-        for name in ("max_concurrency", "max_spend_nanousd_per_minute"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; allowed: 1 or more, or None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""The response cache: answers kept for an outage, found by the same question or by a similar one.
+"""The response cache: answers stored for an outage, found by the same question or by a similar one.
 
-Off the way of requests: to remember is to append to a bounded outbox, which :meth:`ResponseCache.run`
-empties; to look happens only when nothing better can answer. Neither ever fails or holds up a request: a
-store that is broken is a miss, told once.
+Storing appends to a bounded outbox, which :meth:`ResponseCache.run` empties; lookups happen only when nothing
+better can answer. A broken store is a miss and fails no request.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from resilience.embedder import Embedder, Meaning
 from resilience.response_cache_values import (
     AnswersLost,
     CachedAnswer,
     CacheEvent,
     CacheFigures,
     CacheQuestion,
+    Embedder,
     Hit,
     LookedUp,
     Lookup,
+    Meaning,
     Store,
     StoreBroke,
     StoredAnswer,
@@ -37,29 +37,25 @@ from resilience.response_cache_values import (
 KEY_BYTES = 32
 # Answers that are written together.
 BATCH = 64
-# How long an answer may wait for others to be kept with it: waking a thread for each costs more than that.
+# How long an answer waits for others of its batch: a thread for each would cost more.
 GATHER_S = 0.1
-# Questions whose meaning is looked up only when somebody asks for a similar one; of more the oldest are found
-# by the same question alone.
+# Questions that are embedded at the first lookup of a similar one; older ones are found by their key alone.
 MAX_UNREAD = 4_096
-# Looks for similar questions at once; a further one asks for its own answer alone. Each takes a thread for
-# less than a millisecond.
+# Concurrent lookups of similar questions, each less than a millisecond in a thread; others look by key alone.
 MAX_LOOKING = 32
-# A store that failed is left alone for so long, so that an outage does not cost each request a timeout.
+# Pause after a failure of the store, so that an outage does not cost each request a timeout.
 REST_S = 1.0
 WRITE_TIMEOUT_S = 5.0
 
 
 class ResponseCache:
-    """Finds kept answers and keeps new ones.
-
-    Callers put only complete, undegraded answers in.
+    """Finds stored answers and stores new ones; callers put only complete, undegraded answers in.
 
     Args:
         embedder: finds similar questions; ``None``: only the same question is answered.
         clock: seconds; the store's clock.
-        timeout_s: longest time of a look.
-        outbox: answers that may wait to be kept; further ones are lost and counted.
+        timeout_s: longest time of a lookup.
+        outbox: answers that may wait to be stored; further ones are lost and counted.
     """
 
     def __init__(
@@ -83,21 +79,21 @@ class ResponseCache:
         self._looking = 0
         self._broken = False
         self._rest_until = float("-inf")
-        # By scope, the keys and texts of questions that nobody has compared yet, oldest first.
+        # By scope, the keys and texts of questions that are not embedded yet, oldest first.
         self._unread: dict[str, dict[str, str]] = {}
         self._unread_keys: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     @property
     def waiting(self) -> int:
-        """Answers that wait to be kept."""
+        """Answers that wait to be stored."""
         return len(self._outbox)
 
     def figures(self) -> CacheFigures | None:
-        """What is kept; ``None`` when another service tells."""
+        """The store's figures; ``None`` when another service reports them."""
         return self._store.figures()
 
     async def check(self) -> str | None:
-        """Ask the store for something once; the class of the error when it could not be asked."""
+        """Read from the store once; the class of the error when that fails."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._store.get("check")
@@ -108,7 +104,7 @@ class ResponseCache:
         return None
 
     async def close(self) -> None:
-        """Let go of the store's connections; :meth:`run` does so by itself."""
+        """Close the store's connections; :meth:`run` does so itself."""
         await self._store.close()
 
     async def find(self, question: CacheQuestion, timeout_s: float | None = None) -> Hit | None:
@@ -130,7 +126,7 @@ class ResponseCache:
         return hit
 
     def remember(self, question: Callable[[], CacheQuestion], kept: CachedAnswer) -> None:
-        """Keep an answer soon; ``question`` is called later, in another thread."""
+        """Store an answer soon; ``question`` is called later, in another thread."""
         if len(self._outbox) >= self._outbox_size:
             self._emit(AnswersLost(1, "outbox_full"))
             return
@@ -138,7 +134,7 @@ class ResponseCache:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep what was remembered, until cancelled; closes the store then."""
+        """Store what was remembered, until cancelled; closes the store then."""
         try:
             while True:
                 await self._wake.wait()
@@ -149,7 +145,7 @@ class ResponseCache:
             await self.close()
 
     async def flush(self) -> None:
-        """Keep what waits."""
+        """Store what waits."""
         while self._outbox:
             await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
 
@@ -184,7 +180,7 @@ class ResponseCache:
             return
         try:
             entries = await asyncio.to_thread(lambda: [self._entry(*item) for item in batch])
-        except Exception as error:  # a defect, told as one; it must not end the loop that all answers need
+        except Exception as error:  # a defect; it must not end the loop
             self._emit(AnswersLost(len(batch), "defect", type(error).__name__))
             return
         try:
@@ -201,7 +197,7 @@ class ResponseCache:
         entry = StoredAnswer(question.key, kept, put_at)
         if embedder is None or question.text is None or not kept.similar:
             return entry
-        if self._store.figures() is not None:  # in this process: what it means can be asked later
+        if self._store.figures() is not None:  # in this process: it can be embedded later
             self._keep_unread(question.scope, question.key, question.text)
             return entry
         return _placed(entry, question.scope, question.text, embedder)
@@ -218,7 +214,7 @@ class ResponseCache:
                 del self._unread[old_scope]
 
     async def _read(self, scope: str, embedder: Embedder) -> None:
-        """Put the answers of a scope that nobody has compared yet onto their shelves."""
+        """Embed the questions of a scope that are not embedded yet."""
         texts = self._unread.pop(scope, {})
         entries = []
         for key in texts:
@@ -248,7 +244,7 @@ class ResponseCache:
 
 
 def _placed(entry: StoredAnswer, scope: str, text: str, embedder: Embedder) -> StoredAnswer:
-    """The entry on the shelf of its question; where it lay, when the question says nothing."""
+    """The entry on the shelf of its question; unchanged when the question cannot be embedded."""
     meaning = embedder.meaning(text)
     if meaning is None:
         return entry
@@ -256,15 +252,12 @@ def _placed(entry: StoredAnswer, scope: str, text: str, embedder: Embedder) -> S
 
 
 def shelf_of(scope: str, meaning: Meaning, embedder: Embedder) -> str:
-    """Where questions of one scope and the same facts lie; vectors of two models never meet."""
+    """The shelf of questions of one scope, the same facts and one model."""
     return digest_of([embedder.fingerprint, scope, *meaning.facts])
 
 
 def digest_of(texts: Iterable[str | None], token_ids: Sequence[int] = ()) -> str:
-    """64 hex digits that two lists share only when they are equal (blake2b).
-
-    Each text goes in with its length, so that no two different lists give the same bytes.
-    """
+    """64 hex digits; texts go in with their lengths, so that different lists give different bytes."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for text in texts:
         if text is None:
@@ -290,7 +283,7 @@ def _best(meaning: Meaning, candidates: Sequence[tuple[str, bytes]]) -> tuple[st
     best, likeness = None, meaning.threshold
     for key, data in candidates:
         if len(data) != 4 * len(meaning.vector):
-            continue  # one of the two questions has no known word, the other has
+            continue  # only one of the two questions has a known word
         similarity = meaning.similarity(struct.unpack(f"<{len(meaning.vector)}f", data))
         if similarity >= likeness and (best is None or similarity > likeness):
             best, likeness = key, similarity

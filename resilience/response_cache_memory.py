@@ -1,4 +1,4 @@
-"""Answers kept in this process: the least recently used leave, and so do those that are too old."""
+"""Answers stored in this process; the least recently used and expired ones are evicted."""
 
 from __future__ import annotations
 
@@ -7,28 +7,14 @@ from collections.abc import Callable, Sequence
 
 from resilience.response_cache_values import MAX_SHELF, CacheFigures, StoredAnswer
 
-# What an entry takes beside its text and vector: objects, keys, places in two tables; measured, rounded up.
+# Memory of an entry in addition to its text and vector; measured, rounded up.
 ENTRY_BYTES = 1_024
 
 
 class MemoryStore:
-    """A store with bounds on number, bytes and age.
-
-    Args:
-        capacity: most entries, at least 1.
-        max_bytes: most bytes, estimated; an answer that is larger is not kept.
-        ttl_s: age from which an entry counts as absent, seconds, above 0.
-
-    Raises:
-        ValueError: a bound that bounds nothing.
-    """
+    """A store of at most ``capacity`` entries and ``max_bytes``, estimated, each for ``ttl_s``."""
 
     def __init__(self, *, capacity: int, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
-        for name, value, least in (("capacity", capacity, 1), ("max_bytes", max_bytes, 1)):
-            if value < least:
-                raise ValueError(f"{name} is {value}; allowed: {least} or more")
-        if not ttl_s > 0:
-            raise ValueError(f"ttl_s is {ttl_s}; allowed: above 0")
         self._capacity = capacity
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -54,19 +40,19 @@ class MemoryStore:
         return [(entry.key, entry.vector) for entry in entries if not self._forget_if_old(entry)]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
-        """Keep entries; what is over a bound leaves."""
+        """Store entries; evicts what is over a bound."""
         for entry in entries:
             self._put(entry)
 
     def figures(self) -> CacheFigures:
-        """What is kept; too old ones count until they are met or pushed out."""
+        """Number and bytes; expired entries count until they are read or evicted."""
         return CacheFigures(len(self._entries), self._bytes)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def check_integrity(self) -> None:
-        """The tables tell of the same entries, within their bounds."""
+        """Assert that the tables have the same entries, within their bounds."""
         shelved = {key for keys in self._shelves.values() for key in keys}
         assert shelved == {key for key, entry in self._entries.items() if entry.shelf is not None}
         assert all(0 < len(keys) <= MAX_SHELF for keys in self._shelves.values())

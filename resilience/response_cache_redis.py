@@ -1,13 +1,13 @@
-"""Answers kept in Redis, for all gateway processes that share it, and across their restarts.
+"""Answers stored in Redis, shared by gateway processes and across their restarts; questions are not stored.
 
-Kept are answers, vectors and digests; the questions themselves are not. An entry is two keys that expire by
-themselves, the answer and its vector; a shelf is a sorted set of keys by age, cut to its bound with each
-entry. Redis' own ``maxmemory`` bounds the whole; nothing is locked, and what is lost is asked anew.
+An entry is two keys that expire, the answer and its vector; a shelf is a sorted set of keys by age, trimmed
+with each entry. Redis' own ``maxmemory`` bounds the whole; nothing is locked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -18,7 +18,7 @@ from resilience.response_cache_values import MAX_SHELF, CachedAnswer, CacheFigur
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
-    """An answer as it lies in Redis."""
+    """An answer in Redis."""
 
     text: str
     finish_reason: str
@@ -27,30 +27,30 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     shelf: str | None
 
 
+@dataclass(frozen=True, slots=True)
 class RedisStore:
     """A store in Redis.
 
     Args:
         client: bounded, with timeouts; closed with the store.
-        prefix: what all keys begin with.
-        ttl_s: age from which an entry is gone, seconds.
-        unix_time: seconds since 1970; all processes must agree on it to within their answers' ages.
+        prefix: of all keys.
+        ttl_s: age from which an entry is expired, seconds.
+        unix_time: seconds since 1970; all processes must roughly agree on it.
     """
 
-    def __init__(self, client: Redis, *, prefix: str, ttl_s: float, unix_time: Callable[[], float]) -> None:
-        self._client = client
-        self._prefix = prefix
-        self._ttl_s = ttl_s
-        self._unix_time = unix_time
+    client: Redis
+    prefix: str
+    ttl_s: float
+    unix_time: Callable[[], float]
 
     async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
         try:
-            data = cast(bytes | None, await self._client.get(self._answer(key)))
+            data = cast(bytes | None, await self.client.get(self._answer(key)))
             row = None if data is None else msgspec.msgpack.decode(data, type=_Row)
         except (RedisError, OSError, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
-        if row is None or not 0 <= self._age_s(row.put_at) < self._ttl_s:
+        if row is None or not 0 <= self._age_s(row.put_at) < self.ttl_s:
             return None
         return StoredAnswer(
             key, CachedAnswer(row.text, row.finish_reason, row.similar), row.put_at, row.shelf
@@ -58,24 +58,24 @@ class RedisStore:
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
         """Keys and vectors of a shelf's entries, newest first."""
-        oldest = self._unix_time() - self._ttl_s
+        oldest = self.unix_time() - self.ttl_s
         try:
-            newest = self._client.zrange(
+            newest = self.client.zrange(
                 self._shelf(shelf), "+inf", f"({oldest}", desc=True, byscore=True, offset=0, num=MAX_SHELF
             )
             keys = [key.decode() for key in cast(list[bytes], await newest)]
             if not keys:
                 return []
-            vectors = cast(list[bytes | None], await self._client.mget([self._vector(key) for key in keys]))
+            vectors = cast(list[bytes | None], await self.client.mget([self._vector(key) for key in keys]))
         except (RedisError, OSError, UnicodeDecodeError) as error:
             raise StoreError(type(error).__name__) from error
         return [(key, vector) for key, vector in zip(keys, vectors, strict=True) if vector is not None]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries, in one trip."""
-        ttl_ms = max(1, round(self._ttl_s * 1000))
+        ttl_ms = max(1, round(self.ttl_s * 1000))
         try:
-            async with self._client.pipeline(transaction=False) as pipeline:
+            async with self.client.pipeline(transaction=False) as pipeline:
                 for entry in entries:
                     kept = entry.kept
                     row = _Row(kept.text, kept.finish_reason, kept.similar, entry.put_at, entry.shelf)
@@ -97,17 +97,17 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close the pool."""
-        await self._client.aclose()
+        await self.client.aclose()
 
     def _age_s(self, put_at: float) -> float:
         # Another machine's clock may be a little ahead.
-        return max(0.0, self._unix_time() - put_at)
+        return max(0.0, self.unix_time() - put_at)
 
     def _answer(self, key: str) -> str:
-        return f"{self._prefix}answer:{key}"
+        return f"{self.prefix}answer:{key}"
 
     def _vector(self, key: str) -> str:
-        return f"{self._prefix}vector:{key}"
+        return f"{self.prefix}vector:{key}"
 
     def _shelf(self, shelf: str) -> str:
-        return f"{self._prefix}shelf:{shelf}"
+        return f"{self.prefix}shelf:{shelf}"

@@ -1,10 +1,11 @@
-"""What the response cache keeps, what it is asked, what it tells, and the port of where it keeps."""
+"""Values and events of the response cache, and the ports of its store and its embedder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import mul
 from typing import Protocol
 
 # Answers on one shelf, the newest: questions of one scope with the same facts. Searching so many takes less
@@ -14,12 +15,9 @@ MAX_SHELF = 64
 
 @dataclass(frozen=True, slots=True)
 class CacheQuestion:
-    """What was asked.
+    """A question. Requests of one ``key`` are equal; those of one ``scope`` differ in ``text`` alone.
 
-    Args:
-        key: the same for two requests only when they ask for the same in every respect.
-        scope: the same for two requests only when they differ in nothing but ``text``.
-        text: the latest user turn; ``None`` when only an exact match will do.
+    ``text`` is the latest user turn; ``None`` when only an exact match counts.
     """
 
     key: str
@@ -38,13 +36,7 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A kept answer that fits.
-
-    Args:
-        similarity: of the two questions; 1 when they are the same.
-        age_s: seconds since it was kept.
-        exact: found by its key.
-    """
+    """A stored answer that fits, ``exact`` when found by its key; the questions' ``similarity`` is 1 then."""
 
     kept: CachedAnswer
     similarity: float
@@ -58,8 +50,8 @@ class StoredAnswer:
 
     Args:
         put_at: when, on the cache's clock.
-        shelf: where similar questions look for it; ``None``: found by its key alone.
-        vector: what its question means, 32-bit floats, little-endian.
+        shelf: where similar questions find it; ``None``: found by its key alone.
+        vector: of its question, 32-bit floats, little-endian.
     """
 
     key: str
@@ -71,14 +63,14 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What is kept now, in number and in bytes."""
+    """Number and bytes of stored answers."""
 
     entries: int
     bytes: int
 
 
 class StoreError(Exception):
-    """The store could not be asked; ``error_type`` is the class of the error behind it."""
+    """The store failed; ``error_type`` is the class of the cause."""
 
     def __init__(self, error_type: str) -> None:
         self.error_type = error_type
@@ -86,10 +78,7 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """Where answers are kept. Everything may raise :class:`StoreError` and nothing else.
-
-    Bounded in number, bytes and age; an entry that is too old is never given.
-    """
+    """Stores answers; raises only :class:`StoreError`. Bounded in number, bytes and age."""
 
     async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
@@ -101,10 +90,46 @@ class Store(Protocol):
         """Keep entries; each replaces an older one of its key."""
 
     def figures(self) -> CacheFigures | None:
-        """What is kept; ``None`` where that is for another service to tell."""
+        """Its figures; ``None`` where another service reports them."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a question means, as far as an embedder can tell.
+
+    Args:
+        facts: what a similar question must contain too, word by word.
+        vector: of length 1; empty when nothing of the text is known.
+        threshold: least similarity at which a question with these facts counts as the same.
+    """
+
+    facts: tuple[str, ...]
+    vector: tuple[float, ...]
+    threshold: float
+
+    def similarity(self, other: Sequence[float]) -> float:
+        """The cosine with the other vector; 1 when both are empty, 0 when one is."""
+        if not self.vector or not other:
+            return 1.0 if not self.vector and not other else 0.0
+        return float(sum(map(mul, self.vector, other)))
+
+
+class Embedder(Protocol):
+    """Embeds texts.
+
+    Invariants: thread-safe; equal texts have equal meanings; a text is similar to itself; blocking and
+    called from a thread; raises nothing.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the model: vectors of two models are never compared."""
+
+    def meaning(self, text: str) -> Meaning | None:
+        """What ``text`` means; ``None`` when that cannot be said."""
 
 
 class Lookup(StrEnum):

@@ -1,8 +1,7 @@
-"""Resuming a broken answer: in which mode, from which token, and how the rest is joined to the first part.
+"""Resuming a broken answer: in which mode, from which token, and how the rest is joined; sans-I/O.
 
-An engine holds text back: bytes that are not a whole character yet, words that may start a stop string. So
-the reported ids may be ahead of the text, and a resumption from all of them would leave a hole, one from too
-few would repeat text. Sans I/O.
+An engine holds text back: incomplete characters, and words that may start a stop string. So the reported ids
+may be ahead of the text; resuming from all of them would leave a hole.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class ResumeRules:
 
     Args:
         enabled: whether answers are resumed, and requests wait for a restart.
-        wait_s: a restart that is expected within this is waited for before the next leg is asked.
+        wait_s: a restart expected within this time is waited for before the next leg.
         max_wait_s: longest wait for restarts, all together.
         commit_chunks: pieces of a stream held back while its answer could not be resumed exactly; 0: none.
         commit_s: longest that they are held.
@@ -42,22 +41,22 @@ class ResumeMode(StrEnum):
 
 
 def resume_modes(*, takes_ids: bool, ids_known: bool, takes_text: bool) -> tuple[ResumeMode, ...]:
-    """The modes that are possible, best first.
+    """The possible modes, best first.
 
     Args:
-        takes_ids: whether the backend resumes from token ids.
-        ids_known: whether every id of the answer is known, chosen by the same model.
-        takes_text: whether the backend completes a message, and the prompt has messages.
+        takes_ids: the backend resumes from token ids.
+        ids_known: every id of the answer is known, chosen by the same model.
+        takes_text: the backend completes a message, and the prompt has messages.
     """
     possible = (takes_ids and ids_known, takes_ids, takes_text)
     return tuple([mode for mode, is_possible in zip(ResumeMode, possible, strict=True) if is_possible])
 
 
 class Spelling(Protocol):
-    """What tokens are to the models that take token ids."""
+    """The tokenizer of the models that take token ids."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; none for a control token."""
+        """The bytes of a token; none for a control token."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a text."""
@@ -68,10 +67,10 @@ class ResumePoint:
     """Where an answer is resumed.
 
     Args:
-        token_ids: the ids that stay; the next token is generated after them.
+        token_ids: the ids that are kept; the next token is generated after them.
         held: text of the last of them that the caller does not have; it is sent first.
-        again: the end of the caller's text that these ids do not cover; the new output starts with it, and it
-            is not sent again. One of ``held`` and ``again`` is empty.
+        again: the end of the caller's text that the ids do not cover; the new output repeats it, and it is
+            not sent again. One of ``held`` and ``again`` is empty.
     """
 
     token_ids: tuple[int, ...]
@@ -79,23 +78,16 @@ class ResumePoint:
     again: str = ""
 
     def covered(self, text: str) -> str:
-        """What the ids decode to, where ``text`` is what the caller has."""
+        """The text of the ids, where the caller has ``text``."""
         return text[: len(text) - len(self.again)] + self.held
 
 
 def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> ResumePoint | None:
-    """The point after ``text``: the shortest run of the ids that covers it.
+    """The point after the caller's ``text``: the fewest of the ids reported with it that cover it.
 
-    When the last of them covers more than the text, the rest is ``held``. When that would end inside a
-    character, ids are dropped back to where a character ends, and the text after that is generated ``again``.
-
-    Args:
-        token_ids: those reported with the text, perhaps more.
-        text: what the caller has.
-        token_bytes: the bytes of a token; none for a control token.
-
-    Returns:
-        ``None`` when ids and text belong to different answers.
+    When the last of them covers more than the text, the rest is ``held``. When they end inside a character,
+    ids are dropped back to a character's end, and the text after that is generated ``again``. ``None`` when
+    ids and text belong to different answers.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     got, kept, rest = 0, 0, ""
@@ -121,13 +113,8 @@ class Mismatch(Exception):
 class Splice:
     """Joins the output of a resumed call to what the caller has.
 
-    Args:
-        point: where the answer is resumed.
-        stop: the request's stop strings; no answer contains one, whichever call wrote its start.
-        token_bytes: as for :func:`align`.
+    No answer contains one of the stop strings, whichever call wrote its start.
     """
-
-    __slots__ = ("_again", "_held", "_new", "_stop", "_token_bytes")
 
     def __init__(
         self,
@@ -147,11 +134,7 @@ class Splice:
         return not self._held and not self._again
 
     def take(self, text: str, token_ids: Sequence[int] = ()) -> str:
-        """The part of a piece that the caller does not have, after what was held.
-
-        Raises:
-            Mismatch: it does not start with the text that should be repeated.
-        """
+        """The part of a piece that the caller lacks. Raises Mismatch when it does not repeat the text."""
         if self._again:
             length = min(len(text), len(self._again))
             if text[:length] != self._again[:length]:
@@ -165,12 +148,10 @@ class Splice:
         return text
 
     def end(self) -> str:
-        """What is still held when the call has ended without further text.
-
-        Where a stop string starts in it whose rest was generated but held back, the text ends before that.
+        """The text still held at the call's end, up to a stop string whose rest the engine held back.
 
         Raises:
-            Mismatch: the call ended before it repeated that text.
+            Mismatch: the call ended before it repeated the text.
         """
         if self._again:
             raise Mismatch
@@ -185,7 +166,6 @@ class Resumption:
     """One way to resume an answer.
 
     Args:
-        mode: the way.
         text: the part of the answer that the backend is given.
         token_ids: ids that decode to ``text``; ``None`` where the backend is given the text alone.
         splice: joins the new output to what the caller has.
@@ -204,14 +184,7 @@ def plan_resumption(
     stop: Sequence[str],
     spelling: Spelling,
 ) -> Resumption | None:
-    """The first of ``modes`` that fits the answer; ``None`` when none does.
-
-    Args:
-        modes: the possible ones, best first.
-        text: what the caller has, or would have been given.
-        token_ids: those that were reported with it.
-        spelling: what token ids are text of.
-    """
+    """The first of ``modes`` that fits the caller's ``text`` and its ids; ``None`` when none does."""
     for mode in modes:
         if mode is ResumeMode.EXACT:
             point = align(token_ids, text, spelling.token_bytes)

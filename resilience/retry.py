@@ -22,23 +22,17 @@ class Attempt:
     after: FailureKind | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Applies the table of ``resilience.failures`` within the budgets.
+    """Applies the table of ``resilience.failures`` within the retry budget of all requests together."""
 
-    Args:
-        budget: what the retries of all requests together may add.
-    """
-
-    def __init__(
-        self, budget: RetryBudget, random: random.Random, emit: Callable[[ResilienceEvent], None]
-    ) -> None:
-        self._budget = budget
-        self._random = random
-        self._emit = emit
+    budget: RetryBudget
+    random: random.Random
+    emit: Callable[[ResilienceEvent], None]
 
     def began(self, backend: str, now: float) -> None:
         """The first attempt on ``backend`` is made; it pays for a part of a retry."""
-        self._budget.attempted(backend, now)
+        self.budget.attempted(backend, now)
 
     def wait_s(
         self,
@@ -52,11 +46,7 @@ class RetryPolicy:
     ) -> float | None:
         """Seconds until the next attempt, which is then paid for; ``None`` when there is none.
 
-        The wait doubles, with jitter, and is at least what the backend asked for. It never passes ``end``.
-
-        Args:
-            calls: the request's.
-            end: when the attempts must have ended.
+        The wait doubles, with jitter, and is at least the backend's Retry-After. It never passes ``end``.
         """
         policy = failure.policy
         asked_s = failure.retry_after_s or 0.0
@@ -64,7 +54,7 @@ class RetryPolicy:
         if failure.final or attempt.number > policy.retries_same or asked_s > policy.longest_wait_s:
             return None
         doubled_s = (
-            policy.first_wait_s * 2.0 ** (attempt.number - 1) * (1.0 + self._random.uniform(0.0, JITTER))
+            policy.first_wait_s * 2.0 ** (attempt.number - 1) * (1.0 + self.random.uniform(0.0, JITTER))
         )
         wait_s = max(min(doubled_s, policy.longest_wait_s), asked_s)
         if (end is not None and now + wait_s >= end) or not calls.allows(backend):
@@ -74,6 +64,6 @@ class RetryPolicy:
 
     def affords(self, backend: str, kind: FailureKind, attempt: int, now: float, wait_s: float = 0.0) -> bool:
         """Whether the retry budget has another call to ``backend``; it is paid for then."""
-        paid = self._budget.take(backend, now)
-        self._emit(Retried(backend, kind, attempt, wait_s) if paid else RetryRefused(backend, kind, attempt))
+        paid = self.budget.take(backend, now)
+        self.emit(Retried(backend, kind, attempt, wait_s) if paid else RetryRefused(backend, kind, attempt))
         return paid

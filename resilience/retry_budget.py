@@ -1,9 +1,8 @@
 """Bounds on calls that are made again, sans I/O.
 
-:class:`RetryBudget` bounds what the retries of all requests add to the load of one backend: when a backend is
-in trouble every request fails, and a fixed number of retries each would multiply its load just then.
-:class:`CallBudget` bounds what one request may cause: its loops are nested (the fallback chain asks a
-backend, the retry loop asks it again, a pool asks another worker), and would multiply without a common bound.
+:class:`RetryBudget` bounds the load that retries add to one backend: when every request fails, a fixed number
+of retries each would multiply it. :class:`CallBudget` bounds the calls of one request, whose nested loops
+(fallback chain, retry loop, workers of a pool) would multiply.
 """
 
 from __future__ import annotations
@@ -24,15 +23,10 @@ MAX_EXTRA_CALLS = 4
 
 @dataclass(slots=True)
 class CallBudget:
-    """The calls to servers that one request may still make. Every caller of a server asks it first.
+    """The calls to servers that one request may still make.
 
-    The first call to each backend of the request is free. Each further call to any server takes one of
-    ``extra``: a retry, a resumption, another worker of a pool, a hedged request. So a request makes at most
-    ``extra`` calls more than it asks backends.
-
-    Args:
-        extra: further calls that are left.
-        called: the backends that have been called.
+    The first call to each backend is free. Each further call to any server takes one of ``extra``: a retry, a
+    resumption, another worker of a pool, a hedged request.
     """
 
     extra: int = MAX_EXTRA_CALLS
@@ -58,24 +52,12 @@ class CallBudget:
 
 
 class RetryBudget:
-    """The retries that each backend may still be given: a bucket for each.
+    """A token bucket of retries for each backend.
 
-    Over any time, retries of one backend are at most ``most + share * first attempts + per_second *
-    seconds``. Backends are configured, so their number is bounded.
-
-    Args:
-        share: retries that a first attempt pays for.
-        per_second: retries that a second pays for.
-        most: bound of what is saved up, at least 1.
+    Retries of one backend are at most ``most + share * first attempts + per_second * seconds``.
     """
 
     def __init__(self, *, share: float = SHARE, per_second: float = PER_SECOND, most: float = MOST) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"share is {share}; allowed: 0 to 1")
-        if not per_second >= 0:
-            raise ValueError(f"per_second is {per_second}; allowed: 0 or more")
-        if not most >= 1:
-            raise ValueError(f"most is {most}; allowed: 1 or more")
         self._share = share
         self._per_second = per_second
         self._most = most

@@ -1,4 +1,4 @@
-"""When a lost engine is restarted, and when it is given up: decisions only, no process and no clock.
+"""When a lost engine is restarted, and when it is given up; sans-I/O.
 
 ::
 
@@ -20,7 +20,7 @@ from enum import StrEnum
 HOUR_S = 3600.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
-# After a longer pause between two observations the observer itself was stopped, and what it measured is old.
+# A longer pause between two observations means that the observer itself was stopped: they are ignored.
 LONGEST_GAP_S = 2.0
 
 
@@ -47,14 +47,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was observed of the engine at one moment.
-
-    Args:
-        gone: one of its processes has ended.
-        stopped: one of them is stopped by a signal.
-        unfinished: sequences that it was given and has not ended.
-        steps: steps that it has reported since its start.
-    """
+    """The engine at one moment: ``gone`` and ``stopped`` (by a signal) hold for any of its processes."""
 
     gone: bool = False
     stopped: bool = False
@@ -81,7 +74,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine takes no more work, and what was under way has failed; ``detail`` says what was observed."""
+    """The engine takes no work, and its requests have failed."""
 
     reason: Loss
     detail: str
@@ -89,10 +82,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarting:
-    """It is started again in ``wait_s``, the ``attempt``-th time within an hour.
-
-    ``exit_code`` is of the process that ended, negative for a signal; ``None`` when it is not known.
-    """
+    """It is restarted in ``wait_s``, the ``attempt``-th time in an hour. A signal's exit code is negative."""
 
     reason: Loss
     attempt: int
@@ -124,11 +114,7 @@ SupervisorEvent = EngineLost | EngineRestarting | EngineRestarted | EngineGivenU
 
 
 class RestartPolicy:
-    """At most so many restarts in any hour, each after a longer wait: 0, 1, 2, 4 … seconds.
-
-    Args:
-        max_per_hour: restarts, the failed ones counted.
-    """
+    """At most ``max_per_hour`` restarts, failed ones included, with waits of 0, 1, 2, 4 … seconds."""
 
     def __init__(self, max_per_hour: int) -> None:
         self._max_per_hour = max_per_hour
@@ -150,13 +136,13 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Takes what happens to one engine and says what to do about it.
+    """Takes observations of one engine and decides about restarts.
 
     Args:
         max_restarts_per_hour: 0: a lost engine stays lost.
-        hang_s: longest that an engine with work may go without a step, seconds.
-        stopped_s: longest that one of its processes may be stopped by a signal. A debugged process has
-            another state and is left alone.
+        hang_s: longest time of an engine with work without a step, seconds.
+        stopped_s: longest time that one of its processes may be stopped by a signal; a debugged process has
+            another state.
     """
 
     def __init__(self, *, max_restarts_per_hour: int, hang_s: float, stopped_s: float) -> None:
@@ -182,13 +168,11 @@ class Supervisor:
         return self._policy.in_last_hour(now)
 
     def ready_in_s(self, now: float) -> float | None:
-        """Seconds until a restart is complete, by the time that the last start took; ``None`` without one.
+        """Seconds until a restart is complete, by the last start's duration; ``None`` without a restart.
 
-        A restart that is late is expected to take as long again as it is late.
+        A late restart is expected to take as long again as it is late.
         """
-        if self._state is not SupervisorState.RESTARTING:
-            return None
-        return abs(self._ready_at - now)
+        return abs(self._ready_at - now) if self._state is SupervisorState.RESTARTING else None
 
     def begun(self, now: float) -> None:
         """A start begins to load."""
@@ -205,23 +189,20 @@ class Supervisor:
             self._reset()
 
     def start_failed(self, now: float) -> Restart | GiveUp | None:
-        """A restart has failed; ``None`` when it was no restart, or the engine is to be stopped."""
+        """A start has failed; ``None`` when it was no restart."""
         return self._again(now, Loss.START_FAILED) if self._state is SupervisorState.RESTARTING else None
 
     def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
-        """An engine that took work does so no more; ``None`` when that is known already or intended."""
-        return (
-            self._again(now, reason)
-            if self._state in (SupervisorState.READY, SupervisorState.SUSPECT)
-            else None
-        )
+        """The engine takes no work; ``None`` when that is known already or intended."""
+        running = self._state in (SupervisorState.READY, SupervisorState.SUSPECT)
+        return self._again(now, reason) if running else None
 
     def stop(self) -> None:
         """The engine is to be stopped: from now on nothing is a loss."""
         self._state = SupervisorState.STOPPED
 
     def observe(self, now: float, observed: Observation) -> Loss | None:
-        """Take an observation; returns the loss when there is one, and the caller then kills what is left."""
+        """Take an observation; on a loss the caller kills the remaining processes."""
         late = self._observed_at is None or now - self._observed_at > LONGEST_GAP_S
         self._observed_at = now
         if observed.gone:
@@ -251,6 +232,6 @@ class Supervisor:
         return Restart(reason, made, wait_s)
 
     def _reset(self) -> None:
-        """Observations of the engine before say nothing about this one."""
+        """Forget the observations of the previous engine."""
         self._observed_at = self._stopped_since = None
         self._steps = -1

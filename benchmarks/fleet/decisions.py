@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from benchmarks.fleet.front import Seen
 from evaluation.simulator.measures import percentile
+from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import WHOLE_UP_TO, WorkerPool
-from gateway.backends.workers.scrape import WorkerFigures
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice
 
 # Requests that are on each worker, blocks of a prompt, turns of a conversation that are asked again.

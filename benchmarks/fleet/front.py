@@ -13,9 +13,8 @@ from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, BackendLoad, Demand
 from evaluation.simulator.values import SimulatedRequest
 from gateway.backends.workers.health import HealthRules, WorkerHealth
-from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.load import WorkerFigures, WorkerLoad
 from gateway.backends.workers.pool import WorkerPool
-from gateway.backends.workers.scrape import WorkerFigures
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 
 

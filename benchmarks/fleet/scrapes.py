@@ -8,7 +8,7 @@ import threading
 import time
 
 from gateway.backends.workers.client import Timeouts, WorkerClient
-from gateway.backends.workers.scrape import read_figures
+from gateway.backends.workers.load import read_figures
 
 # Lines of a worker's metrics besides those that are read: vLLM writes several hundred.
 OTHER_LINES = 500

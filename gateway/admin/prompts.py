@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import SUMMARY_TITLE
 from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.budgets import budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text

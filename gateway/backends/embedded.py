@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from admission.values import BackendLoad
 from engine import errors
@@ -47,6 +47,7 @@ _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedBackend:
     """Generates on the engine in the gateway's own process tree.
 
@@ -57,43 +58,35 @@ class EmbeddedBackend:
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
     """
 
-    kind = "embedded"
+    kind: ClassVar = "embedded"
+    continues: ClassVar = CONTINUES
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        model: str,
-        client: EngineClient,
-        defaults: Sampling,
-        max_running: int,
-        token_bytes: Callable[[int], bytes],
-        adapters: LoraSlots,
-        share_prefixes: bool = False,
-    ) -> None:
-        self.name = name
-        self.model = model
-        self._client = client
-        self._defaults = defaults
-        self._max_running = max_running
-        self._token_bytes = token_bytes
-        self._adapters = adapters
-        self._share_prefixes = share_prefixes
-        self.continues = CONTINUES
-        self.features = FEATURES if adapters.places else FEATURES - {Feature.LORA}
+    name: str
+    model: str
+    client: EngineClient
+    defaults: Sampling
+    max_running: int
+    token_bytes: Callable[[int], bytes]
+    adapters: LoraSlots
+    share_prefixes: bool = False
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """All; adapters only where the engine has places for them."""
+        return FEATURES if self.adapters.places else FEATURES - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
         """The engine's state."""
-        return state_of(self._client)
+        return state_of(self.client)
 
     @property
     def load(self) -> BackendLoad | None:
         """The engine's load after its last step."""
-        signals = self._client.signals
+        signals = self.client.signals
         if signals is None:
             return None
-        return load_of(signals, self._max_running)
+        return load_of(signals, self.max_running)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early aborts the sequences at once.
@@ -104,9 +97,9 @@ class EmbeddedBackend:
         try:
             async with AsyncExitStack() as held:
                 if work.adapter is not None:
-                    await held.enter_async_context(self._adapters.hold(work.adapter))
+                    await held.enter_async_context(self.adapters.hold(work.adapter))
                 going = {
-                    held.enter_context(self._client.submit(self._engine_request(work, index))): index
+                    held.enter_context(self.client.submit(self._engine_request(work, index))): index
                     for index in range(work.sampling.n)
                 }
                 while going:
@@ -128,11 +121,11 @@ class EmbeddedBackend:
         return Delta(output.text, len(output.token_ids), cached, wait_s, index, logprobs, output.token_ids)
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
-        top = tuple([TokenLogprob(self._token_bytes(token), logprob) for token, logprob in entry.top])
-        return TokenLogprob(self._token_bytes(entry.token_id), entry.logprob, top)
+        top = tuple([TokenLogprob(self.token_bytes(token), logprob) for token, logprob in entry.top])
+        return TokenLogprob(self.token_bytes(entry.token_id), entry.logprob, top)
 
     def _engine_request(self, work: Work, index: int) -> GenerationRequest:
-        wanted = filled(work.sampling, self._defaults)
+        wanted = filled(work.sampling, self.defaults)
         assert wanted.max_tokens is not None and wanted.temperature is not None and wanted.top_p is not None
         assert wanted.top_k is not None and wanted.min_p is not None
         partial = check_partial(work, self.continues, self.name)
@@ -155,7 +148,7 @@ class EmbeddedBackend:
                 structured=_structured(work.response_format),
             ),
             priority=work.priority,
-            cache_salt=None if self._share_prefixes else work.cache_salt,
+            cache_salt=None if self.share_prefixes else work.cache_salt,
             adapter_id=work.adapter.adapter_id if work.adapter else None,
             partial_token_ids=() if partial is None else partial.token_ids or (),
         )

@@ -107,7 +107,7 @@ class EmbeddedHost:
     def backend(self, name: str) -> Backend:
         """The engine as a backend; all of them share its adapters."""
         return EmbeddedBackend(
-            name,
+            name=name,
             model=self._model,
             client=self._client,
             defaults=self._defaults,

@@ -16,14 +16,7 @@ from observability.events import EngineFigures
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine knows of itself once it has loaded.
-
-    Args:
-        max_model_len: prompt and output together, in tokens, as it really holds.
-        block_size: tokens a KV block holds.
-        total_blocks: KV blocks of the pool.
-        details: what an operator wants to read next to them (parameters, dtype, device, seconds to load).
-    """
+    """The limits of a loaded engine, tokens and KV blocks; ``details`` (dtype, device…) are for operators."""
 
     max_model_len: int
     block_size: int
@@ -32,11 +25,10 @@ class EngineFacts:
 
 
 class EngineHost(Protocol):
-    """One engine in the gateway's process tree, of whichever kind, from its one start to its end.
+    """One engine in the gateway's process tree, from its one start to its end.
 
-    Invariants: ``stop`` may be called in any state, also while ``start`` runs or after it failed, and leaves
-    no process behind; ``facts``, ``figures``, ``unfinished`` and ``exit_code`` only read what is known
-    already.
+    Invariants: ``stop`` may be called in any state, also while ``start`` runs, and leaves no process;
+    ``facts``, ``figures``, ``unfinished`` and ``exit_code`` do no I/O.
     """
 
     @property
@@ -62,11 +54,7 @@ class EngineHost(Protocol):
         """Its processes now. Looks through the machine's: not for the event loop."""
 
     async def start(self) -> EngineFacts:
-        """Load and warm up.
-
-        Raises:
-            EngineStartError: it cannot be started; the message says what to fix.
-        """
+        """Load and warm up. Raises EngineStartError, whose message says what to fix."""
 
     async def stop(self, timeout_s: float) -> None:
         """Stop it gracefully, by force after ``timeout_s``."""

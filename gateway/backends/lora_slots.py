@@ -97,9 +97,8 @@ class LoraSlots:
         """The adapter is loaded while the block runs.
 
         Raises:
-            BackendFailure: of ``adapter_id``: all places are in use (``throttled``), or it cannot be loaded
-                (``model_not_found``); the others are as before.
-            EngineDead: the engine is gone.
+            BackendFailure: all places are in use (``throttled``) or loading failed (``model_not_found``).
+            EngineDead: the engine is dead.
         """
         name, residency = adapter.adapter_id, self.residency
         residency.enter(name, self._clock())
@@ -139,10 +138,7 @@ class LoraSlots:
         return True
 
     async def unload(self, adapter_id: str) -> bool:
-        """Unload an idle adapter; whether it is unloaded.
-
-        Raises EngineError.
-        """
+        """Unload an idle adapter; whether it is unloaded. Raises EngineError."""
         async with self._changing:
             if adapter_id not in self._engine.adapters:
                 return True
@@ -165,13 +161,9 @@ class LoraSlots:
             if isinstance(decision, Broken):
                 raise _broken(name, decision)
             if isinstance(decision, Full):
-                raise BackendFailure(
-                    FailureKind.THROTTLED,
+                raise _full(
                     f"all {self.places} adapters that the engine can hold are in use or pinned "
-                    f"({decision.pinned} pinned)",
-                    retry_after_s=RETRY_AFTER_S,
-                    param=PARAM,
-                    isolated=True,  # the base model and the loaded adapters still work
+                    f"({decision.pinned} pinned)"
                 )
             await self._carry_out(adapter, decision, ahead=ahead)
 
@@ -182,13 +174,7 @@ class LoraSlots:
                 await self._give_up(decision.evict, "room")
             await self._engine.load_adapter(adapter)
         except errors.NoAdapterRoom as error:
-            raise BackendFailure(
-                FailureKind.THROTTLED,
-                str(error),
-                retry_after_s=RETRY_AFTER_S,
-                param=PARAM,
-                isolated=True,
-            ) from error
+            raise _full(str(error)) from error
         except errors.EngineAdapterError as error:
             raise self._failed(adapter, error.code, str(error)) from error
         now = self._clock()
@@ -214,6 +200,13 @@ class LoraSlots:
         wait_s = self.residency.failed(adapter.adapter_id, detail, self._clock())
         self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
         return _broken(adapter.adapter_id, Broken(detail, wait_s))
+
+
+def _full(message: str) -> BackendFailure:
+    # Isolated: the base model and the loaded adapters still work.
+    return BackendFailure(
+        FailureKind.THROTTLED, message, retry_after_s=RETRY_AFTER_S, param=PARAM, isolated=True
+    )
 
 
 def _broken(name: str, why: Broken) -> BackendFailure:

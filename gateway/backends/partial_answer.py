@@ -13,14 +13,7 @@ Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
 def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
-    """The partial answer; ``None`` when the work starts a new one.
-
-    Args:
-        ways: how the backend can resume an answer.
-
-    Raises:
-        BackendFailure: it cannot resume this one.
-    """
+    """The partial answer, if any. Raises BackendFailure when ``ways`` do not allow to resume it."""
     partial = work.partial
     if partial is None:
         return None
@@ -54,15 +47,9 @@ class TextSplice:
     """Joins new text to the text of a partial answer.
 
     A stop string that starts in the old text may end in the new one, which the backend does not notice. White
-    space at the end of the old text is not sent, since many templates and models strip it, and may be
-    generated again. Text is held back only while one of both is possible.
-
-    Args:
-        given: the old text.
-        trimmed: the white space at the old text's end that was not sent to the backend.
+    space at the end of the old text (``trimmed``) is not sent, since many templates and models strip it, and
+    may be generated again. Text is held back only while one of both is possible.
     """
-
-    __slots__ = ("_held", "_rests", "_trimmed")
 
     def __init__(self, given: str, stops: Sequence[str], trimmed: str = "") -> None:
         self._rests = {
@@ -118,8 +105,6 @@ class _StopReached(Exception):
 
 class _Gate:
     """A sink that passes on what the splice returns. ``first`` collects what is held back."""
-
-    __slots__ = ("_open", "_out", "_splice", "first")
 
     def __init__(self, splice: TextSplice, out: DeltaSink) -> None:
         self._splice = splice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -38,10 +38,7 @@ class Continue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartialAnswer:
-    """The part of an answer that a broken call has delivered; it must not be delivered again.
-
-    ``token_ids`` decode to exactly ``text``; ``None`` when the ids are not known.
-    """
+    """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -59,25 +56,23 @@ class Calls(Protocol):
     """Traces the calls of a backend to its servers."""
 
     def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
-        """``with call(target)``: the call runs while the block does; ``hedge``: a second, parallel call."""
+        """The call runs while the block does; ``hedge``: it is a second, parallel one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A request to a backend.
 
-    ``sampling.max_tokens`` is always set. A backend that takes token ids uses ``token_ids`` and must not
-    tokenize again; one that takes messages uses ``messages``. Prompts with different ``cache_salt`` must not
-    share cached prefixes: it is the tenant, and the time of a first token would reveal others' prompts.
-    The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false
-    the caller does not read single pieces: a backend may give larger ones after the first.
+    ``sampling.max_tokens`` is always set. A backend uses ``token_ids``, without tokenizing again, or
+    ``messages``. Prompts with different ``cache_salt``, which is the tenant, must not share cached prefixes:
+    the time of a first token would reveal others' prompts. The first ``prefix_tokens`` of ``token_ids`` are
+    the canonical stable prefix. When ``stream`` is false a backend may give larger pieces after the first.
 
     With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
     penalties and formats apply to the whole answer as far as the backend can.
 
-    ``calls`` is valid only in this process: a backend that sends the work elsewhere omits it. The caller
-    has taken one call from ``call_budget``; a backend takes another for each further server that it asks.
+    The caller has taken one call from ``call_budget``; a backend takes another for each further server.
     """
 
     generation_id: str
@@ -97,13 +92,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer: text (perhaps empty) and how many tokens it stands for.
+    """A piece of text number ``index`` of ``sampling.n``, perhaps empty, and its number of tokens.
 
-    ``index`` tells which of ``sampling.n`` texts it belongs to; ``logprobs`` has an entry for each token when
-    they were asked for. ``token_ids`` are the ids of those tokens, empty if the backend does not report them.
-
-    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when the backend already knows them,
-    so that an answer cut short is still accounted for.
+    ``logprobs`` has an entry for each token when requested; ``token_ids`` are empty if not reported.
+    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when known, so that an answer that is cut
+    short is accounted for.
     """
 
     text: str
@@ -117,11 +110,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a generation ended, as the backend counted it. ``queue_wait_s`` is time before the first step.
+    """How a generation ended. ``queue_wait_s`` is the time before the first step.
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
-    and the tokens of all texts. For a resumed answer it counts the request's own prompt, and
-    the tokens of this call only.
+    and the tokens of all texts. For a resumed answer: the request's own prompt, the tokens of this call.
     """
 
     finish_reason: FinishReason
@@ -225,6 +217,27 @@ class Restarting(Protocol):
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All configured backends; the set is fixed while the gateway runs, their state is not."""
+
+    backends: Mapping[str, Backend]
+
+    @property
+    def base_models(self) -> Collection[str]:
+        """The ids of the base models served."""
+        return {backend.model for backend in self.backends.values()}
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether at least one backend can take work."""
+        return any(backend.state is BackendState.READY for backend in self.backends.values())
+
+    def load(self, name: str) -> BackendLoad | None:
+        """A backend's load as last reported."""
+        return self.backends[name].load
 
 
 def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:

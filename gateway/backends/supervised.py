@@ -13,9 +13,7 @@ import psutil
 from engine.errors import EngineDead, EngineStartError
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState
-from gateway.backends.supervised_backend import SupervisedBackend
-from gateway.backends.supervised_figures import Totals
-from gateway.backends.supervised_processes import any_gone, any_stopped, kill
+from gateway.backends.supervised_backend import SupervisedBackend, Totals
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import (
@@ -31,6 +29,32 @@ from resilience.supervisor import (
     SupervisorEvent,
     SupervisorState,
 )
+
+
+def any_gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether one of them has ended."""
+    return any(_status(process) == psutil.STATUS_ZOMBIE for process in processes)
+
+
+def any_stopped(processes: Sequence[psutil.Process]) -> bool:
+    """Whether one of them is stopped by a signal."""
+    return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill them, stopped ones included; does not wait."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _status(process: psutil.Process) -> str:
+    """A process's state; one that no longer exists counts as a zombie."""
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)
+
 
 # Interval of the checks of the engine's processes; the end of a process is noticed at once.
 LOOK_EVERY_S = 0.25
@@ -126,11 +150,9 @@ class SupervisedHost:
 
     def standing(self) -> EngineStanding:
         """The supervisor's state and figures."""
-        now = self._clock()
-        supervisor = self._supervisor
-        return EngineStanding(
-            supervisor.state, supervisor.restarts_last_hour(now), supervisor.ready_in_s(now)
-        )
+        now, supervisor = self._clock(), self._supervisor
+        restarts = supervisor.restarts_last_hour(now)
+        return EngineStanding(supervisor.state, restarts, supervisor.ready_in_s(now))
 
     def figures(self) -> EngineFigures | None:
         """Its figures for the metrics; counters continue across restarts."""
@@ -143,18 +165,12 @@ class SupervisedHost:
 
     def inner(self, name: str) -> Backend:
         """The backend of that name on the engine that runs now."""
-        backends = self._life.backends
-        found = backends.get(name)
-        if found is None:
-            found = backends[name] = self._life.host.backend(name)
-        return found
+        if name not in self._life.backends:
+            self._life.backends[name] = self._life.host.backend(name)
+        return self._life.backends[name]
 
     def check_ready(self, name: str) -> None:
-        """Refuse work that would wait for a restart.
-
-        Raises:
-            BackendFailure: the engine restarts, or was given up.
-        """
+        """Refuse work that would wait for a restart. Raises BackendFailure."""
         standing = self._supervisor.state
         if standing is SupervisorState.RESTARTING:
             raise BackendFailure(
@@ -168,7 +184,7 @@ class SupervisedHost:
             )
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the engine takes work, at most so long; whether it does."""
+        """Wait at most ``timeout_s`` until the engine takes work; whether it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -192,21 +208,17 @@ class SupervisedHost:
             kill(life.processes)
 
     async def start(self) -> EngineFacts:
-        """Start the first engine.
-
-        Raises:
-            EngineStartError: it cannot be started.
-        """
+        """Start the first engine. Raises EngineStartError."""
         self._supervisor.begun(self._clock())
         self._facts = await self._life.host.start()
         self._supervisor.started(self._clock())
-        self._tell()
+        self._notify()
         return self._facts
 
     async def stop(self, timeout_s: float) -> None:
         """Stop the engine for good: gracefully, by force after ``timeout_s``."""
         self._supervisor.stop()
-        self._tell()
+        self._notify()
         await self._life.host.stop(timeout_s)
 
     async def keep(self) -> None:
@@ -261,7 +273,7 @@ class SupervisedHost:
         if decision is not None:
             self._decision, self._lost_at, self._detail = decision, self._clock(), detail
             self._emit(EngineLost(reason, detail))
-            self._tell()
+            self._notify()
 
     async def _retire(self) -> None:
         """Stop what is left of a lost engine, and add its counters to the totals."""
@@ -285,11 +297,11 @@ class SupervisedHost:
         if error is not None:
             self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"
             decision = self._supervisor.start_failed(now)
-            self._tell()
+            self._notify()
             return decision
         self._supervisor.started(now)
         self._emit(EngineRestarted(restart.attempt, now - started_at, now - self._lost_at))
-        self._tell()
+        self._notify()
         self._on_step(self._totals.preemptions)  # wakes callers that wait for a step
         return None
 
@@ -324,7 +336,7 @@ class SupervisedHost:
         )
         return life
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake every caller that waits for a change."""
         self._news.set()
         self._news = asyncio.Event()

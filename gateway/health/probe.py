@@ -5,8 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import Message, Role
-from gateway.backends.fleet import Fleet
-from gateway.backends.port import Backend, Completion, Delta, Work
+from gateway.backends.port import Backend, Completion, Delta, Fleet, Work
 from gateway.backends.supervised import EngineStanding
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.registry import AdapterRegistry
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.contracts.model_card import CardKind, ModelCard
 
 

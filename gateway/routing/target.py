@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from adapters.values import Selection
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route

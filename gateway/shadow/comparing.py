@@ -14,8 +14,8 @@ from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way, meaning_likeness
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Copy
-from resilience.embedder import Embedder
 from resilience.leg_limits import LegPrice, LegUsage
+from resilience.response_cache_values import Embedder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import mul
 
-from resilience.embedder import Embedder
+from resilience.response_cache_values import Embedder
 
 # chrF as published (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much as precision.
 MAX_ORDER = 6

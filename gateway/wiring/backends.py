@@ -10,9 +10,8 @@ import structlog
 from prometheus_client.registry import Collector
 
 from gateway.backends.faulty import Chaos, FaultPlan, faulty
-from gateway.backends.fleet import Fleet
 from gateway.backends.host import Resident
-from gateway.backends.port import Backend
+from gateway.backends.port import Backend, Fleet
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras

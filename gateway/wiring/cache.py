@@ -11,11 +11,10 @@ from gateway.config.errors import ConfigError
 from gateway.config.response_cache import CacheConfig
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
-from resilience.embedder import Embedder
 from resilience.leg_limits import FREE, LegLimit, LegLimits, LegPrice, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
-from resilience.response_cache_values import CacheEvent, CacheFigures, Store
+from resilience.response_cache_values import CacheEvent, CacheFigures, Embedder, Store
 from resilience.word_embedding.model import EmbeddingError, WordEmbedding
 
 NANOUSD = 1_000_000_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from accounting.shadow_pairs import ShadowPairStore
 from admission.controller import AdmissionController
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
 from gateway.prompts.text import ModelText

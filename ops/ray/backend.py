@@ -13,8 +13,7 @@ from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
-from gateway.backends.workers.load import WorkerLoad
-from gateway.backends.workers.scrape import WorkerFigures
+from gateway.backends.workers.load import WorkerFigures, WorkerLoad
 from gateway.contracts.features import Feature
 from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from pathlib import Path
 
-from resilience.embedder import Meaning
+from resilience.response_cache_values import Meaning
 from resilience.word_embedding.question_text import MAX_CHARS, QuestionReader, features
 
 FORMAT = 1

@@ -27,7 +27,7 @@ from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.scrape import read_figures
+from gateway.backends.workers.load import read_figures
 from gateway.config.backends import OpenAIBackend
 from gateway.prompts.text import sampling_defaults
 from gateway.wiring.workers import make_workers

@@ -34,7 +34,7 @@ async def take(delta: Delta) -> None:
 async def test_a_tenant_has_its_own_prefixes_unless_tenants_share_them(share: bool, salt: str | None) -> None:
     client = RefusingClient()
     backend = EmbeddedBackend(
-        "local",
+        name="local",
         model="demo",
         client=client,  # type: ignore[arg-type]
         defaults=Sampling(),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from admission.values import BackendLoad
-from gateway.backends.fleet import Fleet
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.health.probe import HealthProbe
 from gateway.health.rolling_stats import RollingStats

@@ -20,8 +20,7 @@ from admission.values import AdmissionLimits
 from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.values import Message, Role
-from gateway.backends.fleet import Fleet
-from gateway.backends.port import Backend
+from gateway.backends.port import Backend, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_cache import AnswerCache

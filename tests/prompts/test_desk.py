@@ -15,7 +15,7 @@ from budgeting.plan import BudgetPlanner
 from budgeting.summary import Count, Summarizer, Summary
 from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
 from gateway.admin.prompts import PromptAdmin
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import UnknownPromptVersion, UnknownRoute

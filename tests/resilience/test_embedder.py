@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.embedder import Embedder, Meaning
 from resilience.response_cache import ResponseCache, digest_of
 from resilience.response_cache_memory import MemoryStore
-from resilience.response_cache_values import CachedAnswer, CacheQuestion
+from resilience.response_cache_values import CachedAnswer, CacheQuestion, Embedder, Meaning
 from resilience.word_embedding.model import WordEmbedding
 
 FOLDER = Path(__file__).parents[2] / "models" / "embedding"

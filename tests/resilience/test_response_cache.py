@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from resilience.embedder import Embedder
 from resilience.response_cache import REST_S, ResponseCache, digest_of
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import (
@@ -20,6 +19,7 @@ from resilience.response_cache_values import (
     CachedAnswer,
     CacheEvent,
     CacheQuestion,
+    Embedder,
     LookedUp,
     Lookup,
     StoreBroke,

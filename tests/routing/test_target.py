@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.backends.fleet import Fleet
+from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute

@@ -17,7 +17,7 @@ class FakeEngine:
     """Holds adapters as vLLM does; a batch has three places."""
 
     def __init__(self) -> None:
-        self.shape = EngineShape(4096, 32, 100, 8, max_loras=3)
+        self.shape = EngineShape(4096, 32, 100, max_num_seqs=8, max_loras=3)
         self.dead = False
         self.unfinished = 0
         self.loaded: dict[int, Lora] = {}

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from admission.values import BackendLoad
 from gateway.backends.workers.health import FIRST_WEIGHT, HealthRules, WorkerHealth, WorkerState
-from gateway.backends.workers.load import DOUBTED_KV_USAGE, WorkerLoad, pool_load
-from gateway.backends.workers.scrape import WorkerFigures, read_figures
+from gateway.backends.workers.load import DOUBTED_KV_USAGE, WorkerFigures, WorkerLoad, pool_load, read_figures
 
 RULES = HealthRules(eject_after=3, error_share=0.5, eject_s=2, eject_max_s=16, slow_start_s=10)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fleet.front import Seen
+from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, WorkerPool
-from gateway.backends.workers.scrape import WorkerFigures
 from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice
 

@@ -4,24 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
+from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work, filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, LoadedEngine
 from gateway.contracts.features import Feature
-from gateway.contracts.values import Sampling
+from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
+
+# Longer than a block, so that the second prompt hits the first one's cached block.
+PROMPT = 48
+TOKENS = 8
+
+
+async def warm_up(engine: LoadedEngine) -> None:
+    """Run the first prefill, decode, sampling and grammar compilation: each is slow once.
+
+    Raises BackendFailure when it cannot generate; failures of JSON are ignored, since not every model can.
+    """
+    length = min(PROMPT, engine.shape.max_model_len - TOKENS)
+    drawn = Sampling(max_tokens=TOKENS, temperature=1.0, top_p=0.9, top_k=5, min_p=0.0, seed=1)
+    greedy = Sampling(max_tokens=TOKENS, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    for number, (sampling, wanted) in enumerate(
+        (
+            (greedy, ResponseFormat()),
+            (drawn, ResponseFormat()),
+            (greedy, ResponseFormat(FormatType.JSON_OBJECT)),
+        )
+    ):
+        request = EngineRequest(f"warm-up-{number}", (1,) * length, sampling, wanted, cache_salt="warm-up")
+        try:
+            await engine.run(request, _discard)
+        except BackendFailure:
+            if wanted.type is FormatType.TEXT:
+                raise
+
+
+async def _discard(delta: Delta) -> None:
+    """Ignore the text."""
+
 
 FEATURES = frozenset(Feature)
 CONTINUES = frozenset({Continue.TOKENS})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VllmBackend:
     """Generates on vLLM in the gateway's process tree.
 
@@ -35,43 +69,34 @@ class VllmBackend:
         slots: the adapters' slots; shared by all backends of one engine.
     """
 
-    kind = "vllm"
+    kind: ClassVar = "vllm"
+    continues: ClassVar = CONTINUES
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        model: str,
-        engine: Callable[[], LoadedEngine | None],
-        state: Callable[[], BackendState],
-        board: SignalBoard,
-        defaults: Sampling,
-        loaded: VllmAdapters,
-        slots: LoraSlots,
-        share_prefixes: bool,
-    ) -> None:
-        self.name = name
-        self.model = model
-        self._engine = engine
-        self._state = state
-        self._board = board
-        self._defaults = defaults
-        self._loaded = loaded
-        self._slots = slots
-        self._share_prefixes = share_prefixes
-        self.continues = CONTINUES
-        self.features = FEATURES if slots.places else FEATURES - {Feature.LORA}
+    name: str
+    model: str
+    engine: Callable[[], LoadedEngine | None]
+    state_of: Callable[[], BackendState]
+    board: SignalBoard
+    defaults: Sampling
+    loaded: VllmAdapters
+    slots: LoraSlots
+    share_prefixes: bool
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """All; adapters only where the engine has places for them."""
+        return FEATURES if self.slots.places else FEATURES - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
         """The engine's state."""
-        return self._state()
+        return self.state_of()
 
     @property
     def load(self) -> BackendLoad | None:
         """The engine's load after its last step."""
-        engine = self._engine()
-        return None if engine is None else self._board.load(engine.shape)
+        engine = self.engine()
+        return None if engine is None else self.board.load(engine.shape)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the sequences at once."""
@@ -82,7 +107,7 @@ class VllmBackend:
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         partial = work.partial.token_ids or () if work.partial is not None else ()
-        engine = self._engine()
+        engine = self.engine()
         if engine is None or self.state is not BackendState.READY:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
         if not work.token_ids:
@@ -98,24 +123,24 @@ class VllmBackend:
             lora = None
             if work.adapter is not None:
                 try:
-                    await held.enter_async_context(self._slots.hold(work.adapter))
+                    await held.enter_async_context(self.slots.hold(work.adapter))
                 except errors.EngineDead as error:
                     raise BackendFailure(FailureKind.ENGINE_DEAD, str(error)) from error
                 except errors.EngineError as error:
                     raise BackendFailure(FailureKind.MODEL_NOT_FOUND, str(error)) from error
-                lora = self._loaded.get(work.adapter.adapter_id)
-            held.enter_context(self._board.sequences(work.sampling.n))
+                lora = self.loaded.get(work.adapter.adapter_id)
+            held.enter_context(self.board.sequences(work.sampling.n))
             return await engine.run(
                 EngineRequest(
                     request_id=work.generation_id,
                     token_ids=work.token_ids + partial,
                     sampling=replace(
-                        filled(work.sampling, self._defaults),
+                        filled(work.sampling, self.defaults),
                         seed=resumed_seed(work.sampling.seed, work.partial),
                     ),
                     response_format=work.response_format,
                     priority=work.priority,
-                    cache_salt=None if self._share_prefixes else work.cache_salt,
+                    cache_salt=None if self.share_prefixes else work.cache_salt,
                     lora=lora,
                     partial_tokens=len(partial),
                 ),

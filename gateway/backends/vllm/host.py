@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,10 @@ from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.vllm import arguments, compat, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
-from gateway.backends.vllm.backend import VllmBackend
+from gateway.backends.vllm.backend import VllmBackend, warm_up
 from gateway.backends.vllm.child_logs import ChildLogs
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
-from gateway.backends.vllm.warm_up import warm_up
 from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
@@ -124,10 +124,10 @@ class VllmHost:
     def backend(self, name: str) -> Backend:
         """The engine as a backend; all of them share its adapters."""
         return VllmBackend(
-            name,
+            name=name,
             model=self._section.model_id,
             engine=lambda: self._engine,
-            state=lambda: self.state,
+            state_of=lambda: self.state,
             board=self.board,
             defaults=self._defaults,
             loaded=self._adapters,
@@ -167,11 +167,8 @@ class VllmHost:
             raise explain(error, errors, self._section) from error
         logs.started()
         self.board.forget()
-        shape = engine.shape
-        load_s = {"load_s": round(self._clock() - started_at, 2)}
-        self._facts = EngineFacts(
-            shape.max_model_len, shape.block_size, shape.total_blocks, {**shape.details, **load_s}
-        )
+        load_s = round(self._clock() - started_at, 2)
+        self._facts = replace(engine.shape, details={**engine.shape.details, "load_s": load_s})
         self._state = BackendState.READY
         return self._facts
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.backends.host import EngineFacts
 from gateway.backends.port import Completion, DeltaSink
 from gateway.contracts.values import ResponseFormat, Sampling
 
@@ -49,15 +48,11 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineShape:
-    """The limits of what has loaded."""
+class EngineShape(EngineFacts):
+    """The limits of a loaded vLLM."""
 
-    max_model_len: int
-    block_size: int
-    total_blocks: int
-    max_num_seqs: int
-    max_loras: int
-    details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    max_num_seqs: int = 0
+    max_loras: int = 0
 
 
 class LoadedEngine(Protocol):

@@ -97,7 +97,7 @@ class CompletionReader:
         self._ids: dict[int, list[int]] = {}
         self._fault: BadHttp | BackendFailure | None = None
         self._events = EventReader()
-        self._logprobs = LogprobReader(work.sampling.logprobs, token_bytes)
+        self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None

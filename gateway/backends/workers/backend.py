@@ -51,8 +51,6 @@ class WorkersBackend:
     Also a :class:`gateway.backends.port.Restarting`: callers can wait until a worker is in service.
 
     Args:
-        pool: the same workers; picks one for each request.
-        presence: which of them are in service.
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
         hedging: when a late request is sent to a second worker too; ``None``: never.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from gateway.backends.workers.connection import Connection
@@ -61,7 +61,7 @@ class WorkerClient:
         self._host = parts.hostname or ""
         self._tls = context if parts.scheme == "https" else None
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._prefix = parts.path.rstrip("/")
+        self.prefix = parts.path.rstrip("/")
         self._timeouts = timeouts
         self._max = max_connections
         extra = [*headers, ("authorization", f"Bearer {bearer}")] if bearer else list(headers)
@@ -81,21 +81,20 @@ class WorkerClient:
         """Connections open, idle ones included."""
         return len(self._open)
 
-    def post(self, path: str, body: bytes, headers: bytes = b"") -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes, headers: bytes = b"") -> AsyncIterator[Connection]:
         """Send a request; the block gets its connection once the head of the answer has been received.
 
-        ``headers`` are further header lines, each with its CRLF.
-
-        A connection that was closed while idle is replaced by a new one, once. Leaving the block before the
-        answer's end closes the connection, which makes the worker stop.
-
-        Entry raises TransportError, of any kind.
+        ``headers`` are further header lines, each with its CRLF. A connection that was closed while idle is
+        replaced by a new one, once. Leaving the block before the answer's end closes the connection, which
+        makes the worker stop. Raises TransportError.
         """
-        return _Posted(self, self._request(b"POST", self._prefix + path, body, headers))
-
-    async def _post(self, request: bytes) -> Connection:
-        timeouts = self._timeouts
-        return await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
+        timeouts, request = self._timeouts, self._request(b"POST", self.prefix + path, body, headers)
+        connection = await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
+        try:
+            yield connection
+        finally:
+            connection.release()
 
     async def get(self, path: str, *, timeout_s: float) -> Whole:
         """GET a small answer; ``path`` is from the server's root. Raises TransportError."""
@@ -122,11 +121,6 @@ class WorkerClient:
                 connection.close()
                 raise
             connection = await self._connect()
-
-    @property
-    def prefix(self) -> str:
-        """The base URL's path."""
-        return self._prefix
 
     def close(self) -> None:
         """Close every connection."""
@@ -176,27 +170,6 @@ class WorkerClient:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-
-
-class _Posted(AbstractAsyncContextManager[Connection]):
-    """One exchange's block. Entered once."""
-
-    __slots__ = ("_client", "_connection", "_request")
-
-    def __init__(self, client: WorkerClient, request: bytes) -> None:
-        self._client = client
-        self._request = request
-        self._connection: Connection | None = None
-
-    async def __aenter__(self) -> Connection:
-        self._connection = connection = await self._client._post(self._request)
-        return connection
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            self._connection.release()
 
 
 async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> bytes:

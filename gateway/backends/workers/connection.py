@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection to a worker: one request at a time, the body read in pieces as received.
 
-The transport's callbacks only append to a buffer and wake the one reader. The reader then takes the whole
-buffer, so that a burst of events costs one turn of the loop. One timer serves all timeouts of a request: it
-compares the time of the last bytes when it fires and is not rearmed for each piece.
+The transport's callbacks append to a buffer and wake the reader, which takes the whole buffer: a burst of
+events costs one turn of the loop. One timer serves all timeouts of a request; pieces do not rearm it.
 """
 
 from __future__ import annotations
@@ -76,16 +75,13 @@ class Connection(asyncio.Protocol):
     # One exchange, in this order.
 
     def send(self, request: bytes, *, first_s: float, idle_s: float, total_s: float) -> None:
-        """Send a whole request.
+        """Send a whole request. Raises ConnectionLost when the connection closed while it was idle.
 
         Args:
             request: head and body.
             first_s: longest time until :meth:`flowing` is called.
             idle_s: longest time without a byte after that.
             total_s: longest time of the exchange.
-
-        Raises:
-            ConnectionLost: it closed while it was idle.
         """
         if self._error is not None or self._transport is None or self._transport.is_closing():
             raise ConnectionLost("closed while idle", untouched=True)

@@ -99,9 +99,7 @@ class WorkerHealth:
     def failed(self, now: float, *, last: bool = False) -> bool:
         """A request failed at the worker; whether that ejects it.
 
-        Args:
-            last: it is the last one in service. It then stays in service while its probes succeed: a request
-                that may fail is better than one that certainly does.
+        The ``last`` worker stays in service while its probes succeed: a request to it may still succeed.
         """
         self._failures += 1
         self._outcomes.append((now, False))
@@ -120,11 +118,7 @@ class WorkerHealth:
         return True
 
     def probe_succeeded(self, now: float, *, alone: bool = False) -> bool:
-        """A probe was answered; whether that puts it in service.
-
-        Args:
-            alone: no other worker is in service: it then returns before the ejection's end.
-        """
+        """A probe succeeded; whether that puts it in service, before its ejection's end when ``alone``."""
         self._probe_failures = 0
         if self.state is WorkerState.EJECTED and now < self._until and not alone:
             return False

@@ -1,8 +1,7 @@
 """Hedged requests: a request whose first token is late is sent to a second worker too.
 
-The first of the two to give a token has the answer; the other is cancelled at once, which closes its
-connection and so frees its sequence. :class:`HedgePolicy` decides, without I/O, when a request is late and
-how many may be sent twice; :func:`race` runs the two.
+The first of the two to give a token has the answer; the other is cancelled, which closes its connection and
+frees its sequence. :class:`HedgePolicy` decides, sans-I/O, when and how often; :func:`race` runs the two.
 
 Source: Dean and Barroso, "The Tail at Scale" (CACM 2013): waiting for the 95th percentile or later keeps the
 extra load at a few percent and takes most of the tail.
@@ -33,7 +32,7 @@ class HedgeRules:
     """When a request is late, and how many may be sent twice.
 
     Args:
-        quantile: of the pool's own times to the first token; a request is late after that.
+        quantile: of the pool's times to the first token, from which a request is late.
         min_s: no request is late before this, seconds.
         max_share: most extra requests, as a share of all requests.
     """
@@ -115,13 +114,8 @@ async def race(
 ) -> Completion:
     """The answer of ``first``, or of the second run when that gives a token before it.
 
-    Args:
-        first: asks a worker.
-        second: returns the second run once the first is late; ``None`` when there may be none.
-        late_after_s: how long to wait for the first run's first piece; ``None``: it is never late.
-
-    Raises:
-        Exception: the failure of the run whose pieces went out; when there is none, the first run's.
+    ``second`` is called once the first run's first piece is late, if ever; it may return ``None``. Raises the
+    failure of the run whose pieces went out, else the first run's.
     """
     match = _Match(out, policy, clock)
     async with asyncio.TaskGroup() as group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -38,18 +39,12 @@ class _Logprobs(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Logprobs).decode
 
 
+@dataclass(frozen=True, slots=True)
 class LogprobReader:
-    """Reads the entries of one answer.
+    """Reads the entries of one answer, each with at most ``count`` alternatives."""
 
-    Args:
-        count: alternatives requested for each token.
-    """
-
-    __slots__ = ("_count", "_token_bytes")
-
-    def __init__(self, count: int | None, token_bytes: Callable[[int], bytes]) -> None:
-        self._count = count or 0
-        self._token_bytes = token_bytes
+    count: int
+    token_bytes: Callable[[int], bytes]
 
     def read(self, raw: bytes) -> list[TokenLogprob]:
         """One entry for each token. Raises BadHttp."""
@@ -68,18 +63,18 @@ class LogprobReader:
         ]
 
     def _chat(self, entry: _Entry) -> TokenLogprob:
-        alternatives = (entry.top_logprobs or [])[: self._count]
+        alternatives = (entry.top_logprobs or [])[: self.count]
         top = tuple([TokenLogprob(self._data(a.token, a.bytes), a.logprob) for a in alternatives])
         return TokenLogprob(self._data(entry.token, entry.bytes), entry.logprob, top)
 
     def _likely(self, top: dict[str, float]) -> tuple[TokenLogprob, ...]:
         """The likeliest alternatives. The sampled token may be listed in addition; it then sorts last."""
-        best = sorted(top.items(), key=lambda item: -item[1])[: self._count]
+        best = sorted(top.items(), key=lambda item: -item[1])[: self.count]
         return tuple([TokenLogprob(self._data(token), logprob) for token, logprob in best])
 
     def _data(self, token: str, data: list[int] | None = None) -> bytes:
         if token.startswith(TOKEN_ID) and token[len(TOKEN_ID) :].isdecimal():
-            return self._token_bytes(int(token[len(TOKEN_ID) :]))
+            return self.token_bytes(int(token[len(TOKEN_ID) :]))
         try:
             return token.encode() if data is None else bytes(data)
         except ValueError:

@@ -1,10 +1,8 @@
 """The adapters that this gateway loads on one running worker, by vLLM's own endpoints.
 
-The gateway gives an adapter a name on the worker that is different for each content: vLLM finds cached
-prefixes by an adapter's name, so a reused name with other weights would give answers computed with the old
-ones. Another gateway makes the same names and finds what this one has loaded.
-
-The bookkeeping is :class:`LoraSlots`, as for an engine in process; the holder is the worker.
+An adapter's name on the worker is unique to its content: vLLM finds cached prefixes by that name, so a reused
+name would give answers computed with old weights. All gateways make the same names. The bookkeeping is
+:class:`LoraSlots`, as for an engine in process; the worker is the holder.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class WorkerLoras:
         places: most adapters loaded by this gateway at once.
         folder: path of the gateway's adapter folder on the worker; ``None``: the same path.
         bring: makes sure that an adapter's files are there; raises AdapterError.
-        fixed: adapters that are configured at the worker already and never loaded by this gateway.
+        fixed: adapters that are configured at the worker and never loaded by this gateway.
     """
 
     def __init__(
@@ -94,6 +92,7 @@ class WorkerLoras:
         clock: Callable[[], float],
         fixed: Collection[str] = (),
     ) -> None:
+        self.places = places
         self._fixed = frozenset(fixed)
         self._holder = _Holder(client, folder)
         self._slots = LoraSlots(self._holder, places, bring=bring, clock=clock)
@@ -112,18 +111,10 @@ class WorkerLoras:
     async def hold(self, adapter: Adapter) -> AsyncIterator[int]:
         """Load the adapter and hold it while the block runs; gives the number of that load.
 
-        Raises:
-            BackendFailure: of ``adapter_id``: it cannot be loaded, or all places are in use; or the worker
-                refuses the gateway's key.
-            TransportError: the worker does not answer.
+        Raises BackendFailure of :meth:`LoraSlots.hold` or for a refused key, else TransportError.
         """
         async with self._slots.hold(adapter):
             yield self._holder.number_of(adapter.adapter_id)
-
-    @property
-    def places(self) -> int:
-        """Most adapters loaded by this gateway at once."""
-        return self._slots.places
 
     async def preload(self, adapter: Adapter) -> None:
         """Load it ahead of its first request. Raises BackendFailure."""

@@ -46,14 +46,7 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot(Generic[M]):
-    """A large pool at one moment.
-
-    Args:
-        serving: the workers in service.
-        others: requests of other gateways on them.
-        load: their load together.
-        in_flight: our requests on all workers.
-    """
+    """A large pool at one moment: the workers in service, others' requests on them, ours on all workers."""
 
     at: float
     serving: tuple[M, ...]

@@ -13,9 +13,8 @@ from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.load import WorkerLoad
+from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
-from gateway.backends.workers.scrape import read_figures
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
 
@@ -55,8 +54,6 @@ class Worker:
     Args:
         timeouts: limits of a request's exchange.
         max_connections: most connections for requests.
-        rules: when it is ejected.
-        watch: how it is probed and scraped.
         max_running: most sequences of its batch; 0 when unknown.
         presence: informed when it comes into service and when it leaves.
         on_return: called when it returns to service: its cache may be empty.

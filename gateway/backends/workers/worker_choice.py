@@ -31,13 +31,9 @@ KV_FULL = 0.9
 
 
 class WorkerView(NamedTuple):
-    """A worker at the moment of a choice. A tuple for speed: one is made for each worker and request.
+    """A worker at the moment of a choice, by its URL. A tuple for speed: one is made for each request.
 
-    Args:
-        requests: on it, ours and others', as estimated.
-        kv_usage: share of its KV blocks in use, 0 to 1.
-        weight: its share of the load against a worker in full service, above 0 to 1.
-        adapters: LoRA adapters that it holds, by the workers' names.
+    ``requests`` are ours and the estimated others'; ``weight`` is relative to a worker in full service.
     """
 
     name: str
@@ -49,12 +45,9 @@ class WorkerView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request prefers.
+    """What a request prefers: its prompt's fingerprint, a number a block, and its adapter's name at workers.
 
-    Args:
-        chain: fingerprint of its prompt, a number a block; empty when it has none.
-        stable_blocks: how many of them are the stable prefix.
-        adapter: the workers' name of its adapter.
+    The first ``stable_blocks`` of ``chain`` are the stable prefix.
     """
 
     chain: Sequence[int] = ()
@@ -163,7 +156,7 @@ class WorkerChoice:
     Args:
         factor: of the bound on load, at least 1.
         index_blocks: blocks stored for each worker.
-        affinity: prefer workers that have the prefix cached; when off, only load decides.
+        affinity: when off, only load decides.
     """
 
     def __init__(
@@ -194,13 +187,10 @@ class WorkerChoice:
         return self._ring.near(_key(wish), count) if self._affinity and wish.chain else []
 
     def choose(self, wish: Wish, workers: Sequence[WorkerView], share: float | None = None) -> str | None:
-        """The worker for a request; ``None`` when there is none.
+        """The worker for a request; ``None`` when there is none. Deterministic.
 
-        Deterministic: the same calls before, wish and workers give the same name.
-
-        Args:
-            share: requests of a worker of weight 1, this one included, where ``workers`` are not all of the
-                pool; when all of them are over the bound only load decides.
+        ``share``: requests of a worker of weight 1, this one included, where ``workers`` are not all of the
+        pool; when all of them are over the bound only load decides.
         """
         if not workers:
             return None
