@@ -90,7 +90,7 @@ class KeepingSink:
 
     answer: Answer | None = None
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Drop it."""
 
     async def delta(self, delta: Delta) -> None:

@@ -53,7 +53,7 @@ class QueueSink:
         self.ended = False
         self._frames = NativeFrames()
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Nothing to send."""
 
     async def delta(self, delta: Delta) -> None:

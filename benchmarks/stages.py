@@ -51,7 +51,7 @@ WORDS = [
 class CountingSink:
     """Takes everything, keeps nothing."""
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Drop it."""
 
     async def delta(self, delta: Delta) -> None:

@@ -117,6 +117,7 @@ class Journey:
                 asked=required_features(request, lease),
                 backends=self.fleet.backends,
                 pinned=target.backend,
+                model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
             )
             backend = ranking.first()
             prefix = self.prefixes.expect(plan, backend, request.caller.tenant, lease.adapter_id)

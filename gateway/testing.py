@@ -108,7 +108,7 @@ class FakeJourney:
 
     async def _run(self, request: GenerateRequest, sink: Sink) -> None:
         if self.plan is not None:
-            sink.planned(self.plan)
+            sink.planned(self.plan, self.changes.get("model", "demo"))
         for piece in self.pieces:
             await sink.delta(Delta(piece, 1))
             await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
 from gateway.prompts.text import TextService
 from gateway.prompts.versions import PromptVersions
+from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target, resolve
 
@@ -224,7 +225,8 @@ class PromptAdmin:
 
     def _block_size(self, target: Target) -> int:
         """Of the backend that the route would use first."""
-        name = target.backend or max(target.route.weights, key=lambda one: one[1])[0]
+        weights = weights_serving(target.route, target.model, self.fleet.backends)
+        name = target.backend or max(weights, key=lambda one: one[1])[0]
         load = self.fleet.load(name)
         return load.block_size if load is not None and load.block_size > 0 else self.block_size
 

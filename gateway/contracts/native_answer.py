@@ -145,7 +145,7 @@ class NativeDialect:
         """None: the body holds everything."""
         return ()
 
-    def frames(self, asked: ParsedRequest) -> NativeFrames:
+    def frames(self, asked: ParsedRequest, model: str | None = None) -> NativeFrames:
         """The frames of a stream."""
         return NativeFrames()
 

@@ -128,6 +128,7 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
         "request_id": answer.request_id,
         "model": answer.model,
         "backend": answer.backend,
+        "backend_name": answer.backend_name,
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
         "finish_reason": answer.finish_reason,
@@ -138,13 +139,13 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
     }
 
 
-def completion_json(answer: Answer, *, id: str, object: str, model: str, choices: list[ChoiceBody]) -> bytes:
+def completion_json(answer: Answer, *, id: str, object: str, choices: list[ChoiceBody]) -> bytes:
     """The body of a whole answer."""
     body = {
         "id": id,
         "object": object,
         "created": answer.created,
-        "model": model,
+        "model": answer.model,
         "choices": choices,
         "usage": usage_body(answer.usage),
         "sluice": sluice_body(answer),

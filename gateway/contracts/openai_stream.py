@@ -35,11 +35,9 @@ class ChunkFrames:
     carries the role.
     """
 
-    def __init__(self, asked: ParsedRequest, *, id: str, object: str, chat: bool) -> None:
+    def __init__(self, asked: ParsedRequest, *, id: str, object: str, chat: bool, model: str) -> None:
         request = asked.request
-        head = orjson.dumps(
-            {"id": id, "object": object, "created": request.created, "model": request.model or ""}
-        )
+        head = orjson.dumps({"id": id, "object": object, "created": request.created, "model": model})
         self._usage = asked.include_usage
         self._base = b"data: " + head[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if asked.include_usage else b"}\n\n"
@@ -127,7 +125,6 @@ class OpenAIDialect:
             answer,
             id=self._id(answer.generation_id),
             object=self._kind,
-            model=asked.request.model or answer.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(answer.choices)],
         )
 
@@ -135,10 +132,15 @@ class OpenAIDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: ParsedRequest) -> ChunkFrames:
+    def frames(self, asked: ParsedRequest, model: str | None = None) -> ChunkFrames:
         """A stream of ``chat.completion.chunk`` or ``text_completion`` objects."""
-        kind = f"{self._kind}.chunk" if self._chat else self._kind
-        return ChunkFrames(asked, id=self._id(asked.request.generation_id), object=kind, chat=self._chat)
+        return ChunkFrames(
+            asked,
+            id=self._id(asked.request.generation_id),
+            object=f"{self._kind}.chunk" if self._chat else self._kind,
+            chat=self._chat,
+            model=model or asked.request.model or "",
+        )
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
         """OpenAI's error object."""

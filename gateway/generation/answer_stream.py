@@ -24,12 +24,14 @@ class AnswerOrigin:
     Args:
         backend: where it is generated, or was until that failed.
         model: the base model; the adapter is the request's.
+        served_model: the id of what answers: the adapter's, else the base model's.
         plan: the prompt that was sent.
         max_tokens: tokens that each text of the answer may have in all.
     """
 
     backend: str
     model: str
+    served_model: str
     plan: Plan
     max_tokens: int
 
@@ -104,7 +106,7 @@ class AnswerStream:
         self.origin = origin
         self._on_first = on_first
         self._fresh = True
-        self._sink.planned(origin.plan)
+        self._sink.planned(origin.plan, origin.served_model)
         if self.started_at is None:
             self.started_at = self._clock()
 

@@ -100,7 +100,9 @@ class Attempts:
             raise RuntimeError("an answer is resumed that was never begun")
         known = resumption.token_ids if resumption.mode is ResumeMode.EXACT else None
         stream.resume(known, backend.name, resumption.mode.value)
-        stream.started(replace(origin, backend=backend.name, model=backend.model), self._slot.first_token)
+        served_model = self._job.served_model(backend)
+        origin = replace(origin, backend=backend.name, model=backend.model, served_model=served_model)
+        stream.started(origin, self._slot.first_token)
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
         partial = PartialAnswer(resumption.text, resumption.token_ids) if resumption.text else None
         # Ids that spell the text may be more than those that the first backend generated.
@@ -124,7 +126,9 @@ class Attempts:
             self._stream.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
         self._hold()
-        origin = AnswerOrigin(self._backend.name, self._backend.model, plan, max_tokens)
+        backend = self._backend
+        served_model = self._job.served_model(backend)
+        origin = AnswerOrigin(backend.name, backend.model, served_model, plan, max_tokens)
         self._stream.started(origin, self._slot.first_token)
         seed = self._seed(this.number) if change is Remedy.OTHER_SEED else None
         return self._work(plan, max_tokens, None, seed)

@@ -37,6 +37,11 @@ class GenerationOutcome:
     warnings: tuple[str, ...] = ()
 
     @property
+    def served_model(self) -> str:
+        """The id of what answered: the adapter's, else the base model's."""
+        return self.adapter.adapter_id if self.adapter else self.model
+
+    @property
     def version(self) -> str:
         """``<base>+<adapter>``: which weights answered."""
         return f"{self.model}+{self.adapter.adapter_id}" if self.adapter else self.model

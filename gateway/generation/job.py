@@ -47,6 +47,11 @@ class Job:
         """The features that a backend must have to answer."""
         return required_features(self.request, self.lease)
 
+    def served_model(self, backend: Backend) -> str:
+        """The id of what answers on ``backend``: the adapter's, else the base model's."""
+        adapter = self.lease.adapter
+        return backend.model if adapter is None else adapter.adapter_id
+
     @property
     def fallback_reserve_s(self) -> float:
         """Seconds before the deadline that are reserved for the degraded text; 0 where the route has none."""

@@ -18,8 +18,11 @@ class Sink(Protocol):
     slow reader slows its own request only.
     """
 
-    def planned(self, plan: Plan) -> None:
-        """The prompt that is handed to a backend, before its first ``delta``; the last call counts."""
+    def planned(self, plan: Plan, model: str) -> None:
+        """The prompt that is handed to a backend, and the id of what answers; before its first ``delta``.
+
+        The last call counts.
+        """
 
     async def delta(self, delta: Delta) -> None:
         """A piece of the answer; its text may be empty."""

@@ -35,7 +35,7 @@ class WholeSink:
         """Whether the journey has reported its end."""
         return self.answer is not None or self.error is not None
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Dropped: the answer has it."""
 
     async def delta(self, delta: Delta) -> None:
@@ -62,9 +62,11 @@ class StreamSink:
         self._open = False
         self.ended = False
 
-    def planned(self, plan: Plan) -> None:
-        """The headers report what the prompt left out."""
-        self._headers = self._dialect.headers(plan)
+    def planned(self, plan: Plan, model: str) -> None:
+        """The headers report what the prompt left out; each event, what answers."""
+        if not self._open:
+            self._headers = self._dialect.headers(plan)
+            self._frames = self._dialect.frames(self._asked, model)
 
     async def delta(self, delta: Delta) -> None:
         """Send one event; a delta without text and log-probabilities is none."""
@@ -111,7 +113,7 @@ class SocketSink:
         self.asked: ParsedRequest | None = None
         self.ended = False
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Dropped: the ``done`` event has it."""
 
     async def delta(self, delta: Delta) -> None:

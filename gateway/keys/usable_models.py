@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller
@@ -10,23 +10,25 @@ from gateway.routing.revision import Revision
 
 
 def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Sequence[ModelCard]:
-    """The models that a caller's key may name."""
-    if caller.routes is None and caller.adapters is None:
-        return cards
-    backends = backends_of(revision, caller.routes)
+    """The models that a caller can name where it names no route; with a key that must name one, those of any.
+
+    A backend can be named on every route, unless the key is limited to routes.
+    """
+    allowed, routes = caller.routes, revision.routes
+    names = (revision.openai_route,) if allowed is None or revision.openai_route in allowed else allowed
+    reached = {backend for name in names if name in routes for backend in routes[name].backends}
+    backends = {card.id: card.root for card in cards if card.kind is CardKind.BACKEND}
+    served = {model for name, model in backends.items() if name in reached}
+    elsewhere = {*backends.values()} - served
 
     def may(card: ModelCard) -> bool:
-        if card.kind is CardKind.ADAPTER:
-            return caller.adapters is None or bool({card.id, card.root} & set(caller.adapters))
-        return card.kind is CardKind.BASE or backends is None or card.id in backends
+        match card.kind:
+            case CardKind.BASE:
+                return card.id in served
+            case CardKind.ADAPTER:
+                named = caller.adapters is None or bool({card.id, card.root} & set(caller.adapters))
+                return named and card.parent not in elsewhere
+            case CardKind.BACKEND:
+                return allowed is None or card.id in reached
 
     return [card for card in cards if may(card)]
-
-
-def backends_of(revision: Revision, routes: Collection[str] | None) -> Collection[str] | None:
-    """The backends of these routes; ``None``: all of them."""
-    if routes is None:
-        return None
-    return {
-        name for route in routes if route in revision.routes for name, _ in revision.routes[route].weights
-    }

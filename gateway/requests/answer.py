@@ -47,7 +47,7 @@ def respond(
         backend=outcome.backend,
         backend_name=outcome.backend_name,
         backend_version=outcome.version,
-        model=request.model or outcome.model,
+        model=outcome.served_model,
         trace_id=trace_id,
         output_text=stream.text(),
         finish_reason=completion.finish_reason,

@@ -19,7 +19,8 @@ class Ranking:
 
     ``candidates`` can honour the request and may be alive or not; ``unable`` maps the names of backends
     that were skipped to the features they lack. ``drawn`` is the one that was drawn by weight, ready or not;
-    ``None`` when it lacks a feature, or the caller named a backend.
+    ``None`` when it lacks a feature, or
+    the caller named a backend or a model that not all of them serve.
     """
 
     candidates: tuple[Backend, ...]
@@ -54,25 +55,45 @@ def rank(
     asked: frozenset[Feature],
     backends: Mapping[str, Backend],
     pinned: str | None = None,
+    model: str | None = None,
 ) -> Ranking:
     """Order the route's backends for one request.
 
     The first is drawn by weight, sticky by ``sticky_key`` (the session, else the request id), and stays while
-    its weight rises and no other's does; the others
-    follow by weight. Backends that lack a requested feature are skipped; ready ones come before others.
+    its weight rises and no other's does; the others follow by weight. Backends that lack a requested feature
+    are skipped; ready ones come before others.
 
     Args:
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
+        model: the base model that must answer; where no backend of the route serves it, it is ignored.
     """
-    weights = ((pinned, 100.0),) if pinned is not None else route.weights
-    weighed = [entry for entry in weights if entry[1] > 0]
+    by_weight = [entry for entry in route.weights if entry[1] > 0]
+    weighed = (
+        [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends) or by_weight
+    )
     # A single one needs no draw.
     drawn = draw(route.name, sticky_key, weighed) if len(weighed) > 1 else weighed[0][0]
     order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
     unable = {name: lack for name, _ in order if (lack := asked - backends[name].features)}
     able = [backends[name] for name, _ in order if name not in unable]
     able.sort(key=lambda backend: backend.state is not BackendState.READY)
-    return Ranking(tuple(able), unable, None if pinned is not None or drawn in unable else drawn)
+    # Only a draw among all backends of the route compares them fairly.
+    fair = weighed == by_weight and drawn not in unable
+    return Ranking(tuple(able), unable, drawn if fair else None)
+
+
+def weights_serving(
+    route: Route, model: str | None, backends: Mapping[str, Backend]
+) -> list[tuple[str, float]]:
+    """The backends of the route that serve a base model, with their weights; ``None``: any model.
+
+    Where those with a weight serve another one, the others that the route names share the requests evenly.
+    """
+    by_weight = [entry for entry in route.weights if entry[1] > 0]
+    if model is None:
+        return by_weight
+    serving = [entry for entry in by_weight if backends[entry[0]].model == model]
+    return serving or [(name, 1.0) for name in route.backends if backends[name].model == model]
 
 
 def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:

@@ -19,7 +19,7 @@ from gateway.routing.faults import faults_of
 from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
-from resilience.fallback_policy import DEGRADED
+from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 from resilience.resume import ResumeRules
 
 __all__ = [
@@ -56,6 +56,13 @@ class Route:
     adapter_fallback: bool = False
     record_content: bool = False
     shadow: RouteShadow | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that it names: those with a weight, then those of its fallback chain."""
+        named = [name for name, _ in self.weights]
+        named += [name for name in self.fallback if name not in (RESPONSE_CACHE, DEGRADED)]
+        return tuple(dict.fromkeys(named))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,19 @@ from adapters.values import Selection
 from gateway.backends.port import Fleet
 from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
+from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The route to take; ``backend`` when the caller pinned one, ``adapter_id`` when the caller named one."""
+    """The route to take; a backend, an adapter or a base model only when the caller named one."""
 
     route: Route
     prompt_version: str | None
     backend: str | None = None
     adapter_id: str | None = None
+    model: str | None = None
 
     def selection(self, request: GenerateRequest) -> Selection:
         """What adapter selection looks at."""
@@ -42,7 +44,8 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     Raises:
         Forbidden: the key is limited to other routes; the message does not reveal whether the route exists.
         UnknownRoute: no such route in this revision.
-        UnknownModel: ``model`` is neither a base model, nor an adapter, nor a backend.
+        UnknownModel: ``model`` is neither a backend, nor an adapter, nor a base model that a backend of the
+            route serves.
     """
     native = request.contract is Contract.NATIVE
     name = request.route or (DEFAULT_ROUTE if native else revision.openai_route)
@@ -55,13 +58,15 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
     version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
     model = request.model
-    if model is None or model in fleet.base_models:
+    if model is None:
         return Target(route, version, None, request.adapter_id)
+    if weights_serving(route, model, fleet.backends):
+        return Target(route, version, None, request.adapter_id, model)
     if model in adapters:
         return Target(route, version, None, model)
     if model in fleet.backends:
-        if allowed is not None and model not in dict(route.weights):
-            shown = ", ".join(dict(route.weights))
+        if allowed is not None and model not in route.backends:
+            shown = ", ".join(route.backends)
             raise Forbidden(
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
@@ -69,6 +74,6 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     # Names that the key may not use are not shown.
     usable = request.caller.adapters
     named = {one for one in adapters if usable is None or one in usable}
-    backends = fleet.backends if allowed is None else dict(route.weights)
-    known = ", ".join(sorted({*fleet.base_models, *named, *backends}))
-    raise UnknownModel(f"model {model!r} does not exist here; known: {known}", param="model")
+    backends = fleet.backends if allowed is None else route.backends
+    known = ", ".join(sorted({*(fleet.backends[one].model for one in route.backends), *named, *backends}))
+    raise UnknownModel(f"model {model!r} is not served by route {name!r}; known: {known}", param="model")

@@ -244,7 +244,7 @@ class Asker:
 class _Nowhere:
     """A sink that discards the answer."""
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         """Discarded."""
 
     async def delta(self, delta: Delta) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from budgeting.values import Plan, SectionCounts
 from gateway.errors import PublicError
 from gateway.ports import HttpLimits
 from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
@@ -64,6 +65,20 @@ def test_a_streamed_chat_with_usage(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == 979
     assert all(one.usage is None for one in chunks[:-1])
+
+
+def test_a_stream_and_a_whole_answer_name_the_model_and_the_backend_that_answered(
+    client: openai.OpenAI, journey: FakeJourney
+) -> None:
+    journey.plan = Plan((), (1,), SectionCounts(), 4, 0)
+    journey.changes = {"model": "manga-v3", "backend_name": "pool"}
+    stream = client.chat.completions.create(model="manga", messages=TURNS, stream=True)
+    chunks = list(stream)
+    assert {chunk.model for chunk in chunks} == {"manga-v3"}
+    whole = client.chat.completions.create(model="manga", messages=TURNS)
+    assert whole.model == "manga-v3"
+    for answer in (chunks[-1], whole):
+        assert answer.model_extra is not None and answer.model_extra["sluice"]["backend_name"] == "pool"
 
 
 def test_an_answer_sent_back_as_history(client: openai.OpenAI) -> None:

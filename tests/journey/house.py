@@ -35,7 +35,7 @@ class RecordingSink:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     plans: list[Plan] = field(default_factory=list)
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, model: str) -> None:
         self.plans.append(plan)
 
     async def delta(self, delta: Delta) -> None:

@@ -87,7 +87,7 @@ async def test_of_adapters_whether_named_or_chosen_by_a_rule(
         ({"adapters": ("loud",)}, ["base", "loud", "local", "spare"]),
         ({"adapters": ("manga",)}, ["base", "manga", "loud", "local", "spare"]),
         ({"routes": (ROUTE,)}, ["base", "jp", "manga", "loud", "local"]),
-        ({"routes": ("gone",), "adapters": ("gone",)}, ["base"]),
+        ({"routes": ("gone",), "adapters": ("gone",)}, []),
     ],
 )
 def test_the_models_shown_are_those_that_the_key_may_name(
@@ -100,7 +100,9 @@ def test_the_models_shown_are_those_that_the_key_may_name(
         ModelCard("manga", "manga", kind=CardKind.ADAPTER),
         ModelCard("loud", "manga", kind=CardKind.ADAPTER),
         ModelCard("local", "base", kind=CardKind.BACKEND),
-        ModelCard("spare", "base", kind=CardKind.BACKEND),
+        ModelCard("spare", "big", kind=CardKind.BACKEND),
+        ModelCard("big", "big"),
+        ModelCard("big-jp", "big-jp", "big", kind=CardKind.ADAPTER),
     ]
     found = usable(cards, replace(CALLER, **limits), house.journey.revision())  # type: ignore[arg-type]
     assert [card.id for card in found] == shown

@@ -72,7 +72,7 @@ class Heard:
     def __init__(self) -> None:
         self.error: PublicError | None = None
 
-    def planned(self, plan: object) -> None:
+    def planned(self, plan: object, model: str) -> None:
         """Not told to anybody."""
 
     async def delta(self, delta: object) -> None:

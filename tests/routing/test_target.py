@@ -13,9 +13,16 @@ from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
 
 FLEET = Fleet(
-    {"local": ScriptedBackend("local", model="demo"), "pool": ScriptedBackend("pool", model="demo")}
+    {
+        "local": ScriptedBackend("local", model="demo"),
+        "pool": ScriptedBackend("pool", model="demo"),
+        "big": ScriptedBackend("big", model="demo-70b"),
+    }
 )
-ROUTES = {"chat": {"backends": [{"name": "local"}]}, "code": {"backends": [{"name": "pool"}]}}
+ROUTES = {
+    "chat": {"backends": [{"name": "local"}]},
+    "code": {"backends": [{"name": "pool"}], "fallback": ["big"]},
+}
 REVISION = make_revision(1, {"routes": ROUTES}, KnownNames(FLEET.backends, (), None))
 
 
@@ -39,11 +46,17 @@ def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
     assert found("pool").backend == "pool"
 
 
+def test_a_base_model_is_one_that_a_backend_of_the_route_serves() -> None:
+    assert found("demo-70b", route="code").model == "demo-70b"
+    with pytest.raises(UnknownModel, match="'demo-70b' is not served by route 'chat'"):
+        found("demo-70b")
+
+
 @pytest.mark.parametrize(
     ("limits", "known"),
     [
-        ({}, "demo, local, manga, pool, style"),
-        ({"adapters": ("manga",)}, "demo, local, manga, pool"),
+        ({}, "big, demo, local, manga, pool, style"),
+        ({"adapters": ("manga",)}, "big, demo, local, manga, pool"),
         ({"routes": ("chat",)}, "demo, local, manga, style"),
         ({"routes": ("chat",), "adapters": ()}, "demo, local"),
     ],
@@ -51,7 +64,7 @@ def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
 def test_an_unknown_model_is_answered_with_those_that_the_key_may_name(
     limits: dict[str, tuple[str, ...]], known: str
 ) -> None:
-    with pytest.raises(UnknownModel, match=f"'mars' does not exist here; known: {known}$"):
+    with pytest.raises(UnknownModel, match=f"'mars' is not served by route 'chat'; known: {known}$"):
         found("mars", **limits)  # type: ignore[arg-type]
 
 
