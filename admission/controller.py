@@ -83,6 +83,12 @@ class AdmissionController:
         """The name of the gate that ``backend``'s requests pass: its engine's, or its own."""
         return self._engine_of.get(backend, backend)
 
+    def expected_output(self, demand: Demand) -> int:
+        """Tokens to plan for the answer: its bound, or the learned length where it has no own bound."""
+        if not demand.open_ended:
+            return demand.max_output_tokens
+        return self.gate(demand.backend).work.estimator.expect(demand, demand.max_output_tokens)
+
     def in_flight(self, backend: str) -> int:
         """Slots that are out now on the engine of ``backend``."""
         queue = self._queues.get(self.gate_name(backend))

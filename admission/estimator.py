@@ -39,9 +39,10 @@ class Estimator:
     def expect(self, demand: Demand, max_tokens: int, *, produced: int = 0) -> int:
         """Expected tokens of all its answers together; lengths are learned from single answers."""
         n = demand.sequences
-        if n == 1:
-            return self.lengths.expect(demand.kind, max_tokens, produced=produced)
-        return n * self.lengths.expect(demand.kind, max(1, max_tokens // n), produced=produced // n)
+        each = self.lengths.expect(
+            demand.kind, max(1, max_tokens // n), produced=produced // n, open_ended=demand.open_ended
+        )
+        return n * each
 
     def misses(self, due: float | None, first_s: float, now: float, *, busy: bool) -> bool:
         """Whether a first token that is expected in ``first_s`` comes too late."""

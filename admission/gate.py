@@ -88,7 +88,7 @@ class BackendGate:
             reason = Reason.LOW_PRIORITY_SHED
         elif rung.shed_all:
             reason = Reason.QUEUE_FULL
-        elif demand.input_tokens > limits.max_input_tokens:
+        elif limits.max_input_tokens is not None and demand.input_tokens > limits.max_input_tokens:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
         elif work.out_of_memory(demand.priority, limits, now):
             reason = Reason.MEMORY_PRESSURE

@@ -19,6 +19,8 @@ BUCKETS = 20 * STEPS_PER_OCTAVE  # up to a million tokens
 DECAY = 0.998
 # Kinds of request with an entry of their own; the least recently used is evicted.
 MAX_KINDS = 1_000
+# Expected tokens of an answer without max_tokens while no length is known: longer than most chat answers.
+FIRST_GUESS = 512
 # Below this weight of samples the lengths of all requests are used instead of the kind's.
 TRUSTED_WEIGHT = 20.0
 
@@ -96,13 +98,16 @@ class OutputLengths:
         histogram.learn(tokens)
         self._all.learn(tokens)
 
-    def expect(self, kind: Hashable, cap: int, *, produced: int = 0) -> int:
+    def expect(self, kind: Hashable, cap: int, *, produced: int = 0, open_ended: bool = False) -> int:
         """Expected tokens of a whole answer, of which ``produced`` exist already; at most ``cap``.
 
-        ``cap`` is also the result before anything is known: the forecast rather reserves too much.
+        Before anything is known the result is ``cap``, so that the forecast rather reserves too much; for an
+        ``open_ended`` answer, whose cap is the rest of the context, it is a guess that grows with the answer.
         """
         histogram = self._kinds.get(kind)
         if histogram is None or histogram.weight < TRUSTED_WEIGHT:
             histogram = self._all if self._all.weight >= TRUSTED_WEIGHT else None
         found = histogram.quantile(self._share, beyond=produced) if histogram is not None else None
+        if found is None and open_ended:
+            found = max(FIRST_GUESS, 2 * produced)
         return cap if found is None else min(cap, max(found, produced + 1))

@@ -52,7 +52,7 @@ class AdmissionLimits:
             than its count says. A full queue of the longest prompts fits.
         max_queue_bytes: bytes of requests waiting.
         max_wait_s: longest wait, estimated or real; beyond it a fallback answer is better.
-        max_input_tokens: longest prompt; leaves 496 tokens for the answer in 4,096.
+        max_input_tokens: longest prompt; ``None``: as long as fits the model.
         kv_pressure: measured KV usage from which a new sequence would likely cause preemption.
         priority_factor: room and wait budget of priority above 0, times this.
         watermarks: predicted KV usage up to which low, normal and high priority are handed on.
@@ -80,7 +80,7 @@ class AdmissionLimits:
     max_queue_tokens: int = 400_000
     max_queue_bytes: int = 64 << 20
     max_wait_s: float = 2.0
-    max_input_tokens: int = 3600
+    max_input_tokens: int | None = None
     kv_pressure: float = 0.93
     priority_factor: float = 1.2
     watermarks: tuple[float, float, float] = (0.90, 0.95, 0.98)
@@ -118,6 +118,7 @@ class Demand:
         limits: its route's thresholds; ``None``: the backend's.
         produced: tokens of its answer so far; read when the forecast is made.
         sequences: texts that are generated at once; ``max_output_tokens`` and ``produced`` count all.
+        open_ended: ``max_output_tokens`` is only what the context has room for.
     """
 
     backend: str
@@ -133,6 +134,7 @@ class Demand:
     limits: AdmissionLimits | None = None
     produced: Callable[[], int] = _nothing_produced
     sequences: int = 1
+    open_ended: bool = False
 
     def due(self, limits: AdmissionLimits) -> float | None:
         """When the first token is due: by the deadline and by the limits."""

@@ -23,7 +23,8 @@ class BudgetError(Exception):
 class ContextTooLong(BudgetError):
     """Only what may not be trimmed (system part, latest turn, raw prompt) is over the limit.
 
-    ``section`` is the largest one; ``allowed`` is the model's length less the ``reserve`` for the answer.
+    ``section`` is the largest one; ``allowed`` is the model's length less the ``reserve`` for the answer, or
+    the configured limit.
     """
 
     def __init__(self, *, section: PromptSection, needed: int, allowed: int, reserve: int) -> None:
@@ -32,8 +33,8 @@ class ContextTooLong(BudgetError):
         self.allowed = allowed
         self.reserve = reserve
         super().__init__(
-            f"the prompt needs {needed} tokens that may not be trimmed, {needed - allowed} more than the "
-            f"{allowed} that fit beside {reserve} reserved for the answer (largest section: {section.value})"
+            f"the prompt has {needed} tokens that may not be trimmed, {needed - allowed} more than the "
+            f"{allowed} that fit beside {reserve} for the answer (largest section: {section.value})"
         )
 
 

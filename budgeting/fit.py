@@ -29,6 +29,7 @@ from budgeting.values import (
     Plan,
     PromptSection,
     Role,
+    SectionBudgets,
     SectionCounts,
 )
 
@@ -79,8 +80,7 @@ class Fitting:
 
     Args:
         allowed: tokens that the prompt should keep to.
-        room: tokens beside the reserve; what is never cut may have all of them.
-        reserve: tokens for the answer.
+        reserve: tokens for the answer; ``None``: the rest of the context.
         summarizer: makes the summary of older turns; ``None``: they are left out.
     """
 
@@ -90,16 +90,17 @@ class Fitting:
         request: BudgetRequest,
         *,
         allowed: int,
-        room: int,
-        reserve: int,
+        max_model_len: int,
+        reserve: int | None,
         summarizer: Summarizer | None,
     ) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._prompt = request.prompt
         self._allowed = allowed
-        self._room = room
+        self._max_model_len = max_model_len
         self._reserve = reserve
+        self._budgets = request.budgets or SectionBudgets()
         self._summarizer = summarizer
         self._merged = merge_chunks(request.prompt.evidence)
         self._latest = latest_turn(request.prompt.turns)
@@ -108,22 +109,30 @@ class Fitting:
         """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
         if _chars(self._prompt) > self._allowed * _HOPELESS_CHARS_PER_TOKEN:
             return None
-        everything = _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
+        everything = self._everything()
         sent = self._encode(everything)
         return self._plan(sent, everything, 0) if sent.tokens <= self._allowed else None
 
+    def _everything(self) -> _Selection:
+        return _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
+
+    def _too_long(self, sent: _Candidate, allowed: int) -> ContextTooLong:
+        return ContextTooLong(
+            section=_largest(sent.counts),
+            needed=sent.tokens,
+            allowed=allowed,
+            reserve=self._reserve or 1,
+        )
+
     def trimmed(self) -> Plan:
         """The plan that leaves something out. Raises ContextTooLong when what is always sent does not fit."""
-        nothing = _Selection({}, self._latest, False)
-        least = self._encode(nothing)
-        if least.tokens > self._room:
-            raise ContextTooLong(
-                section=_largest(least.counts),
-                needed=least.tokens,
-                allowed=self._room,
-                reserve=self._reserve,
-            )
+        if self._request.budgets is None:
+            raise self._too_long(self._encode(self._everything()), self._allowed)
+        least = self._encode(_Selection({}, self._latest, False))
         # Only what does not fit the model is too long: the limit on prompts bends for what may not be cut.
+        room = self._max_model_len - (self._reserve or 1)
+        if least.tokens > room:
+            raise self._too_long(least, room)
         self._allowed = max(self._allowed, least.tokens)
         taken, guess = self._affordable(least.counts, self._allowed - least.tokens)
         tried = {0: least}
@@ -145,7 +154,7 @@ class Fitting:
         """The offers that might fit, a little more than expected to, and how many are expected to fit."""
         prompt, budgets, merged, tokenizer = (
             self._prompt,
-            self._request.budgets,
+            self._budgets,
             self._merged,
             self._tokenizer,
         )
@@ -222,7 +231,7 @@ class Fitting:
         The whole budget where message lengths are estimates, so that one more turn never needs more room than
         its own.
         """
-        budget = self._request.budgets.older_summary
+        budget = self._budgets.older_summary
         if not selected.summary or not self._tokenizer.per_message:
             return budget if selected.summary else 0
         tokens = 0
@@ -234,7 +243,7 @@ class Fitting:
 
     def _with_summary(self, sent: _Candidate, selected: _Selection) -> tuple[_Candidate, int]:
         """The same with a summary of the turns not sent, where one fits, and how many it stands for."""
-        room = min(self._request.budgets.older_summary, self._allowed - sent.tokens)
+        room = min(self._budgets.older_summary, self._allowed - sent.tokens)
         if self._summarizer is None or not selected.summary or selected.first_turn == 0:
             return sent, 0
         turns = self._prompt.turns[: selected.first_turn]
@@ -283,13 +292,14 @@ class Fitting:
             messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
             token_ids=sent.chat.token_ids,
             counts=sent.counts,
-            generation_reserve=self._reserve,
+            generation_reserve=self._reserve or self._max_model_len - sent.tokens,
             prefix_tokens=sent.chat.ends[0],
             dropped_chunks=dropped,
             dropped_turns=selected.first_turn,
             cut_chunks=cut,
             merged_chunks=twins,
             summarized_turns=summarized,
+            open_ended=self._reserve is None,
         )
 
 

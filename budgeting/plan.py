@@ -21,23 +21,18 @@ from budgeting.values import (
     SummaryKind,
 )
 
-# The default sections take 3,400 tokens of a model length of 4,096; the answer gets the remaining 696.
-DEFAULT_SECTIONS = 3400
-DEFAULT_MODEL_LEN = 4096
+# The least share of the model's length that trimming keeps for the answer: what the default sections (3,400
+# tokens) leave of 4,096.
+RESERVE_SHARE = 696 / 4096
 
 
-def default_reserve(max_model_len: int, sections: int = DEFAULT_SECTIONS) -> int:
-    """Tokens for the answer when neither the request nor the route sets a number.
+def default_reserve(max_model_len: int, sections: int) -> int:
+    """Tokens that trimming to ``sections`` keeps for an answer without a given length.
 
-    What the sections' budgets leave of the model's length, and at least the default share of it (17 %), so
-    that a model shorter than the default length answers in proportion.
-
-    Args:
-        max_model_len: prompt and answer together, in tokens; at least 2.
-        sections: tokens of all sections together.
+    What the sections leave of the model's length, and at least its share, so that a short model answers in
+    proportion.
     """
-    share = max_model_len * (DEFAULT_MODEL_LEN - DEFAULT_SECTIONS) // DEFAULT_MODEL_LEN
-    return min(max(max_model_len - sections, share, 1), max_model_len - 1)
+    return min(max(max_model_len - sections, int(max_model_len * RESERVE_SHARE), 1), max_model_len - 1)
 
 
 # How much is planned in the caller's thread, where it holds up the event loop: about 0.8 ms of tokenizing by
@@ -77,8 +72,7 @@ class BudgetPlanner:
             TemplateRefused: the chat template does not take the conversation.
         """
         if request.prompt.raw is not None:
-            reserve = self._reserve(request)
-            return self._plan_raw(request.prompt.raw, reserve, self._max_model_len - reserve)
+            return self._plan_raw(request.prompt.raw, self._reserve(request), request.max_input_tokens)
         fitting = self._fitting(request)
         return fitting.whole() or fitting.trimmed()
 
@@ -106,43 +100,51 @@ class BudgetPlanner:
         system = (Message(Role.SYSTEM, text) for text in prompt.system)
         return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns)) <= most
 
-    def _reserve(self, request: BudgetRequest) -> int:
-        """The caller's wish, else the version's where the model is long enough for it, else the default."""
+    def _reserve(self, request: BudgetRequest) -> int | None:
+        """The caller's wish, else the route's or version's where the model is long enough for it."""
         if request.max_tokens is not None:
             if not 0 < request.max_tokens < self._max_model_len:
                 raise InvalidReserve(max_tokens=request.max_tokens, max_model_len=self._max_model_len)
             return request.max_tokens
         if request.reserve is not None and 0 < request.reserve < self._max_model_len:
             return request.reserve
-        return default_reserve(self._max_model_len, request.budgets.total)
+        return None
 
     def _fitting(self, request: BudgetRequest) -> Fitting:
-        reserve = self._reserve(request)
-        summarizer = None
-        if request.summary is not SummaryKind.NONE and request.budgets.older_summary > 0:
-            summarizer = self._summarizers.get(request.summary, self._extractive)
+        reserve, budgets = self._reserve(request), request.budgets
+        summarizer, kept = None, reserve
+        if budgets is not None:
+            kept = reserve or default_reserve(self._max_model_len, budgets.total)
+            if request.summary is not SummaryKind.NONE and budgets.older_summary > 0:
+                summarizer = self._summarizers.get(request.summary, self._extractive)
+        allowed = self._max_model_len - (kept or 1)
+        if request.max_input_tokens is not None:
+            allowed = min(allowed, request.max_input_tokens)
         return Fitting(
-            self._tokenizer, request, allowed=self._allowed(request, reserve),
-            room=self._max_model_len - reserve, reserve=reserve, summarizer=summarizer,
+            self._tokenizer, request, allowed=allowed, max_model_len=self._max_model_len, reserve=reserve,
+            summarizer=summarizer,
         )  # fmt: skip
 
-    def _allowed(self, request: BudgetRequest, reserve: int) -> int:
-        """Tokens the prompt should keep to."""
-        allowed = self._max_model_len - reserve
-        return allowed if request.max_input_tokens is None else min(allowed, request.max_input_tokens)
-
-    def _plan_raw(self, raw: str | tuple[int, ...], reserve: int, allowed: int) -> Plan:
+    def _plan_raw(
+        self, raw: str | tuple[int, ...], reserve: int | None, max_input_tokens: int | None
+    ) -> Plan:
         token_ids = self._tokenizer.encode(raw) if isinstance(raw, str) else raw
         if not token_ids:
             raise EmptyPrompt
         unknown = self._tokenizer.unknown_id(token_ids)
         if unknown is not None:
             raise UnknownTokenId(unknown, self._tokenizer.vocabulary)
-        if len(token_ids) > allowed:
+        needed, kept = len(token_ids), reserve or 1
+        allowed = min(self._max_model_len - kept, max_input_tokens or self._max_model_len)
+        if needed > allowed:
             raise ContextTooLong(
-                section=PromptSection.RECENT_TURNS, needed=len(token_ids), allowed=allowed, reserve=reserve
+                section=PromptSection.RECENT_TURNS, needed=needed, allowed=allowed, reserve=kept
             )
-        counts = SectionCounts(recent_turns=len(token_ids))
         return Plan(
-            messages=(), token_ids=token_ids, counts=counts, generation_reserve=reserve, prefix_tokens=0
+            messages=(),
+            token_ids=token_ids,
+            counts=SectionCounts(recent_turns=needed),
+            generation_reserve=reserve or self._max_model_len - needed,
+            prefix_tokens=0,
+            open_ended=reserve is None,
         )

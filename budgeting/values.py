@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -93,17 +93,19 @@ SPARE_ORDER = (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS)
 
 @dataclass(frozen=True, slots=True)
 class BudgetRequest:
-    """What the planner is asked: a prompt, and how many tokens the answer must have room for.
+    """What the planner is asked.
 
-    ``max_tokens`` is the caller's wish (``None``: the reserve of the prompt version, else the default
-    reserve of the model length). ``spare`` are the sections that may use what others do not need, in order;
-    a section that is not named never borrows. The system part and the latest turn always may. What may be
-    cut is cut until the prompt has ``max_input_tokens``, however long the model is.
+    Without ``budgets`` nothing is trimmed. With them the prompt is trimmed to ``max_input_tokens`` and to the
+    room beside the answer; ``spare`` are the sections that may use what others do not need, in order. The
+    system part and the latest turn always may.
+
+    The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
+    version's), else the rest of the context.
     """
 
     prompt: CanonicalPrompt
     max_tokens: int | None = None
-    budgets: SectionBudgets = field(default_factory=SectionBudgets)
+    budgets: SectionBudgets | None = None
     reserve: int | None = None
     spare: tuple[PromptSection, ...] = SPARE_ORDER
     summary: SummaryKind = SummaryKind.EXTRACTIVE
@@ -132,7 +134,8 @@ class Plan:
     ``token_ids`` is the whole prompt as the engine will see it; ``messages`` is the same prompt for
     backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
     prefix: the boundary behind which volatile content starts. ``generation_reserve`` is the most tokens
-    that the answer may have; ``counts.total + generation_reserve <= max_model_len`` always.
+    that the answer may have (``open_ended``: the rest of the context, since neither the caller nor the route
+    set it); ``counts.total + generation_reserve <= max_model_len`` always.
 
     What is missing: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to a sentence's end,
     ``merged_chunks`` are sent as a duplicate of theirs. The oldest ``dropped_turns`` are not sent as they
@@ -149,6 +152,7 @@ class Plan:
     cut_chunks: tuple[str, ...] = ()
     merged_chunks: tuple[str, ...] = ()
     summarized_turns: int = 0
+    open_ended: bool = False
 
     @property
     def trimmed(self) -> bool:

@@ -103,7 +103,7 @@ class Journey:
         timer.lap("canonicalize")
 
         planner = self.planner()
-        budget = budget_request(canonical.prompt, request.sampling.max_tokens, version, target.route.budgets)
+        budget = budget_request(request, canonical.prompt, version, target.route.budgets)
         plan = await planner.plan_async(budget)
         timer.lap("budget")
 
@@ -128,7 +128,8 @@ class Journey:
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)
-            reservation = await self.limiter.reserve(request, demand.input_tokens, demand.max_output_tokens)
+            expected = self.admission.expected_output(demand)
+            reservation = await self.limiter.reserve(request, demand.input_tokens, expected)
             with (
                 settling(reservation, demand.input_tokens, stream) as tokens,
                 self.accounts.open(row, so_far, recorder.billed) as account,

@@ -124,7 +124,7 @@ class StaticThresholds(Open):
         wait_s = load.waiting * self._mean_s / max(1, load.running)
         if load.kv_usage >= limits.kv_pressure:
             reason = "memory_pressure"
-        elif fate.arrival.prompt > limits.max_input_tokens:
+        elif limits.max_input_tokens is not None and fate.arrival.prompt > limits.max_input_tokens:
             reason = "token_budget_exceeded"
         elif load.waiting >= limits.max_queue * factor:
             reason = "queue_full"

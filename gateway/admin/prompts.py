@@ -41,7 +41,7 @@ class PromptBody(PromptListed):
     system: str
     policy: str
     grounding_rule: str
-    budgets: SectionBudgets
+    budgets: SectionBudgets | None
     reserve: int | None
     summarizer: str
     volatile: str | None
@@ -52,7 +52,7 @@ class PreviewSection(TypedDict):
     """Tokens that a section has, and may have."""
 
     tokens: int
-    budget: int
+    budget: int | None
 
 
 class PreviewCuts(TypedDict):
@@ -180,7 +180,7 @@ class PromptAdmin:
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version)
-        asked = budget_request(canonical.prompt, request.sampling.max_tokens, version, target.route.budgets)
+        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
@@ -198,7 +198,7 @@ class PromptAdmin:
             "sections": {
                 section.value: {
                     "tokens": getattr(counts, section.value),
-                    "budget": getattr(asked.budgets, section.value),
+                    "budget": getattr(asked.budgets, section.value, None),
                 }
                 for section in PromptSection
             },

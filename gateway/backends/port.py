@@ -63,8 +63,8 @@ class Calls(Protocol):
 class Work:
     """A request to a backend.
 
-    ``sampling.max_tokens`` is always set. A backend uses ``token_ids``, without tokenizing again, or
-    ``messages``. Prompts with different ``cache_salt``, which is the tenant, must not share cached prefixes:
+    ``sampling.max_tokens`` is always set; ``open_ended``: it is only what the context has room for. A backend
+    uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``, which is the tenant, must not share cached prefixes:
     the time of a first token would reveal others' prompts. The first ``prefix_tokens`` of ``token_ids`` are
     the canonical stable prefix. When ``stream`` is false a backend may give larger pieces after the first.
 
@@ -86,6 +86,7 @@ class Work:
     prefix_tokens: int = 0
     stream: bool = True
     partial: PartialAnswer | None = None
+    open_ended: bool = False
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
 

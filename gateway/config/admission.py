@@ -27,7 +27,7 @@ class AdmissionConfig(Section):
 
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
-    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 3600
+    max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     max_queue_tokens: Annotated[int, Field(ge=1)] = 400_000
     max_queue_bytes: Annotated[int, Field(ge=1)] = 64 << 20
     kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93

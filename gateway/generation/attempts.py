@@ -166,6 +166,7 @@ class Attempts:
             prefix_tokens=plan.prefix_tokens,
             stream=request.stream,
             partial=partial,
+            open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
             calls=self.step,
             call_budget=self._job.call_budget,
         )

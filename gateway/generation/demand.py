@@ -24,9 +24,9 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
     request, plan, route = job.request, job.plan, job.target.route
     bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
     limits = route.limits
-    if limits is not None and plan.counts.total > limits.max_input_tokens:
-        # The planner has cut what may be cut; the rest fits the model, and may pass.
-        limits = replace(limits, max_input_tokens=plan.counts.total)
+    if limits is not None and limits.max_input_tokens is not None:
+        # The planner keeps to it, and lets pass what may not be cut and fits the model.
+        limits = replace(limits, max_input_tokens=None)
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,
@@ -41,6 +41,7 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
         produced=lambda: stream.tokens,
         limits=limits,
         sequences=request.sampling.n,
+        open_ended=plan.open_ended,
     )
 
 
@@ -68,7 +69,7 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
         limits=replace(
             limits,
             max_wait_s=max(wait_s, 0.001),
-            max_input_tokens=max(limits.max_input_tokens, input_tokens),
+            max_input_tokens=None,
             max_queue=2 * limits.max_queue,
             rungs=(),
         ),

@@ -228,7 +228,7 @@ class FallbackChain:
         if resumes or (is_primary and stream.started_at is not None):
             demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self._clock())
         # The leg's limits do not hold for the primary, whenever it is asked.
-        estimate = LegUsage(demand.input_tokens, demand.max_output_tokens)
+        estimate = LegUsage(demand.input_tokens, self._admission.expected_output(demand))
         permit = self._limits.free() if is_primary else self._limits.enter(backend.name, estimate)
         if permit is None:
             stream.steps.refused(backend.name, "leg_limit")

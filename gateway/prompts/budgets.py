@@ -1,7 +1,8 @@
 """Which token budgets hold for a request.
 
 A key that the route's configuration sets wins over the same key of the prompt version, and that over the
-default. The caller's ``max_tokens`` wins over every reserve, in the planner.
+default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names them. The caller's
+``max_tokens`` wins over every reserve, in the planner.
 """
 
 from __future__ import annotations
@@ -11,27 +12,30 @@ from dataclasses import replace
 from budgeting.errors import BudgetError
 from budgeting.plan import BudgetPlanner
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
+from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
 
 def budget_request(
+    request: GenerateRequest,
     prompt: CanonicalPrompt,
-    max_tokens: int | None,
     version: PromptVersion | None,
     route: RouteBudgets = NO_ROUTE_BUDGETS,
 ) -> BudgetRequest:
-    """The planner's input."""
-    budgets = version.budgets if version is not None else SectionBudgets()
+    """The planner's input; nothing is trimmed where neither the route nor the prompt version has budgets."""
+    contract = "native" if request.contract is Contract.NATIVE else "openai"
+    budgets = version.budgets if version is not None else None
     if route.sections:
-        budgets = replace(budgets, **{section.value: tokens for section, tokens in route.sections.items()})
+        own = {section.value: tokens for section, tokens in route.sections.items()}
+        budgets = replace(budgets or SectionBudgets(), **own)
     reserve = route.reserve
     if reserve is None and version is not None:
         reserve = version.reserve
     return BudgetRequest(
         prompt=prompt,
-        max_tokens=max_tokens,
-        budgets=budgets,
+        max_tokens=request.sampling.max_tokens,
+        budgets=budgets if contract in route.trim_in else None,
         reserve=reserve,
         spare=SPARE_ORDER if route.spare is None else route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
@@ -40,7 +44,9 @@ def budget_request(
 
 
 async def half_plan(planner: BudgetPlanner, asked: BudgetRequest, plan: Plan) -> Plan | None:
-    """The same prompt planned in half the tokens of ``plan``; ``None`` where nothing more can be cut."""
+    """The same prompt planned in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
+    if asked.budgets is None:
+        return None
     try:
         half = await planner.plan_async(replace(asked, max_input_tokens=plan.counts.total // 2))
     except BudgetError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -37,17 +37,17 @@ class PromptFileError(ValueError):
 class PromptVersion:
     """A published prompt.
 
-    ``policy`` and ``grounding_rule`` (how it uses evidence) may be empty; ``reserve`` are tokens for the
-    answer (``None``: the model's default); ``volatile`` is what to do with volatile content in callers'
-    system messages (``None``: as configured for the contract); ``sha256`` hashes all of it, without comments
-    and layout of the file.
+    ``policy`` and ``grounding_rule`` (how it uses evidence) may be empty; without ``budgets`` nothing is
+    trimmed; ``reserve`` are tokens for the answer (``None``: the model's default); ``volatile`` is what to do
+    with volatile content in callers' system messages (``None``: as configured for the contract); ``sha256``
+    hashes all of it, without comments and layout of the file.
     """
 
     id: str
     system: str
     policy: str = ""
     grounding_rule: str = ""
-    budgets: SectionBudgets = field(default_factory=SectionBudgets)
+    budgets: SectionBudgets | None = None
     reserve: int | None = None
     summarizer: SummaryKind = SummaryKind.EXTRACTIVE
     volatile: VolatilePolicy | None = None
@@ -70,7 +70,7 @@ class _VersionFile(BaseModel):
     system: Annotated[_Text, Field(min_length=1)]
     policy: _Text = ""
     grounding_rule: _Text = ""
-    budgets: _BudgetsFile = Field(default_factory=_BudgetsFile)
+    budgets: _BudgetsFile | None = None
     reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     summarizer: Literal["extractive", "engine", "none"] = "extractive"
     volatile: Literal["move", "report", "off"] | None = None
@@ -87,7 +87,7 @@ class _VersionFile(BaseModel):
             system=self.system,
             policy=self.policy,
             grounding_rule=self.grounding_rule,
-            budgets=SectionBudgets(**self.budgets.model_dump()),
+            budgets=None if self.budgets is None else SectionBudgets(**self.budgets.model_dump()),
             reserve=self.reserve,
             summarizer=SummaryKind(self.summarizer),
             volatile=None if self.volatile is None else VolatilePolicy(self.volatile),
@@ -97,7 +97,8 @@ class _VersionFile(BaseModel):
 
 def _sha256(version: PromptVersion) -> str:
     """The hash of all that a version says; keys that came later count when they are not at their default."""
-    body = asdict(version)
+    # Versions without budgets were published with the default ones.
+    body = asdict(replace(version, budgets=version.budgets or SectionBudgets()))
     del body["sha256"]
     for later in _LATER_KEYS:
         if body[later.name] == later.default:

@@ -79,6 +79,7 @@ class RouteConfig(_Part):
     budgets: BudgetsConfig = BudgetsConfig()
     reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     spare: list[Literal["retrieval", "recent_turns"]] | None = None
+    trim_in: tuple[Literal["native", "openai"], ...] = ("native",)
     admission: RouteAdmission = RouteAdmission()
     resume: RouteResume = RouteResume()
     record_content: bool = False

@@ -170,6 +170,7 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
             reserve=route.reserve,
             spare=None if route.spare is None else tuple(map(PromptSection, route.spare)),
             max_input_tokens=None if limits is None else limits.max_input_tokens,
+            trim_in=route.trim_in,
         ),
         limits=limits,
         resume=resume_rules(route.resume),

@@ -17,13 +17,15 @@ class RouteBudgets:
         sections: tokens by section.
         reserve: tokens reserved for the answer.
         spare: sections that may use the spare tokens of others, in order.
-        max_input_tokens: the longest prompt that admission accepts.
+        max_input_tokens: the longest prompt; ``None``: as long as fits the model.
+        trim_in: the contracts whose prompts may be trimmed.
     """
 
     sections: Mapping[PromptSection, int] = field(default_factory=lambda: MappingProxyType({}))
     reserve: int | None = None
     spare: tuple[PromptSection, ...] | None = None
     max_input_tokens: int | None = None
+    trim_in: tuple[str, ...] = ("native",)
 
 
 NO_ROUTE_BUDGETS = RouteBudgets()

@@ -171,10 +171,12 @@ class Asker:
                 demand.limits or self._admission.gate(backend.name).limits,
                 max_queue=0,
                 max_wait_s=MAX_WAIT_S,
-                max_input_tokens=max(1, demand.input_tokens),
+                max_input_tokens=None,
             ),
         )
-        permit = self._limits.enter(backend.name, LegUsage(demand.input_tokens, demand.max_output_tokens))
+        permit = self._limits.enter(
+            backend.name, LegUsage(demand.input_tokens, self._admission.expected_output(demand))
+        )
         if permit is None:
             raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter

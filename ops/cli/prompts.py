@@ -81,7 +81,10 @@ def render(
 
 def _print_preview(console: Console, found: Any) -> None:
     rows = [
-        *((name, f"{one['tokens']:,}", f"{one['budget']:,}") for name, one in found["sections"].items()),
+        *(
+            (name, f"{one['tokens']:,}", "" if one["budget"] is None else f"{one['budget']:,}")
+            for name, one in found["sections"].items()
+        ),
         ("generation_reserve", f"{found['generation_reserve']:,}", ""),
         ("in all", f"{found['input_tokens'] + found['generation_reserve']:,}", ""),
     ]

@@ -35,7 +35,7 @@ def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
     ("load", "demand", "reason"),
     [
         (replace(IDLE, running=1, kv_usage=0.93), DEMAND, Reason.MEMORY_PRESSURE),
-        (IDLE, ask(input_tokens=3601), Reason.TOKEN_BUDGET_EXCEEDED),
+        (IDLE, ask(limits=AdmissionLimits(max_input_tokens=99)), Reason.TOKEN_BUDGET_EXCEEDED),
         (replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
     ],
 )
@@ -443,3 +443,13 @@ def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
     assert door.gate.expired(door.now) == [hasty] and hasty.refusal is not None
     assert hasty.estimated_wait_s == pytest.approx(1.0), "a place comes back each second"
     assert hasty.refusal.estimated_wait_s == pytest.approx(61.0), "behind the sixty who came later"
+
+
+def test_requests_without_max_tokens_are_not_planned_for_with_the_whole_context() -> None:
+    def handed_on(open_ended: bool) -> int:
+        door = Door(load=replace(IDLE, total_blocks=1_000, max_running=50))  # 16,000 tokens
+        for _ in range(10):
+            door.enter(ask(input_tokens=100, max_output_tokens=15_900, open_ended=open_ended))
+        return door.gate.in_flight
+
+    assert (handed_on(False), handed_on(True)) == (1, 10)

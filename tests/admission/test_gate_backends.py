@@ -149,7 +149,7 @@ def test_a_batch_larger_than_the_default_bound_is_filled() -> None:
 
 
 def test_a_refusal_that_never_waited_says_so() -> None:
-    offered = Door().offer(ask(input_tokens=5_000))
+    offered = Door().offer(ask(limits=AdmissionLimits(max_input_tokens=99)))
     assert isinstance(offered, Refusal) and not offered.queued
 
 

@@ -10,13 +10,23 @@ from hypothesis import strategies as st
 
 from admission.circuit import OPEN_S, WINDOW_S, Circuit, CircuitState
 from admission.ladder import RUNGS, Ladder
-from admission.lengths import MAX_KINDS, OutputLengths
+from admission.lengths import FIRST_GUESS, MAX_KINDS, OutputLengths
 from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.rates import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, CachedShares, Mean, Rates, retry_after_s
 
 
 def test_what_is_not_known_is_expected_to_use_its_whole_cap() -> None:
     assert OutputLengths(0.8).expect("chat", 500) == 500
+
+
+def test_an_answer_with_the_rest_of_the_context_is_guessed_until_lengths_are_known() -> None:
+    lengths = OutputLengths(0.8)
+    assert lengths.expect("chat", 30_000, open_ended=True) == FIRST_GUESS
+    assert lengths.expect("chat", 300, open_ended=True) == 300
+    assert lengths.expect("chat", 30_000, produced=600, open_ended=True) == 1_200
+    for _ in range(30):
+        lengths.learn("chat", 100)
+    assert 100 <= lengths.expect("chat", 30_000, open_ended=True) < 120
 
 
 def test_the_expected_length_is_the_quantile_of_what_was_seen_within_a_bucket() -> None:

@@ -14,7 +14,7 @@ from budgeting.errors import TemplateRefused
 from budgeting.forms import Form, learn_form
 from budgeting.plan import BudgetPlanner
 from budgeting.template import ChatTemplate
-from budgeting.values import BudgetRequest, CanonicalPrompt, EvidenceChunk, Message, Role
+from budgeting.values import BudgetRequest, CanonicalPrompt, EvidenceChunk, Message, Role, SectionBudgets
 from tests.budgeting import folders
 
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
@@ -202,6 +202,6 @@ def test_too_much_evidence_is_still_dropped_whole(planner: BudgetPlanner) -> Non
         EvidenceChunk(f"m{n}", "catalog", f"volume {n} of Vinland Saga " * 12, float(n)) for n in range(9)
     )
     big = CanonicalPrompt(system=("You sell manga.",), turns=(Message(USER, "which one?"),), evidence=chunks)
-    plan = planner.plan(BudgetRequest(big))
+    plan = planner.plan(BudgetRequest(big, budgets=SectionBudgets()))
     assert plan.dropped_chunks and "m8" not in plan.dropped_chunks
     assert plan.counts.total + plan.generation_reserve <= 400

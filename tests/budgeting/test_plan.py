@@ -41,7 +41,8 @@ def chunk(name: str, score: float | None, words: int = 20) -> EvidenceChunk:
 def plan(tokenizer: ChatTokenizer, prompt: CanonicalPrompt, room: int, **rest: object) -> Plan:
     """A plan with exactly ``room`` tokens for the prompt."""
     planner = BudgetPlanner(tokenizer, max_model_len=room + 10)
-    return planner.plan(BudgetRequest(prompt=prompt, max_tokens=10, **rest))  # type: ignore[arg-type]
+    asked = {"max_tokens": 10, "budgets": SectionBudgets(), **rest}
+    return planner.plan(BudgetRequest(prompt=prompt, **asked))  # type: ignore[arg-type]
 
 
 def size(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
@@ -51,22 +52,56 @@ def size(tokenizer: ChatTokenizer, prompt: CanonicalPrompt) -> int:
 @pytest.mark.parametrize(
     ("max_model_len", "reserve"), [(4096, 696), (8192, 4792), (2048, 348), (3500, 594), (4116, 716), (2, 1)]
 )
-def test_the_default_reserve_is_what_the_sections_leave_or_the_seeds_share(
+def test_trimming_keeps_what_the_sections_leave_or_a_share_for_the_answer(
     max_model_len: int, reserve: int
 ) -> None:
-    assert default_reserve(max_model_len) == reserve
+    assert default_reserve(max_model_len, SectionBudgets().total) == reserve
 
 
-def test_the_reserve_is_the_callers_else_the_versions_else_the_default(tokenizer: ChatTokenizer) -> None:
+def test_the_answers_room_is_the_callers_else_the_versions_else_the_rest(tokenizer: ChatTokenizer) -> None:
     planner = BudgetPlanner(tokenizer, max_model_len=4096)
     prompt = CanonicalPrompt(turns=talk(0))
-    for request, reserve in (
-        (BudgetRequest(prompt, max_tokens=100, reserve=200), 100),
-        (BudgetRequest(prompt, reserve=200), 200),
-        (BudgetRequest(prompt), 696),
-        (BudgetRequest(prompt, reserve=4096), 696),
+    rest = 4096 - size(tokenizer, prompt)
+    for budgets in (None, SectionBudgets()):
+        for request, reserve in (
+            (BudgetRequest(prompt, max_tokens=100, reserve=200, budgets=budgets), 100),
+            (BudgetRequest(prompt, reserve=200, budgets=budgets), 200),
+            (BudgetRequest(prompt, budgets=budgets), rest),
+            (BudgetRequest(prompt, reserve=4096, budgets=budgets), rest),
+        ):
+            found = planner.plan(request)
+            assert (found.generation_reserve, found.open_ended) == (reserve, reserve == rest)
+
+
+def test_without_budgets_nothing_is_trimmed_and_what_does_not_fit_is_refused(
+    tokenizer: ChatTokenizer,
+) -> None:
+    evidence = tuple(chunk(f"m{n}", 1 / (n + 1)) for n in range(20))
+    prompt = CanonicalPrompt(system=("Be kind.",), turns=talk(60), evidence=evidence)
+    tokens = size(tokenizer, prompt)
+    planner = BudgetPlanner(tokenizer, max_model_len=tokens + 50)
+    found = planner.plan(BudgetRequest(prompt))
+    assert (found.counts.total, found.trimmed, found.generation_reserve) == (tokens, False, 50)
+    assert planner.plan(BudgetRequest(prompt, max_tokens=50)).counts.total == tokens
+    for asked, allowed in (
+        (BudgetRequest(prompt, max_tokens=51), tokens - 1),
+        (BudgetRequest(prompt, max_input_tokens=tokens - 9), tokens - 9),
     ):
-        assert planner.plan(request).generation_reserve == reserve
+        with pytest.raises(ContextTooLong, match=f"the prompt has {tokens} tokens that may not be") as caught:
+            planner.plan(asked)
+        assert (caught.value.needed, caught.value.allowed) == (tokens, allowed)
+    with pytest.raises(ContextTooLong):
+        planner.plan(BudgetRequest(CanonicalPrompt(turns=(Message(USER, "word " * 100_000),))))
+
+
+def test_a_latest_turn_beyond_the_sections_is_served_when_the_model_has_room(
+    tokenizer: ChatTokenizer,
+) -> None:
+    planner = BudgetPlanner(tokenizer, max_model_len=32_768)
+    prompt = CanonicalPrompt(turns=(*talk(30), Message(USER, "manga " * 9_000)))
+    found = planner.plan(BudgetRequest(prompt, budgets=SectionBudgets()))
+    assert found.counts.total > 9_000 and found.dropped_turns == 61
+    assert found.generation_reserve == 32_768 - found.counts.total
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1, 4096, 10**9])
@@ -211,12 +246,12 @@ def test_a_model_of_one_token_is_no_model(tokenizer: ChatTokenizer) -> None:
         BudgetPlanner(tokenizer, max_model_len=1)
 
 
-def test_the_default_reserve_follows_the_versions_sections(tokenizer: ChatTokenizer) -> None:
+def test_a_prompt_is_trimmed_to_the_sum_of_its_sections(tokenizer: ChatTokenizer) -> None:
     planner = BudgetPlanner(tokenizer, max_model_len=4096)
     small = SectionBudgets(system=100, retrieval=400, recent_turns=400, older_summary=100)
-    assert (
-        planner.plan(BudgetRequest(CanonicalPrompt(turns=talk(0)), budgets=small)).generation_reserve == 3096
-    )
+    found = planner.plan(BudgetRequest(CanonicalPrompt(turns=talk(60)), budgets=small))
+    assert 600 < found.counts.total <= 1_000 and found.dropped_turns > 0
+    assert found.generation_reserve == 4096 - found.counts.total
 
 
 def test_a_chunk_that_alone_exceeds_its_section_is_cut_at_a_sentences_end(tokenizer: ChatTokenizer) -> None:

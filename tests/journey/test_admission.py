@@ -236,7 +236,7 @@ async def test_a_backend_that_is_not_ready_yet_does_not_count_as_failed(build_ho
 
 
 async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     turns = tuple(
         Message(Role.USER if i % 2 == 0 else Role.ASSISTANT, f"turn {i} " + "word " * 40) for i in range(21)
     )
@@ -249,7 +249,7 @@ async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_hous
 async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     turns = (Message(Role.USER, "old"), Message(Role.ASSISTANT, "older"), Message(Role.USER, "word " * 400))
     answer = (await house.run(ask(messages=turns))).answer
     assert answer is not None and answer.fallback is None
@@ -258,7 +258,7 @@ async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(
 
 
 async def test_what_does_not_fit_the_model_is_refused(build_house: Build, ask: Ask) -> None:
-    house = build_house(route={"admission": {"max_input_tokens": 300}})
+    house = build_house(route={"admission": {"max_input_tokens": 300}, "budgets": {"recent_turns": 1200}})
     sink = await house.run(ask("word " * 4_000))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (422, "context_too_long")
     assert house.backends["local"].calls == []

@@ -2,14 +2,44 @@ from __future__ import annotations
 
 import pytest
 
-from budgeting.values import SPARE_ORDER, CanonicalPrompt, PromptSection, SectionBudgets, SummaryKind
+from budgeting.values import (
+    SPARE_ORDER,
+    BudgetRequest,
+    CanonicalPrompt,
+    PromptSection,
+    SectionBudgets,
+    SummaryKind,
+)
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.prompts.budgets import budget_request
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import RoutingFileError, make_revision
-from gateway.routing.route_budgets import RouteBudgets
+from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
 PROMPT = CanonicalPrompt(system=("S",))
+
+
+def asked_for(
+    version: PromptVersion | None,
+    route: RouteBudgets = NO_ROUTE_BUDGETS,
+    *,
+    contract: Contract = Contract.NATIVE,
+    max_tokens: int | None = None,
+) -> BudgetRequest:
+    request = GenerateRequest(
+        request_id="r",
+        generation_id="g",
+        contract=contract,
+        caller=Caller("tenant", CallerRole.CALLER, "key"),
+        arrived_at=0.0,
+        created=0,
+        messages=(),
+        sampling=Sampling(max_tokens=max_tokens),
+    )
+    return budget_request(request, PROMPT, version, route)
+
+
 VERSION = PromptVersion(
     id="v",
     system="S",
@@ -24,24 +54,35 @@ def route(**config: object) -> RouteBudgets:
     return make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"].budgets
 
 
-def test_without_a_version_and_a_route_the_defaults_hold() -> None:
-    asked = budget_request(PROMPT, max_tokens=None, version=None)
-    assert (asked.budgets, asked.reserve, asked.spare) == (SectionBudgets(), None, SPARE_ORDER)
+def test_without_a_version_and_a_route_nothing_is_trimmed() -> None:
+    asked = asked_for(None)
+    assert (asked.budgets, asked.reserve, asked.spare) == (None, None, SPARE_ORDER)
     assert asked.summary is SummaryKind.EXTRACTIVE
+    assert asked_for(PromptVersion(id="v", system="S")).budgets is None
 
 
 def test_the_version_says_what_the_route_does_not() -> None:
-    asked = budget_request(PROMPT, max_tokens=5, version=VERSION, route=route())
+    asked = asked_for(VERSION, route(), max_tokens=5)
     assert (asked.budgets, asked.reserve, asked.max_tokens) == (VERSION.budgets, 700, 5)
     assert asked.summary is SummaryKind.ENGINE
 
 
 def test_the_route_wins_key_by_key() -> None:
     said = route(budgets={"retrieval": 0, "older_summary": 50}, reserve=100, spare=["recent_turns"])
-    asked = budget_request(PROMPT, max_tokens=None, version=VERSION, route=said)
+    asked = asked_for(VERSION, said)
     assert asked.budgets == SectionBudgets(system=400, retrieval=0, recent_turns=500, older_summary=50)
     assert (asked.reserve, asked.spare) == (100, (PromptSection.RECENT_TURNS,))
-    assert budget_request(PROMPT, max_tokens=None, version=None, route=said).budgets.recent_turns == 1200
+    alone = asked_for(None, said).budgets
+    assert alone is not None and alone.recent_turns == 1200
+
+
+@pytest.mark.parametrize("contract", [Contract.CHAT, Contract.COMPLETIONS])
+def test_budgets_trim_on_openais_paths_only_where_the_route_says_so(contract: Contract) -> None:
+    budgets = {"retrieval": 7}
+    assert asked_for(VERSION, route(budgets=budgets), contract=contract).budgets is None
+    said = route(budgets=budgets, trim_in=["openai"])
+    assert asked_for(None, said, contract=contract).budgets == SectionBudgets(retrieval=7)
+    assert asked_for(None, said).budgets is None
 
 
 @pytest.mark.parametrize(
@@ -51,6 +92,7 @@ def test_the_route_wins_key_by_key() -> None:
         ({"budgets": {"evidence": 5}}, "budgets.evidence"),
         ({"reserve": 0}, "reserve"),
         ({"spare": ["system"]}, "spare"),
+        ({"trim_in": ["chat"]}, "trim_in"),
     ],
 )
 def test_a_wrong_budget_of_a_route_is_named(config: dict[str, object], named: str) -> None:

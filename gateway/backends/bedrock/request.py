@@ -58,7 +58,7 @@ class ConverseWriter:
             )
         sampling = work.sampling
         config = {
-            "maxTokens": sampling.max_tokens,
+            "maxTokens": None if work.open_ended else sampling.max_tokens,
             "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
             "topP": sampling.top_p,
             "stopSequences": stops_for_bedrock(sampling.stop) or None,

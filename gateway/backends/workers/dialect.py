@@ -139,7 +139,8 @@ class CompletionWriter:
             body["prompt"] = work.token_ids + (work.partial.token_ids or ())
         else:
             body["prompt"] = work.token_ids
-        body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
+        if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps otherwise
+            body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
         given: dict[str, float | None] = {
