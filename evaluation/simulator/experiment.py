@@ -70,7 +70,7 @@ class Setting:
             case Kind.VLLM:
                 return EngineBounds(max_requests=self.max_requests, max_tokens=self.max_tokens)
             case Kind.THRESHOLDS:
-                return StaticThresholds(self.limits)
+                return StaticThresholds()
             case Kind.SLUICE:
                 return GatePolicy(self.limits, produced=worker.produced)
 

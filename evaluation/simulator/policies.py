@@ -106,6 +106,9 @@ class EngineBounds(Open):
         self._requests -= 1
 
 
+STATIC_LIMITS = AdmissionLimits(max_queue=100, max_wait_s=2.0, max_input_tokens=3600, kv_pressure=0.93)
+
+
 class StaticThresholds(Open):
     """Fixed limits on KV usage, prompt length, queue depth and estimated wait; nothing waits here.
 
@@ -113,7 +116,7 @@ class StaticThresholds(Open):
     held, divided by the number that run.
     """
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits = STATIC_LIMITS) -> None:
         self._limits = limits
         self._mean_s = 0.0
 

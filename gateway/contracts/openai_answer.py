@@ -75,12 +75,13 @@ class CompletionBody(TypedDict):
 
 
 class OpenAIErrorDetail(TypedDict):
-    """OpenAI's error object."""
+    """OpenAI's error object: ``code`` as its clients know it, ``sluice_code`` as in the native contract."""
 
     message: str
     type: str
     param: str | None
     code: str
+    sluice_code: str
 
 
 class OpenAIErrorBody(TypedDict):
@@ -157,7 +158,19 @@ def error_body(error: PublicError) -> OpenAIErrorBody:
     """OpenAI's error object; its type follows the status."""
     status = openai_status(error)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param,
+            "code": CLIENT_CODES.get(error.code, error.code),
+            "sluice_code": error.code,
+        }
+    }
+
+
+# Codes for which OpenAI's clients have names of their own.
+CLIENT_CODES: Final[Mapping[str, str]] = MappingProxyType({"context_too_long": "context_length_exceeded"})
 
 
 def openai_status(error: PublicError) -> int:

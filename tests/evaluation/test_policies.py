@@ -41,7 +41,7 @@ def test_vllms_bound_on_tokens_looks_at_prompts_in_prefill_and_not_at_the_new_on
 
 
 def test_the_static_thresholds_are_the_seeds() -> None:
-    policy = StaticThresholds(AdmissionLimits())
+    policy = StaticThresholds()
     cases = [
         (fate(), replace(IDLE, kv_usage=0.93), "memory_pressure"),
         (fate(prompt=3601), IDLE, "token_budget_exceeded"),
@@ -55,7 +55,7 @@ def test_the_static_thresholds_are_the_seeds() -> None:
 
 
 def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
-    policy, served = StaticThresholds(AdmissionLimits()), fate()
+    policy, served = StaticThresholds(), fate()
     served.handed_on_at = 0.0
     policy.finished(served, 4.0)
     busy = replace(IDLE, running=8, waiting=4)
