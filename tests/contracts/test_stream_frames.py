@@ -157,7 +157,7 @@ def test_every_finish_reason_has_one_of_openais() -> None:
 def test_a_broken_chat_stream_ends_with_openais_error_and_is_not_done() -> None:
     assert frames("chat").fail(ERROR, "req_1", partial=True) == (
         b'data: {"error":{"message":"engine gone","type":"service_unavailable_error","param":null,'
-        b'"code":"backend_unavailable"}}\n\n'
+        b'"code":"backend_unavailable","sluice_code":"backend_unavailable"}}\n\n'
     )
 
 

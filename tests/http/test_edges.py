@@ -152,7 +152,7 @@ async def test_openais_paths_answer_with_openais_error(connect: Any, path: str) 
     async with connect(fake_services()) as client:
         response = await client.request("PATCH", path)
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "sluice_code"}
     assert response.status_code in (404, 405)
     assert error["type"] == ("not_found_error" if response.status_code == 404 else "invalid_request_error")
 
