@@ -64,9 +64,10 @@ class Work:
     """A request to a backend.
 
     ``sampling.max_tokens`` is always set; ``open_ended``: it is only what the context has room for. A backend
-    uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``, which is the tenant, must not share cached prefixes:
-    the time of a first token would reveal others' prompts. The first ``prefix_tokens`` of ``token_ids`` are
-    the canonical stable prefix. When ``stream`` is false a backend may give larger pieces after the first.
+    uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``,
+    which is the tenant, must not share cached prefixes: the time of a first token would reveal others'
+    prompts. The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is
+    false a backend may give larger pieces after the first.
 
     With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
