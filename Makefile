@@ -66,4 +66,4 @@ lock: $(VENV)/.test ## Write constraints/ from the versions in .venv; needs a ne
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lock
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis sluice.db*
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis state

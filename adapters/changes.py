@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from adapters.catalogue import AdapterState, Catalogue, CatalogueError, apply
+from adapters.catalogue import AdapterState, Catalogue, CatalogueError, Version, apply
 from adapters.verify import Verified
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -78,11 +78,11 @@ def promote(
     percent: float = 100.0,
     force: bool = False,
     comment: str = "",
-) -> bytes:
+) -> bytes | None:
     """Point an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
-    Without an alias the version is served under its own name. Raises NotEvaluatedError without a passing
-    report and without ``force``, for whatever share, else CatalogueError.
+    Without an alias the version is served under its own name. ``None`` when that is so already. Raises
+    NotEvaluatedError without a passing report and without ``force``, for whatever share, else CatalogueError.
     """
     if alias is not None:
         _check_name("alias", alias)
@@ -101,11 +101,25 @@ def promote(
             f"percent: given {percent:g}, and alias {alias!r} leads nowhere yet, so that the other sessions "
             "would get nothing; allowed: 100, then a canary beside it"
         )
+    if _leads(catalogue, version, alias, percent):
+        return None
     forced = force and not version.passed
     return _checked(
         catalogue,
         _event("promoted", id=adapter_id, alias=alias, percent=percent, forced=forced, comment=comment),
     )
+
+
+def _leads(catalogue: Catalogue, version: Version, alias: str | None, percent: float) -> bool:
+    """Whether a promotion would change nothing."""
+    if alias is None:
+        return version.state is AdapterState.ACTIVE and percent >= 100
+    led, name = catalogue.aliases.get(alias), version.adapter_id
+    if led is None:
+        return False
+    if percent >= 100:
+        return led.target == name and led.canary is None
+    return led.canary == name and led.percent == percent
 
 
 def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:

@@ -55,15 +55,19 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+# The level of the gateway's log, which starts the engine.
+LOG_LEVEL_VARIABLE = "SLUICE_LOG_LEVEL"
+
+
 def log_to(stream: TextIO) -> None:
-    """Send this process's log to ``stream``, from ``info`` on."""
+    """Send this process's log to ``stream``, from the gateway's level on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         logging.Formatter("%(asctime)s engine %(levelname)s %(message)s") if stream.isatty() else JsonLines()
     )
     root = logging.getLogger()
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(os.environ.get(LOG_LEVEL_VARIABLE, "info").upper())
 
 
 def _described(error: BaseException) -> str:

@@ -123,6 +123,10 @@ class Metrics:
         self._fallbacks = counter(
             "sluice_fallbacks_total", "Answers of the fallback chain.", kind=Bounded(), reason=Bounded()
         )
+        self._trimmed = counter(
+            "sluice_budget_trimmed_requests_total",
+            "Requests whose prompt the token budget cut.",
+        )()
         self._emit_errors = counter(
             "sluice_telemetry_errors_total", "Events that could not be recorded.", event=Bounded()
         )
@@ -178,6 +182,8 @@ class Metrics:
         for counter, count in zip(self._counts, _counts_of(record), strict=True):
             if count:
                 counter.inc(count)
+        if any((record.dropped_chunks, record.dropped_turns, record.cut_chunks, record.summarized_turns)):
+            self._trimmed.inc()
         if record.fallback_kind is not None:
             self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
         self._prompts.request(record)

@@ -54,3 +54,12 @@ def test_an_unknown_word_is_told_without_a_traceback() -> None:
     done = subprocess.run([sys.executable, "-m", "ops.cli", "dance"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "dance" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_version_is_an_option_too() -> None:
+    asked = [sys.executable, "-m", "ops.cli"]
+    option, word = (
+        subprocess.run([*asked, how], capture_output=True, text=True, check=True).stdout
+        for how in ("--version", "version")
+    )
+    assert option == word and option.startswith("sluice ")

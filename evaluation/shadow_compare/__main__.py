@@ -27,8 +27,8 @@ DONE, NOT_RUN = 0, 2
 
 _EPILOG = """
 examples:
-  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db
-  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///sluice.db --html shadow.html --json
+  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///state/sluice.db
+  python -m evaluation.shadow_compare --ledger sqlite+aiosqlite:///state/sluice.db --html shadow.html --json
   sluice shadow report --json | python -m evaluation.shadow_compare --report - --html shadow.html
   python -m evaluation.shadow_compare --ledger postgresql+asyncpg://sluice@db/sluice \\
       --mlflow http://mlflow:5000 --experiment sluice-shadow
@@ -45,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cli.add_argument("--ledger", default="sqlite+aiosqlite:///sluice.db", help="as ledger.url (%(default)s)")
+    cli.add_argument(
+        "--ledger", default="sqlite+aiosqlite:///state/sluice.db", help="as ledger.url (%(default)s)"
+    )
     cli.add_argument(
         "--report", metavar="FILE", help="a report as JSON, in place of --ledger; - is standard input"
     )

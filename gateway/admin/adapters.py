@@ -252,7 +252,7 @@ class AdapterAdmin:
         """Lead an alias to a version, for all sessions or a share; without an alias make it active."""
         self._version(adapter_id)
 
-        def promoting(catalogue: Catalogue) -> bytes:
+        def promoting(catalogue: Catalogue) -> bytes | None:
             return changes.promote(
                 catalogue,
                 adapter_id,

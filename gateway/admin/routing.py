@@ -213,9 +213,20 @@ class RoutingAdmin:
         if dry_run:
             await self.revisions.expect_last(expected)
             return self._preview(decide)
+        if (unchanged := await self._unchanged(decide, expected)) is not None:
+            return {**_shown(unchanged), "changes": []}  # type: ignore[typeddict-item]  # as below
         before, stored = await self.revisions.change(decide, author=who, expected=expected)
         changes = differences(before.draft.config, stored.draft.config)
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
+
+    async def _unchanged(self, decide: Callable[[Stored], Draft], expected: int | None) -> Stored | None:
+        """The revision in force, when the change would repeat it."""
+        await self.revisions.expect_last(expected)
+        last = self.revisions.last()
+        draft = decide(last)
+        self.revisions.check(draft, "config")
+        in_force = last.number == self.revisions.head and self.revisions.unusable is None
+        return last if in_force and same(draft.config, last.draft.config) else None
 
     def _preview(self, decide: Callable[[Stored], Draft]) -> RevisionMadeBody:
         last = self.revisions.last()

@@ -114,8 +114,9 @@ class Settings(Section):
     backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
         Field(default_factory=default_backends)
     )
-    state: StateConfig = StateConfig()
-    ledger: LedgerConfig = LedgerConfig()
+    # Made when they are read: an earlier version's file in the working folder decides the default.
+    state: StateConfig = Field(default_factory=StateConfig)
+    ledger: LedgerConfig = Field(default_factory=LedgerConfig)
     routing: RoutingSection = RoutingSection()
     prompts: PromptsConfig = PromptsConfig()
     adapters: AdaptersConfig = AdaptersConfig()

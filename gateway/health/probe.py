@@ -1,7 +1,7 @@
 """The three tiers of health: alive, ready, and generating."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import Message, Role
@@ -44,6 +44,7 @@ class HealthProbe:
     engine: Callable[[], EngineStanding] | None
     engine_figures: Callable[[], EngineFigures | None]
     state_store_ok: Callable[[], bool]
+    routes: Callable[[], Mapping[str, Collection[str]]]
     clock: Callable[[], float]
     started_at: float
     gpus: Callable[[], Coroutine[None, None, Sequence[Mapping[str, float | None]]]] = read_gpus
@@ -91,9 +92,11 @@ class HealthProbe:
             probes = [tasks.create_task(self._probe(self.fleet.backends[name])) for name in names]
             gpus = tasks.create_task(self.gpus())
         results = dict(zip(names, (probe.result() for probe in probes), strict=True))
-        healthy = bool(results) and all(result["status"] == "healthy" for result in results.values())
+        healthy = {name for name, result in results.items() if result["status"] == "healthy"}
+        # An optional backend is one without which every route still has another.
+        served = all(healthy & set(names) for names in self.routes().values())
         body: dict[str, object] = {
-            "status": "healthy" if healthy else "unhealthy",
+            "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
             "backends": results,
             **self._engine_now(),
             "gpus": gpus.result(),
@@ -101,7 +104,7 @@ class HealthProbe:
             "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
             **self.rolling_stats.figures(),
         }
-        return healthy, body
+        return bool(healthy) and served, body
 
     def _engine_now(self) -> dict[str, object]:
         """The engine in process; without one, the sum of the remote backends' loads."""

@@ -8,12 +8,13 @@ stays in force, the process reports the unusable one, and continues with the nex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
+from gateway.routing.change import ConfigChange, differences, same
 from gateway.routing.check import KnownNames, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
 from gateway.routing.revision import Revision, RoutingFileError, make_revision
@@ -28,6 +29,8 @@ ELSEWHERE_S = 1.0
 # How often writing the first revision is tried while the store is unreachable.
 SEED_AGAIN_S = 1.0
 SEED_AUTHOR = "file"
+# Revisions that the routing file is compared with at the start, and differences that the warning shows.
+COMPARED, SHOWN = 100, 10
 
 
 class RoutingBusy(Exception):
@@ -53,6 +56,7 @@ class Seed:
     source: str
     config: Mapping[str, Any] | None
     fault: RoutingFileError | None = None
+    file: str | None = None
 
 
 class RoutingProjection(FollowedStream):
@@ -77,6 +81,7 @@ class RoutingProjection(FollowedStream):
         self.latest: Stored | None = None
         self.head = 0
         self.unusable: UnusableRevision | None = None
+        self.pending: Sequence[ConfigChange] = ()
 
     def current(self) -> Revision:
         """The revision in force. Raises RuntimeError before :meth:`start`."""
@@ -127,7 +132,7 @@ class RoutingProjection(FollowedStream):
             RoutingFileError: the file is wrong and the store has no usable revision.
         """
         if self.head:
-            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
+            await self.compare_file()
         elif self._seed.fault is None:
             await self._seed_store()
         if self._revision is None:
@@ -135,6 +140,28 @@ class RoutingProjection(FollowedStream):
                 raise self._no_usable_revision()
             self._adopt(Stored(0, self._unix_time(), SEED_AUTHOR, 0, _seed_draft(self._seed)))
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
+
+    async def compare_file(self) -> None:
+        """Warn when the routing file has a change that is in no revision, and set ``pending``."""
+        seed, stored = self._seed, self.in_force
+        if seed.file is None or seed.config is None or stored is None:
+            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
+            return
+        try:
+            known = [one.draft.config for one in await self.newest(COMPARED)]
+        except StateUnavailable:
+            return
+        self.pending = differences(stored.draft.config, seed.config)
+        if any(same(seed.config, config) for config in known):
+            self.pending = ()
+            self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
+        else:
+            self._log.warning(
+                "the routing file was changed and is not in force",
+                in_force=stored.number,
+                changes=[f"{one.path}: {one.before} -> {one.after}" for one in self.pending][:SHOWN],
+                apply=f"sluice routes apply {seed.file}",
+            )
 
     async def run(self) -> None:
         """Write the first revision as soon as the store is reached, if it is still missing."""

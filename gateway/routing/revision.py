@@ -76,6 +76,14 @@ class Revision:
     comment: str = ""
 
 
+def answering(revision: Revision) -> Mapping[str, Collection[str]]:
+    """By route, the names of the backends and fallback targets that may answer."""
+    return {
+        name: [*(backend for backend, weight in route.weights if weight), *route.fallback]
+        for name, route in revision.routes.items()
+    }
+
+
 def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
     """The paths of the rules that name an adapter."""
     return [

@@ -171,7 +171,10 @@ def _meaning(error: Exception) -> tuple[type[errors.FetchError], str]:
     if isinstance(error, PermissionError):
         return errors.CacheUnusable, "HF_HOME cannot be written; set it to a folder that this user may write"
     text = " ".join(str(error).split())[:300]
-    return errors.Unreachable, f"{type(error).__name__}: {text}; try again"
+    return errors.Unreachable, (
+        f"there is no such folder here, and the hub does not answer ({type(error).__name__}: {text}); give "
+        "engine.model an existing folder, or check the network, HF_ENDPOINT and the proxy"
+    )
 
 
 def _send(**message: Any) -> None:

@@ -125,7 +125,7 @@ def read_seed(file: str | None, known: KnownNames) -> Seed:
         make_revision(1, config, known, source=str(path))
     except RoutingFileError as error:
         return Seed(path.name, None, error)
-    return Seed(path.name, config)
+    return Seed(path.name, config, file=str(path))
 
 
 def make_canary(base: Foundation, routing: RoutingProjection) -> CanaryParts:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.config.settings import Settings
+from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
 from gateway.state.audit import Audit
 from gateway.weights.source import Weights, prepare
@@ -45,6 +46,8 @@ def make_foundation(
 ) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
     settings, weights = prepare(settings)
+    if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):
+        STATE_FOLDER.mkdir(exist_ok=True)
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     return Foundation(
         settings=settings,

@@ -12,6 +12,7 @@ from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
+from gateway.routing.revision import answering
 from gateway.wiring.core import Core
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
@@ -91,6 +92,7 @@ def make_journey(
 def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
     """The three tiers of health."""
     base, host, adapters, text = core.base, core.backends.engines.host, core.adapters, core.model.text
+    routing = core.control.routing.projection
     return HealthProbe(
         fleet=core.backends.fleet,
         requests=in_flight,
@@ -100,6 +102,7 @@ def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
         engine=None if host is None else host.standing,
         engine_figures=(lambda: None) if host is None else host.figures,
         state_store_ok=lambda: base.state.ready,
+        routes=lambda: answering(routing.current()) if routing.in_force is not None else {},
         clock=base.clock,
         started_at=base.clock(),
     )

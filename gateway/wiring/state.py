@@ -1,9 +1,12 @@
 """Builds the state store, the idempotent replies, and the followers of streams."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import structlog
 
 from gateway.config.state import StateConfig
 from gateway.state.idempotency import IdempotencyStore
@@ -104,6 +107,9 @@ def make_state(
 ) -> StateParts:
     """Build the store. Raises ConfigError: the url, or what it needs is not installed."""
     url = parse_state_url(config.url)
+    copies = copies_folder(url, namespace=config.namespace, cache_dir=config.cache_dir)
+    if url.path is not None and copies is not None:
+        _forget_deleted(url.path, copies)
     return StateParts(
         shown=url.shown,
         path=url.path,
@@ -112,6 +118,15 @@ def make_state(
             url, namespace=config.namespace, unix_time=unix_time, poll_s=config.poll_seconds
         ),
         idempotency=make_idempotency_store(url, namespace=config.namespace, unix_time=unix_time),
-        copies=copies_folder(url, namespace=config.namespace, cache_dir=config.cache_dir),
+        copies=copies,
         clock=clock,
     )
+
+
+def _forget_deleted(path: Path, copies: Path) -> None:
+    """Without its file the store has no state: the copies of a deleted one are not used."""
+    if not path.exists() and copies.is_dir():
+        structlog.get_logger("state").warning(
+            "the state file was deleted: its local copies are deleted too", file=str(path), copies=str(copies)
+        )
+        shutil.rmtree(copies, ignore_errors=True)

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from budgeting.values import Message, Role
+from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Delta, Work
 from gateway.config.settings import Settings, load_settings
@@ -70,9 +71,10 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """The table says what is wrong; only warnings are logged, and standard output is the table's."""
+    """The table says what is wrong, so nothing else does: neither this process nor its engine."""
+    os.environ[LOG_LEVEL_VARIABLE] = "error"
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
@@ -102,7 +104,7 @@ async def examine(
     found.append(DoctorCheck("token counting", True, gateway.core.model.text.encoder))
     state = gateway.core.base.state
     found.append(await _opened("state store", state.shown, state.open, lambda: state.healthy))
-    found.append(_routing(gateway))
+    found.append(await _routing(gateway))
     found.append(await _published(gateway))
     found.append(await _ledger(gateway))
     found.append(await _response_cache(gateway))
@@ -189,7 +191,7 @@ async def _opened(
     return DoctorCheck(check, ok, url, hint)
 
 
-def _routing(gateway: Gateway) -> DoctorCheck:
+async def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
     parts = gateway.core.control.routing
     book, seed, file = parts.projection, parts.seed, parts.seed.source
@@ -197,7 +199,15 @@ def _routing(gateway: Gateway) -> DoctorCheck:
         hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
         return DoctorCheck("routing", False, book.unusable.reason, hint)
     if book.head:
-        return DoctorCheck("routing", True, f"revision {book.head} in the state store; {file} is not used")
+        await book.compare_file()
+        detail = f"revision {book.head} in the state store"
+        if not book.pending:
+            return DoctorCheck("routing", True, f"{detail}; {file} is not used")
+        changes = ", ".join(f"{one.path}: {one.before} -> {one.after}" for one in book.pending)
+        hint = f"sluice routes apply {seed.file}"
+        return DoctorCheck(
+            "routing", True, f"{detail}; {file} was changed and is not in force: {changes}", hint
+        )
     if seed.fault is not None:
         return DoctorCheck("routing", False, str(seed.fault), "mend what the line names")
     return DoctorCheck("routing", True, f"{file}, as revision 1")

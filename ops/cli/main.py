@@ -122,7 +122,22 @@ def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    typer.echo(installed("sluice-gateway"))
+    typer.echo(f"sluice {installed('sluice-gateway')}")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A gateway in front of GPU workers: prompts, token budgets, admission, routing, accounting."""
 
 
 def hoisted(words: Sequence[str]) -> list[str]:

@@ -238,5 +238,7 @@ def _print_done(console: Console, done: Any) -> None:
     print_changes(console, done["changes"])
     if done["revision"] is None:
         console.print(f"valid; nothing was changed (revision {done['parent']} is the last one)")
+    elif not done["changes"]:
+        console.print(f"no new revision; revision {done['revision']} stays in force")
     else:
         console.print(f"revision {done['revision']} is in force; undo it with: sluice routes rollback")

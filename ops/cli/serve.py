@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from engine.process import LOG_LEVEL_VARIABLE
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.server import Around, listen, run
@@ -34,6 +35,7 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
     try:
         settings = load_settings(config)
         always = {} if number is None else {"worker_number": number}
+        os.environ[LOG_LEVEL_VARIABLE] = log_level
         written = logs = configure_logging(log_level, settings.server.log_json, always=always)
         server = settings.server
         with contextlib.ExitStack() as opened:

@@ -71,6 +71,8 @@ def report(
             cells += [f"{row[name]:,}" for name in figures]
             table.add_row(*map(plain, cells), f"{row['cost_nanousd'] / NANOUSD:,.6f}")
         console.print(table)
+        if found["rows"] and not any(row["cost_nanousd"] for row in found["rows"]):
+            print("no cost: nothing in these rows has a price; set backends.NAME.price or ledger.prices")
 
     gateway.show(found, print_sums)
 
@@ -107,6 +109,9 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
     found = gateway.get(*AT, "reconcile", query=_span(since, until))
 
     def print_hours(console: Console, _: object) -> None:
+        if not found["rows"]:
+            print("nothing to compare yet: an hour is compared once an engine has reported its counters")
+            return
         right = (
             "watched", "requests", "engine in/out", "ledger in/out", "difference in/out", "shadow",
             "undelivered",

@@ -278,3 +278,14 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestMachine = Machine.TestCase
+
+
+def test_a_promotion_that_changes_nothing_is_no_event() -> None:
+    registry = Registry().register("v1", "v2")
+    registry.promote("v1")
+    assert changes.promote(registry.now, "v1", alias="manga") is None
+    registry.promote("v2", percent=10)
+    assert changes.promote(registry.now, "v2", alias="manga", percent=10) is None
+    assert changes.promote(registry.now, "v2", alias="manga", percent=20) is not None
+    assert changes.promote(registry.now, "v1", alias="manga") is not None, "which ends the canary"
+    assert changes.promote(registry.now, "v1", alias=None) is None

@@ -41,6 +41,7 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
         "engine": None,
         "engine_figures": lambda: None,
         "state_store_ok": lambda: True,
+        "routes": lambda: {"chat": [backend.name for backend in backends]},
         "clock": lambda: 0.0,
         "started_at": 0.0,
         "gpus": no_gpus,
@@ -53,7 +54,7 @@ async def test_backends_are_asked_at_once_so_that_two_that_hang_take_the_time_of
     one, two = ScriptedBackend("one", scripts=(HANGS,)), ScriptedBackend("two", scripts=(HANGS,))
     healthy, told = await probe(one, two, ScriptedBackend("three")).deep()
     results: Any = told["backends"]
-    assert not healthy and told["status"] == "unhealthy"
+    assert healthy and told["status"] == "degraded"
     assert {name: result.get("error") for name, result in results.items()} == {
         "one": "timeout", "two": "timeout", "three": None,
     }  # fmt: skip
@@ -68,6 +69,22 @@ async def test_a_backend_that_fails_is_told_by_its_kind() -> None:
     healthy, told = await probe(broken).deep()
     assert not healthy
     assert told["backends"] == {"local": {"state": "ready", "status": "unhealthy", "error": "nan_output"}}
+
+
+@pytest.mark.parametrize(
+    ("routes", "status", "healthy"),
+    [
+        ({"chat": ["one", "two"]}, "degraded", True),
+        ({"chat": ["two"], "code": ["one", "degraded"]}, "unhealthy", False),
+        ({}, "degraded", True),
+    ],
+)
+async def test_a_backend_down_is_degraded_while_every_route_has_another(
+    routes: dict[str, list[str]], status: str, healthy: bool
+) -> None:
+    broken = ScriptedBackend("one", scripts=(HANGS,))
+    found, told = await probe(broken, ScriptedBackend("two"), routes=lambda: routes).deep()
+    assert (told["status"], found) == (status, healthy)
 
 
 async def test_the_engine_in_process_is_told_once_however_many_backends_stand_on_it() -> None:

@@ -108,6 +108,9 @@ def test_tokens_and_budget_cuts_add_up(metrics: Metrics, record: Make) -> None:
     assert value(metrics, "sluice_tokens_total", kind="cached") == 640
     assert value(metrics, "sluice_budget_dropped_total", what="chunks") == 2
     assert value(metrics, "sluice_budget_dropped_total", what="turns") == 4
+    untouched = {"dropped_chunks": 0, "dropped_turns": 0, "cut_chunks": 0, "summarized_turns": 0}
+    metrics.request(record(**untouched))
+    assert value(metrics, "sluice_budget_trimmed_requests_total") == 2
 
 
 def test_what_requests_cost_is_counted_in_dollars_and_without_a_price_not_at_all(

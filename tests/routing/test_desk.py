@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import structlog
 
 from gateway.admin.routing import (
     RevisionMadeBody,
@@ -112,6 +113,42 @@ async def test_the_file_seeds_revision_1_once_and_is_not_used_afterwards() -> No
         assert wrong.book.number == 1, "a wrong file that is not used stops nobody"
 
 
+async def test_a_changed_file_that_is_not_in_force_is_a_warning_with_the_difference_and_the_command() -> None:
+    streams = MemoryStreams()
+    async with running(Process(streams, seed=Seed("routing.yaml", config(), file="/etc/routing.yaml"))) as _:
+        pass
+    changed = Seed("routing.yaml", config(90, 10), file="/etc/routing.yaml")
+    one = Process(streams, seed=changed)
+    with structlog.testing.capture_logs() as logs:
+        async with running(one):
+            [change] = [one for one in one.book.pending if "pool" in one.path]
+    assert (change.path, change.before, change.after) == ("routes.chat.backends[pool].weight", 0.0, 10.0)
+    [warning] = [line for line in logs if line["log_level"] == "warning"]
+    assert warning["apply"] == "sluice routes apply /etc/routing.yaml"
+    assert any("pool" in line and "10" in line for line in warning["changes"])
+
+
+async def test_an_unchanged_file_is_no_warning_after_the_weights_were_changed_by_command() -> None:
+    streams, seed = MemoryStreams(), Seed("routing.yaml", config(), file="routing.yaml")
+    one = Process(streams, seed=seed)
+    async with running(one):
+        await one.promote("chat", "pool")
+    again = Process(streams, seed=seed)
+    with structlog.testing.capture_logs() as logs:
+        async with running(again):
+            assert again.book.pending == ()
+    assert [line for line in logs if line["log_level"] == "warning"] == []
+
+
+async def test_a_change_that_changes_nothing_makes_no_revision() -> None:
+    one = Process(MemoryStreams())
+    async with running(one):
+        await one.promote("chat", "pool")
+        for made in (await one.promote("chat", "pool"), await one.apply(one.book.last().draft.config)):
+            assert (made["revision"], made["changes"]) == (2, [])
+        assert one.book.head == 2
+
+
 async def test_a_wrong_file_stops_the_first_start() -> None:
     wrong = Process(MemoryStreams(), seed=Seed("routing.yaml", None, RoutingFileError("routing.yaml: wrong")))
     with pytest.raises(ExceptionGroup) as caught:
@@ -165,13 +202,13 @@ async def test_rollback_goes_to_the_last_other_content_or_to_the_named_revision(
     async with running(process):
         await process.apply(config(90, 10))
         await process.apply(config(50, 50))
-        await process.apply(config(50, 50), who="key_1", comment="the same again")
+        await process.apply(config(50, 50), who="key_1", comment="changes nothing")
         back = await process.roll_back(None, who="key_2", comment="too slow")
         assert process.weights() == {"local": 90, "pool": 10}
-        assert (back["revision"], back["comment"]) == (5, "rollback to revision 2: too slow")
+        assert (back["revision"], back["comment"]) == (4, "rollback to revision 2: too slow")
         await process.roll_back(1)
         assert process.weights() == {"local": 100, "pool": 0}
-        with pytest.raises(InvalidRequest, match="no revision 99; allowed: 1 to 6"):
+        with pytest.raises(InvalidRequest, match="no revision 99; allowed: 1 to 5"):
             await process.roll_back(99)
 
 

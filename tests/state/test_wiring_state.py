@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config.errors import ConfigError
+from gateway.config.settings import load_settings
 from gateway.config.state import StateConfig
+from gateway.state.local_copy import LocalCopy
 from gateway.state.port import Record
 from gateway.state.projection import ProjectionState
 from gateway.wiring.state import StateParts, make_state
@@ -93,3 +95,35 @@ def test_a_url_of_something_else_stops_the_start() -> None:
 
 def _ignore(record: Record) -> None:
     """Its number is what counts here."""
+
+
+async def test_a_deleted_file_does_not_come_back_from_its_copies(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.db"
+    config = StateConfig(url=f"sqlite:///{path}")
+    before = make_state(config, clock=time.monotonic, unix_time=time.time)
+    assert before.copies is not None
+    copy = LocalCopy(before.copies, "routing")
+    await before.open()
+    record = await before.store.append("routing", b"{}", author="ann")
+    await before.close()
+    assert copy.extend([record])
+
+    kept = make_state(config, clock=time.monotonic, unix_time=time.time)
+    assert copy.head() == 1, "the file is there, so its copies are used"
+    await kept.close()
+    path.unlink()
+    make_state(config, clock=time.monotonic, unix_time=time.time)
+    assert copy.head() == 0
+
+
+def test_everything_is_in_one_folder_unless_an_earlier_version_left_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(None, {})
+    assert settings.state.url == "sqlite:///state/sluice.db"
+    assert settings.ledger.url == "sqlite+aiosqlite:///state/sluice.db"
+    assert settings.ledger.folder == Path("state/sluice.db.journal")
+    (tmp_path / "sluice.db").touch()
+    earlier = load_settings(None, {})
+    assert (earlier.state.url, earlier.ledger.url) == ("sqlite:///sluice.db", "sqlite+aiosqlite:///sluice.db")
