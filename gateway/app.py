@@ -1,6 +1,6 @@
 """The application: every path of the HTTP edge on one FastAPI app."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -22,6 +22,7 @@ from gateway.http.idempotency import Idempotency
 from gateway.http.middleware import EdgeMiddleware
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
+from gateway.http.security import with_cors
 from gateway.http.surfaces import Shown, everything
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import Services
@@ -49,12 +50,16 @@ class GatewayApp(FastAPI):
     endpoint uses none. HEAD is answered as GET; the server leaves the body out.
     """
 
-    def __init__(self, hot: Mapping[str, ASGIApp], **settings: Any) -> None:
+    def __init__(self, hot: Mapping[str, ASGIApp], cors_origins: Sequence[str], **settings: Any) -> None:
         super().__init__(**settings)
         self._hot = hot
+        self._entry = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
+        await self._entry(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = None
         if scope["type"] == "http":
             if scope["method"] == "POST":
@@ -91,6 +96,7 @@ def create_app(
             for path, endpoint in endpoints.items()
             if shown(path)
         },
+        services.limits.cors_origins,
         title="Sluice",
         version=services.version,
         lifespan=lifespan,
@@ -165,7 +171,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 def _response(request: Request, error: PublicError, headers: Mapping[str, str] | None = None) -> Response:
     exchange = Exchange.of(request.scope)
-    exchange.error_code = error.code
+    exchange.error = error
     response = response_of(error_reply(error, exchange.request_id, shape_of(request.scope["path"])))
     response.headers.update(headers or {})
     return response

@@ -3,6 +3,7 @@
 The errors of the other packages are no subclasses of :class:`GatewayError`; :data:`LEAF_ERRORS` lists them.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +29,13 @@ class PublicError:
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Whole seconds, at least 1, for ``Retry-After``, which every 429 and 503 has."""
+        if self.retry_after_ms is None:
+            return 1 if self.status in (429, 503) else None
+        return max(1, math.ceil(self.retry_after_ms / 1000))
 
 
 class GatewayError(Exception):

@@ -57,6 +57,7 @@ class HttpLimits:
     max_body_bytes: int = 4_194_304
     max_messages: int = 2_048
     request_timeout_s: float = 300.0
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     ``request_id`` is the caller's label, ``generation_id`` the ledger's key. ``status`` is the sent HTTP
     status, 499 when the caller disconnected; ``error_code`` is set with status 200 when a stream broke.
+    ``error_param`` and ``error_message`` are the field at fault and the sentence, as the caller got them.
     ``route`` is ``None`` for an unknown one. ``backend`` is the kind that answered, ``backend_name`` its name
     in the configuration; ``adapter_rule`` is ``explicit``, ``rule[0]`` or ``none``. ``fallback_kind`` is the
     fallback target that answered.
@@ -68,6 +69,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     backend_name: str | None = None
     backend_version: str | None = None
     error_code: str | None = None
+    error_param: str | None = None
+    error_message: str | None = None
     finish_reason: str | None = None
     fallback_kind: str | None = None
     fallback_reason: str | None = None

@@ -66,7 +66,8 @@ def outside_text(request: RequestRecord) -> str:
     """The fields of the line that callers and operators chose, as one text."""
     return (
         f"{request.request_id} {request.intent} {request.locale} {request.model} {request.prompt_version}"
-        f" {request.tenant} {request.route} {request.adapter_id}"
+        f" {request.tenant} {request.route} {request.adapter_id} {request.error_param}"
+        f" {request.error_message}"
     )
 
 

@@ -82,6 +82,8 @@ class EdgeRecord:
     status: int
     total_ms: float
     error_code: str | None = None
+    error_param: str | None = None
+    error_message: str | None = None
 
     @property
     def failed(self) -> bool:

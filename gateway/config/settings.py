@@ -38,6 +38,9 @@ ENV_PREFIX = "SLUICE_"
 RESERVED_ENV = frozenset({"SLUICE_ADMIN_KEY", "SLUICE_URL", "SLUICE_CONFIG"})
 
 
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]
+
+
 class ServerConfig(Section):
     """The HTTP server."""
 
@@ -53,6 +56,7 @@ class ServerConfig(Section):
     admin_host: str | None = None
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    cors_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
 
     @model_validator(mode="after")
     def _lame_duck_within_drain(self) -> Self:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from gateway.contracts.dialect import Cuts, Header
 from gateway.contracts.native_answer import budget_body
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.contracts.values import Answer, BudgetReport, Fallback, FinishReason, Timings, Usage
+from gateway.contracts.values import Answer, BudgetReport, Contract, Fallback, FinishReason, Timings, Usage
 from gateway.errors import PublicError
 
 
@@ -113,6 +113,18 @@ _ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 )
 
 
+_CODES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "context_too_long": "context_length_exceeded",
+        "unknown_model": "model_not_found",
+        "rate_limited": "rate_limit_exceeded",
+        "quota_exceeded": "insufficient_quota",
+        "missing_key": "invalid_api_key",
+        "invalid_key": "invalid_api_key",
+    }
+)
+
+
 def usage_body(usage: Usage) -> OpenAIUsage:
     """Cached tokens are part of the prompt's."""
     return {
@@ -156,31 +168,27 @@ def completion_json(answer: Answer, *, id: str, object: str, choices: list[Choic
 
 def error_body(error: PublicError) -> OpenAIErrorBody:
     """OpenAI's error object; its type follows the status."""
-    status = openai_status(error)
+    status = sent_status(error, Contract.CHAT)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
             "message": error.message,
             "type": kind,
             "param": error.param,
-            "code": CLIENT_CODES.get(error.code, error.code),
+            "code": _CODES.get(error.code, error.code),
             "sluice_code": error.code,
         }
     }
 
 
-# Codes for which OpenAI's clients have names of their own.
-CLIENT_CODES: Final[Mapping[str, str]] = MappingProxyType({"context_too_long": "context_length_exceeded"})
-
-
-def openai_status(error: PublicError) -> int:
-    """OpenAI's contract knows no 422: what does not validate is 400."""
-    return 400 if error.status == 422 else error.status
+def sent_status(error: PublicError, contract: Contract) -> int:
+    """The HTTP status of an error; OpenAI's contract knows no 422: what does not validate is 400."""
+    return 400 if error.status == 422 and contract is not Contract.NATIVE else error.status
 
 
 def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     """Status and body of an error; the request id travels in the header only."""
-    return openai_status(error), orjson.dumps(error_body(error))
+    return sent_status(error, Contract.CHAT), orjson.dumps(error_body(error))
 
 
 def trimmed_headers(cuts: Cuts) -> Sequence[Header]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.contracts.values import Caller
+from gateway.errors import PublicError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class EdgeOutcome:
     contract: str | None
     tenant: str | None
     status: int | None
-    error_code: str | None
+    error: PublicError | None
     replayed: bool = False
 
 

@@ -9,7 +9,7 @@ from gateway.ports import Services
 
 def caller_of(services: Services, exchange: Exchange) -> Caller:
     """The caller, whose limits the answer will report. Raises MissingKey, InvalidKey."""
-    caller = services.keys.authenticate(exchange.bearer)
+    caller = services.keys.authenticate(exchange.key)
     exchange.caller = caller
     if caller.limits != NO_LIMITS:
         exchange.limit_headers = lambda: services.limiter.headers(caller)

@@ -10,6 +10,7 @@ from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
 from gateway.contracts.values import Caller
+from gateway.errors import PublicError
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
 
@@ -17,6 +18,8 @@ JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
 _SCOPE_KEY: Final = "sluice.exchange"
+# Of clients of Anthropic's contract and of Azure.
+_KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 MAX_REQUEST_ID: Final = 128
@@ -40,7 +43,7 @@ class Exchange:
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
     the send in progress began: a client that reads nothing is noticed without a timer per send.
     ``disconnect`` is set when the server itself reports the caller's disconnect. ``reported``: a journey
-    reports the request's outcome; else the edge does, from ``status``, ``error_code`` and others.
+    reports the request's outcome; else the edge does, from ``status``, ``error`` and others.
     """
 
     scope: InitVar[Scope]
@@ -59,7 +62,7 @@ class Exchange:
     reported: bool = False
     replayed: bool = False
     status: int | None = None
-    error_code: str | None = None
+    error: PublicError | None = None
     caller: Caller | None = None
     started: bool = False
     client_gone: bool = False
@@ -124,10 +127,11 @@ class Exchange:
         ]
 
     @property
-    def bearer(self) -> str | None:
-        """The key of ``Authorization: Bearer KEY``; ``None`` for none and for other schemes."""
-        scheme, _, key = self.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        return key.strip() or None if scheme.lower() == "bearer" else None
+    def key(self) -> str | None:
+        """The key of ``Authorization: Bearer KEY``, else of ``x-api-key`` or ``api-key``."""
+        scheme, _, key = self.headers.get(b"authorization", b"").partition(b" ")
+        keys = (key if scheme.lower() == b"bearer" else b"", *map(self.headers.get, _KEY_HEADERS))
+        return next((one.decode("latin-1").strip() for one in keys if one and one.strip()), None)
 
     @property
     def allow_fallback(self) -> bool:

@@ -94,7 +94,7 @@ class EdgeMiddleware:
                 contract=label.contract,
                 tenant=None if exchange.caller is None else exchange.caller.tenant,
                 status=exchange.status,
-                error_code=exchange.error_code,
+                error=exchange.error,
                 replayed=exchange.replayed,
             )
         )

@@ -1,4 +1,4 @@
-"""The paths that monitors read: ``/ping``, ``/ready``, ``/health/deep``, ``/metrics``."""
+"""The paths that monitors read: ``/ping``, ``/health``, ``/ready``, ``/health/deep``, ``/metrics``."""
 
 import asyncio
 from typing import Any, Final
@@ -21,6 +21,7 @@ deep_router = APIRouter(tags=["monitors"], route_class=AdminRoute, dependencies=
 
 
 @router.get("/ping")
+@router.get("/health", summary="Liveness, by the name that vLLM's clients know")
 async def ping(services: Edge) -> dict[str, Any]:
     """Liveness."""
     return dict(services.health.ping())
@@ -30,7 +31,7 @@ async def ping(services: Edge) -> dict[str, Any]:
 async def ready(response: Response, services: Edge) -> dict[str, Any]:
     """Readiness."""
     is_ready, body = services.health.ready()
-    response.status_code = 200 if is_ready else 503
+    _set_status(response, is_ready)
     return dict(body)
 
 
@@ -52,5 +53,11 @@ async def deep(response: Response, services: Edge) -> dict[str, Any]:
         if not bound.expired():
             raise
         raise BackendUnavailable(f"no generation ended within {DEEP_TIMEOUT_S:g} s") from None
-    response.status_code = 200 if healthy else 503
+    _set_status(response, healthy)
     return dict(body)
+
+
+def _set_status(response: Response, good: bool) -> None:
+    response.status_code = 200 if good else 503
+    if not good:
+        response.headers["retry-after"] = "1"

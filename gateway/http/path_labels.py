@@ -9,7 +9,7 @@ from starlette.routing import compile_path
 
 UNKNOWN: Final = "unknown"
 # Polled by machines all day; metrics cover them.
-MONITORS: Final = frozenset({"/ping", "/ready", "/metrics", "/health/deep"})
+MONITORS: Final = frozenset({"/ping", "/health", "/ready", "/metrics", "/health/deep"})
 CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "/v1/generate": "native",

@@ -200,8 +200,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 (b"x-trace-id", secrets.token_hex(16).encode()),
                 *SECURITY_HEADERS,
             ]
-            if error.retry_after_ms is not None:
-                headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // 1000)))
+            if error.retry_after_s is not None:
+                headers.append((b"retry-after", b"%d" % error.retry_after_s))
             lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
             self.transport.write(b"".join(lines))
         self.transport.close()

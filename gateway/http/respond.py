@@ -1,7 +1,6 @@
 """Errors as HTTP answers, in the shape of the contract that the path belongs to."""
 
 import logging
-import math
 import traceback
 from collections.abc import Callable
 from typing import Final
@@ -33,7 +32,7 @@ def shape_of(path: str) -> ErrorShape:
 
 
 def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply:
-    """The whole answer; ``Retry-After`` is in seconds, rounded up."""
+    """The whole answer."""
     status, body = shape(error, request_id)
     return Reply(status, body, headers=tuple(_error_headers(error, status)))
 
@@ -49,7 +48,7 @@ async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> Non
     if not isinstance(error, CALLER_ERRORS):
         log_defect(error, exchange.request_id)
     public = public_error(error)
-    exchange.error_code = public.code
+    exchange.error = public
     await exchange.reply(error_reply(public, exchange.request_id, shape))
 
 
@@ -62,8 +61,8 @@ def log_defect(error: BaseException, request_id: str) -> None:
 
 def _error_headers(error: PublicError, status: int) -> list[Header]:
     headers: list[Header] = []
-    if error.retry_after_ms is not None:
-        headers.append((b"retry-after", str(math.ceil(error.retry_after_ms / 1000)).encode()))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

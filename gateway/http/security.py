@@ -1,6 +1,10 @@
 """Headers of every answer for browsers and caches, and the bounds of a connection."""
 
+from collections.abc import Sequence
 from typing import Final
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from gateway.contracts.dialect import Header
 
@@ -12,7 +16,15 @@ SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""None is of CORS: a page of another origin cannot read an answer, and cannot ask with a key."""
+"""Those of CORS come with ``server.cors_origins`` alone; without, no page of another origin can ask."""
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let pages of these origins (``*``: all) ask with a key of their own and read the answers."""
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )
+
 
 MAX_HEAD_BYTES: Final = 32_768
 """Longest request line and headers together; a long ``tracestate`` and a proxy's cookies fit many times."""

@@ -56,7 +56,7 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            caller = self._services.keys.authenticate(exchange.bearer)
+            caller = self._services.keys.authenticate(exchange.key)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
@@ -70,7 +70,7 @@ class GenerateSocket:
         try:
             body = await self._first_frame(receive)
             # Its key may have been revoked since the handshake.
-            caller = self._services.keys.authenticate(exchange.bearer)
+            caller = self._services.keys.authenticate(exchange.key)
             await self._services.limiter.enter(caller)
             exchange.caller = caller
             # Time counts from the request, not from the handshake.
@@ -86,7 +86,7 @@ class GenerateSocket:
             error, sink.close_code = public_error(unusable.error), unusable.close_code
         except CALLER_ERRORS as refused:
             error = public_error(refused)
-        exchange.status, exchange.error_code = error.status, error.code
+        exchange.status, exchange.error = error.status, error
         await sink.fail(error, request_id=exchange.request_id, trace_id=exchange.trace_id)
 
     async def _first_frame(self, receive: Receive) -> bytes:
@@ -111,7 +111,7 @@ class GenerateSocket:
 
 async def _deny(exchange: Exchange, error: Exception, scope: Scope) -> None:
     public = public_error(error)
-    exchange.status, exchange.error_code = public.status, public.code
+    exchange.status, exchange.error = public.status, public
     if "websocket.http.response" not in scope.get("extensions", {}):
         await exchange.send({"type": "websocket.close", "code": POLICY_VIOLATION})  # the server answers 403
         return

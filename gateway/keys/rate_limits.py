@@ -24,6 +24,13 @@ def _ignore(event: QuotaEvent) -> None:
     """Nothing counts decisions."""
 
 
+def duration(seconds: float) -> str:
+    """As OpenAI writes it (``6m0s``), in whole seconds, rounded up."""
+    minutes, second = divmod(math.ceil(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}h{minute}m{second}s" if hour else f"{minute}m{second}s" if minute else f"{second}s"
+
+
 class TokenReservation:
     """Tokens reserved for a request, counted as used until it is settled."""
 
@@ -79,7 +86,7 @@ class KeyLimiter:
         self._decided("request", verdict.excess, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
-        """``x-ratelimit-*`` of a limited key; whole seconds, rounded up."""
+        """``x-ratelimit-*`` of a limited key."""
         if self._quotas is None or caller.limits == NO_LIMITS:
             return []
         headers: list[Header] = []
@@ -88,7 +95,7 @@ class KeyLimiter:
             values = {
                 "limit": figures.limit,
                 "remaining": figures.remaining,
-                "reset": math.ceil(figures.reset_s),
+                "reset": duration(figures.reset_s),
             }
             headers += [
                 (f"x-ratelimit-{word}-{name}".encode(), str(n).encode()) for word, n in values.items()

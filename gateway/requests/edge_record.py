@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.contracts.origin import EdgeOutcome
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
@@ -36,12 +37,14 @@ class EdgeReporter:
 
 
 def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
-    gone = outcome.status is None
+    gone, error = outcome.status is None, outcome.error
     status = CLIENT_CLOSED_REQUEST if outcome.status is None else outcome.status
-    error_code = "cancelled" if gone else outcome.error_code
+    told: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
+    if error is not None and not gone:
+        told = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
     if outcome.contract is None:
         return EdgeRecord(
-            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, error_code
+            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, **told
         )
     return RequestRecord(
         request_id=outcome.request_id,
@@ -51,6 +54,6 @@ def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestReco
         contract=outcome.contract,
         status=status,
         total_ms=total_ms,
-        error_code=error_code,
         finish_reason="replay" if outcome.replayed else "cancelled" if gone else "error",
+        **told,
     )

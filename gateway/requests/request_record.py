@@ -14,6 +14,7 @@ from types import TracebackType
 from accounting.values import UsageRow
 from adapters.selection import Lease
 from budgeting.values import Plan
+from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
@@ -82,6 +83,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
     _answer: Answer | None = None
     _bill: UsageRow | None = None
     _failure: tuple[int, str, str] | None = None
+    _error: PublicError | None = None
 
     def found(self, target: Target, revision: Revision) -> None:
         """The route is known."""
@@ -109,8 +111,8 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
 
     def failed(self, public: PublicError, error: Exception) -> None:
         """The request ended in an error; a defect of the gateway is logged with its traceback."""
-        status = 200 if self._stream.committed else public.status
-        self._failure = status, public.code, "error"
+        status = 200 if self._stream.committed else sent_status(public, self._request.contract)
+        self._failure, self._error = (status, public.code, "error"), public
         if public.code == Internal.code:
             self._reporter.log_defect(self._request.request_id, error)
 
@@ -154,6 +156,8 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             backend_name=answer.backend_name if answer else None,
             backend_version=answer.backend_version if answer else None,
             error_code=error_code,
+            error_param=self._error.param if self._error else None,
+            error_message=self._error.message if self._error else None,
             finish_reason=answer.finish_reason.value if answer else finish_reason,
             fallback_kind=fallback.kind if fallback else None,
             fallback_reason=fallback.reason if fallback else None,

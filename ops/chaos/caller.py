@@ -115,4 +115,6 @@ class ChaosCaller(GatewaySession):
 
 def _code(answer: Mapping[str, Any]) -> str:
     error = answer.get("error")
-    return str(error.get("code", "error")) if isinstance(error, Mapping) else "error"
+    if not isinstance(error, Mapping):
+        return "error"
+    return str(error.get("sluice_code") or error.get("code", "error"))

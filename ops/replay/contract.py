@@ -132,7 +132,8 @@ class OpenAI:
 
 def error_code(body: object) -> str | None:
     """The stable code of an error object of either contract, if there is one."""
-    code = _mapping(_mapping(body).get("error")).get("code")
+    error = _mapping(_mapping(body).get("error"))
+    code = error.get("sluice_code") or error.get("code")
     return code if isinstance(code, str) and code else None
 
 

@@ -51,9 +51,17 @@ async def test_liveness_readiness_and_metrics_ask_for_no_key(connect: Any) -> No
 
 async def test_what_is_not_ready_is_503_while_liveness_stays_200(connect: Any) -> None:
     async with connect(fake_services(health=FakeHealth(is_ready=False))) as client:
-        assert (await client.get("/ready")).status_code == 503
+        for path in ("/ready", "/health/deep"):
+            down = await client.get(path, headers=ADMIN)
+            assert (down.status_code, down.headers["retry-after"]) == (503, "1")
         assert (await client.get("/ping")).status_code == 200
-        assert (await client.get("/health/deep", headers=ADMIN)).status_code == 503
+
+
+async def test_liveness_has_the_path_that_vllms_clients_know(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        health = await client.get("/health", headers=NO_KEY)
+        ping = await client.get("/ping", headers=NO_KEY)
+    assert (health.status_code, health.json()) == (200, ping.json())
 
 
 async def test_the_deep_check_is_for_admins(connect: Any) -> None:

@@ -67,7 +67,7 @@ async def test_a_model_that_is_not_served_is_404(connect: Any) -> None:
     async with connect(fake_services()) as client:
         response = await client.post("/tokenize", json={"model": "nobody", "prompt": "a"})
     assert response.status_code == 404
-    assert response.json()["error"]["code"] == "unknown_model"
+    assert response.json()["error"]["code"] == "model_not_found"
 
 
 async def test_without_a_tokenizer_the_caller_is_told_so(connect: Any) -> None:

@@ -83,7 +83,7 @@ def test_openai_errors_raise_the_clients_own_exceptions(live: LiveGateway) -> No
     messages = [{"role": "user", "content": QUESTION}]
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-9", messages=messages)  # type: ignore[arg-type]
-    assert missing.value.code == "unknown_model"
+    assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="demo", messages=messages, temperature=9)  # type: ignore[arg-type]
     assert bad.value.param == "temperature"

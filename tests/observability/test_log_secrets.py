@@ -142,12 +142,13 @@ def test_what_is_refused_at_the_door_is_one_line(
         EdgeOutcome(
             request_id=f"mine {SECRETS[1]}", trace_id="ab" * 16, trace_parent=None, trace_state=None,
             arrived_at=house.services.clock(), method="POST", path=path, contract=contract, tenant=None,
-            status=401, error_code="invalid_key",
+            status=401, error=PublicError(401, "invalid_key", f"not {SECRETS[1]}", "key"),
         )
     )  # fmt: skip
     (line,) = [line for line in lines() if line["event"] in ("request", "http request")]
     assert (line["event"], line["status"], line["error_code"]) == (event, 401, "invalid_key")
     assert line["trace_id"] == "ab" * 16
+    assert line["error_param"] == "key" and line["error_message"].startswith("not ")
 
 
 def test_the_configuration_is_not_shown_by_its_words() -> None:
