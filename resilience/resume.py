@@ -183,12 +183,17 @@ def plan_resumption(
     token_ids: Sequence[int],
     stop: Sequence[str],
     spelling: Spelling,
+    *,
+    repeats: bool = True,
 ) -> Resumption | None:
-    """The first of ``modes`` that fits the caller's ``text`` and its ids; ``None`` when none does."""
+    """The first of ``modes`` that fits the caller's ``text`` and its ids; ``None`` when none does.
+
+    ``repeats``: the backend generates the same tokens again. Else no text is left to be repeated.
+    """
     for mode in modes:
         if mode is ResumeMode.EXACT:
             point = align(token_ids, text, spelling.token_bytes)
-            if point is not None:
+            if point is not None and (repeats or not point.again):
                 splice = Splice(point, stop, spelling.token_bytes)
                 return Resumption(mode, point.covered(text), point.token_ids, splice)
         elif mode is ResumeMode.SPELLED:

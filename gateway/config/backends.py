@@ -64,7 +64,7 @@ class OpenAIBackend(AffinitySection):
     base_urls: Annotated[list[BaseUrl], Field(min_length=1, max_length=256)]
     model: Annotated[str, Field(min_length=1)]
     dialect: Literal["auto", "vllm", "sluice", "openai"] = "auto"
-    prompt: Literal["messages", "token_ids"] = "messages"
+    prompt: Literal["auto", "messages", "token_ids"] = "auto"
     features: list[Feature] | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
     load_adapters: bool = False

@@ -17,11 +17,13 @@ class ParsedRequest:
     """A parsed request, and what only the answer's form depends on.
 
     ``fields`` has the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
+    ``token_ids``: each chunk of a stream has the ids of its tokens.
     """
 
     request: GenerateRequest
     include_usage: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
+    token_ids: bool = False
 
     def in_body_terms(self, error: PublicError) -> PublicError:
         """The error with the field's name as in the body."""
@@ -45,7 +47,13 @@ class Frames(Protocol):
     def opening(self) -> bytes:
         """What goes out before the first of the others; may be empty."""
 
-    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+    def delta(
+        self,
+        text: str,
+        index: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
+    ) -> bytes:
         """One piece of one choice; ``logprobs`` has an entry a token when they were asked for."""
 
     def finish(self, answer: Answer) -> bytes:

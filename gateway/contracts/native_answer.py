@@ -115,10 +115,14 @@ class NativeFrames:
 
     opening: Final = b""
 
-    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        """One event around one JSON string: no object is built per token. There is one choice, and no
-        log-probabilities.
-        """
+    def delta(
+        self,
+        text: str,
+        index: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
+    ) -> bytes:
+        """One event around one JSON string: no object is built per token. There is one choice, text alone."""
         return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
 
     def finish(self, answer: Answer) -> bytes:

@@ -167,7 +167,8 @@ def _asked(
         stream=stream,
     )
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return ParsedRequest(request, include_usage=usage, fields=_fields(body, native, shaper))
+    token_ids = bool(body.sluice is not None and body.sluice.token_ids)
+    return ParsedRequest(request, usage, _fields(body, native, shaper), token_ids)
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:

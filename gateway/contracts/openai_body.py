@@ -24,6 +24,12 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class StreamFields(SluiceFields):
+    """The object ``sluice`` of a body; with ``token_ids`` a stream's chunks have the ids of their tokens."""
+
+    token_ids: bool | None = None
+
+
 class OpenAIBody(NativeSampling):
     """What both of OpenAI's bodies have; the ranges are OpenAI's where it has the field, else vLLM's."""
 
@@ -44,4 +50,4 @@ class OpenAIBody(NativeSampling):
     user: Label | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    sluice: SluiceFields | None = None
+    sluice: StreamFields | None = None

@@ -32,13 +32,14 @@ class ChunkFrames:
     Everything that is the same in every chunk is encoded once; with ``include_usage`` each chunk says
     ``"usage":null`` and one more chunk, without choices, says the usage. The last chunk carries ``sluice``.
     A broken stream ends with OpenAI's error object and no ``[DONE]``. In a chat, each choice's first chunk
-    carries the role.
+    carries the role. With ``sluice.token_ids`` each chunk of a text has the ids of its tokens.
     """
 
     def __init__(self, asked: ParsedRequest, *, id: str, object: str, chat: bool, model: str) -> None:
         request = asked.request
         head = orjson.dumps({"id": id, "object": object, "created": request.created, "model": model})
         self._usage = asked.include_usage
+        self._token_ids = asked.token_ids
         self._base = b"data: " + head[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if asked.include_usage else b"}\n\n"
         self._chat = chat
@@ -54,15 +55,22 @@ class ChunkFrames:
         """In a chat, the chunk that carries the role."""
         return self._role(0)
 
-    def delta(self, text: str, index: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+    def delta(
+        self,
+        text: str,
+        index: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
+    ) -> bytes:
         """One chunk; around one JSON string where the stream is plain: no object is built per token."""
-        if index == 0 and not logprobs:
+        if index == 0 and not logprobs and not self._token_ids:
             return self._prefix + orjson.dumps(text) + self._suffix
         body = {
             "index": index,
             **({"delta": {"content": text}} if self._chat else {"text": text}),
             "logprobs": self._logprobs(index, logprobs) if logprobs else None,
             "finish_reason": None,
+            **({"token_ids": token_ids} if self._token_ids else {}),
         }
         return self._open(index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
 

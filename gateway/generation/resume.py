@@ -47,8 +47,13 @@ def _resumable(backend: Backend, job: Job) -> bool:
 
 def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Resumption | None:
     """The best way in which ``backend`` can resume what ``stream`` has; ``None`` when there is none."""
-    modes, text = modes_on(backend, job, stream), stream.text()
-    return plan_resumption(modes, text, stream.token_ids or (), job.request.sampling.stop, spelling)
+    modes, text, sampling = modes_on(backend, job, stream), stream.text(), job.request.sampling
+    # The engine in process draws by seed and position.
+    repeats = sampling.temperature == 0 or (
+        sampling.seed is not None and Continue.SHAPED in backend.continues
+    )
+    ids = stream.token_ids or ()
+    return plan_resumption(modes, text, ids, sampling.stop, spelling, repeats=repeats)
 
 
 class SplicedStream:

@@ -69,9 +69,9 @@ class StreamSink:
             self._frames = self._dialect.frames(self._asked, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Send one event; a delta without text and log-probabilities is none."""
-        if delta.text or delta.logprobs:
-            data = self._frames.delta(delta.text, delta.index, delta.logprobs)
+        """Send one event; a delta without text, log-probabilities and requested ids is none."""
+        if delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
+            data = self._frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids)
             if not self._open:
                 data = await self._opened(data)
             await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})

@@ -97,11 +97,12 @@ def make_workers(
         block_tokens=section.affinity_block_tokens,
         max_attempts=section.max_attempts,
         clock=clock,
+        prompt_auto=section.prompt == "auto",
         hedging=HedgePolicy(rules) if hedge.enabled else None,
     )
-    if detect:
+    if detect or dialect is Dialect.SLUICE:
         for worker in workers:
-            worker.detect_sluice(lambda: backend.speak(Dialect.SLUICE))
+            worker.detect_sluice(lambda same: backend.speak_to_sluice(same_tokenizer=same), token_bytes)
     return backend
 
 

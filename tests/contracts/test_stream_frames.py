@@ -173,3 +173,12 @@ def test_the_deltas_joined_are_the_text_whatever_it_holds(pieces: list[str], kin
             choice = event["choices"][0]
             got.append(choice["delta"]["content"] if kind == "chat" else choice["text"])
     assert got == pieces
+
+
+def test_each_chunk_has_the_ids_of_its_tokens_where_they_are_asked_for() -> None:
+    chunks = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST, token_ids=True))
+    plain = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST))
+    (event,) = events(chunks.delta("a", token_ids=(5, 6)))
+    assert event["choices"][0]["delta"] == {"content": "a"} and event["choices"][0]["token_ids"] == [5, 6]
+    (event,) = events(plain.delta("a", token_ids=(5, 6)))
+    assert "token_ids" not in event["choices"][0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.resume import Mismatch, ResumePoint, Splice, align
+from resilience.resume import Mismatch, ResumeMode, ResumePoint, Splice, align, plan_resumption
 
 # Ids stand for bytes, as in a byte-level vocabulary; 0 is a control token and stands for nothing.
 VOCABULARY = (
@@ -63,6 +63,29 @@ def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     seam = align([1, 7], "ax", bytes_of)
     assert seam == ResumePoint((1,), again="x")
     assert seam.covered("ax") == "a"
+
+
+class Bytes:
+    """A tokenizer with an id for each byte, after the vocabulary's."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes_of(token_id) if token_id < 100 else bytes([token_id - 100])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(100 + byte for byte in text.encode())
+
+
+@pytest.mark.parametrize(
+    ("repeats", "mode", "ids"), [(True, ResumeMode.EXACT, (1,)), (False, ResumeMode.SPELLED, (197, 220))]
+)
+def test_what_is_drawn_anew_is_never_compared_with_what_the_caller_has(
+    repeats: bool, mode: ResumeMode, ids: tuple[int, ...]
+) -> None:
+    modes = (ResumeMode.EXACT, ResumeMode.SPELLED)
+    resumption = plan_resumption(modes, "ax", [1, 7], (), Bytes(), repeats=repeats)
+    assert resumption is not None
+    assert (resumption.mode, resumption.token_ids) == (mode, ids)
+    assert resumption.splice.joined is not repeats
 
 
 def test_ids_are_dropped_back_to_where_a_character_ends() -> None:

@@ -127,6 +127,7 @@ class RawWorker:
     healthy: bool = True
     metrics: str = ""
     models: Callable[[], bytes] | None = None
+    tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
     gone: int = 0
     probes: int = 0
@@ -183,6 +184,10 @@ class RawWorker:
                 known.get(path, b""),
                 kind="text/plain",
             )
+            return True
+        if path == "/tokenize":
+            ids = None if self.tokenize is None else self.tokenize(request.body["prompt"])
+            await request.whole(404 if ids is None else 200, json.dumps({"tokens": ids}).encode())
             return True
         self.requests.append(request)
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]

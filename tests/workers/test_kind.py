@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.port import Continue
+from gateway.backends.port import Continue, PartialAnswer
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import RawWorker, answers, pool, until, work
 
@@ -30,6 +31,57 @@ async def test_a_worker_that_says_it_is_a_sluice_gets_nothing_of_vllms_in_its_fi
     assert not {"cache_salt", "return_token_ids", "stream_interval"} & set(request.body)
     assert request.body["stream_options"] == {"include_usage": True}
     assert request.headers["prefer"] == "sluice-no-fallback"
+    assert request.path.endswith("/chat/completions")
+
+
+def of_bytes(text: str) -> list[int]:
+    """The tokenizer of the pool's gateway: ids are bytes."""
+    return list(text.encode())
+
+
+def another_way(text: str) -> list[int]:
+    return [byte + 1 for byte in text.encode()]
+
+
+async def test_a_sluice_of_the_same_tokenizer_gets_token_ids_and_is_asked_for_its_own() -> None:
+    worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
+    async with pool(worker) as backend:
+        assert (await hear(backend, work(ids=[5, 6]))).text == "Hello there"
+        assert backend.continues == {Continue.TOKENS}
+        await hear(backend, work(ids=[5, 6], partial=PartialAnswer("ab", (97, 98))))
+    first, second = worker.requests
+    assert first.path.endswith("/v1/completions") and first.body["prompt"] == [5, 6]
+    assert first.body["sluice"] == {"token_ids": True}
+    assert second.body["prompt"] == [5, 6, 97, 98]
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "prompt"), [(another_way, "auto"), (None, "auto"), (of_bytes, "messages")]
+)
+async def test_messages_go_to_a_sluice_of_another_tokenizer_and_where_they_are_configured(
+    tokenize: Callable[[str], list[int]] | None, prompt: str
+) -> None:
+    worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=tokenize)
+    async with pool(worker, prompt=prompt) as backend:
+        await hear(backend, work())
+        assert backend.continues == frozenset()
+    assert worker.requests[0].path.endswith("/chat/completions")
+
+
+async def test_one_sluice_of_another_tokenizer_is_enough_for_messages() -> None:
+    same = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
+    other = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=another_way)
+    async with pool(same, other) as backend:
+        await hear(backend, work())
+    (request,) = same.requests + other.requests
+    assert request.path.endswith("/chat/completions")
+
+
+async def test_log_probabilities_are_asked_of_a_sluice_in_a_chat_which_has_their_bytes() -> None:
+    worker = RawWorker([GOOD], models=lambda: models("sluice"), tokenize=of_bytes)
+    async with pool(worker) as backend:
+        await hear(backend, work(sampling={"logprobs": 1}))
+    assert worker.requests[0].path.endswith("/chat/completions")
 
 
 @pytest.mark.parametrize("owner", ["vllm", None])

@@ -53,6 +53,7 @@ class WorkersBackend:
     Args:
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
+        prompt_auto: send prompts as token ids to Sluices that have the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
     """
 
@@ -72,6 +73,7 @@ class WorkersBackend:
         block_tokens: int,
         max_attempts: int,
         clock: Callable[[], float],
+        prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
     ) -> None:
         self.name = name
@@ -87,6 +89,8 @@ class WorkersBackend:
         self._max_attempts = max_attempts
         self._clock = clock
         self.hedging = hedging
+        self._prompt_auto = prompt_auto
+        self._same_tokenizer = True
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
@@ -118,10 +122,14 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
-    def speak(self, dialect: Dialect) -> None:
-        """Write requests in this dialect from now on, since a worker was detected to speak it."""
-        loads = self._writer.loads and dialect is Dialect.VLLM
-        self._writer = replace(self._writer, dialect=dialect, loads=loads)
+    def speak_to_sluice(self, *, same_tokenizer: bool) -> None:
+        """A worker was detected to be a Sluice: write requests for one from now on.
+
+        Prompts go as token ids while every Sluice so far has the gateway's tokenizer.
+        """
+        self._same_tokenizer = self._same_tokenizer and same_tokenizer
+        token_ids = self._same_tokenizer if self._prompt_auto else self._writer.token_ids
+        self._writer = replace(self._writer, dialect=Dialect.SLUICE, loads=False, token_ids=token_ids)
         self.continues = self._writer.continues
 
     def loras(self) -> list[WorkerLoras]:

@@ -96,9 +96,9 @@ class WorkerClient:
         finally:
             connection.release()
 
-    async def get(self, path: str, *, timeout_s: float) -> Whole:
-        """GET a small answer; ``path`` is from the server's root. Raises TransportError."""
-        request = self._request(b"GET", path, b"")
+    async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
+        """A small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
+        request = self._request(b"POST" if body else b"GET", path, body)
         connection = await self._exchange(request, timeout_s, timeout_s, timeout_s)
         try:
             return Whole(connection.status, await whole_body(connection))

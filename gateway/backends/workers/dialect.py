@@ -96,8 +96,13 @@ class CompletionWriter:
         return None if adapter is None or not self.loads or adapter.adapter_id in self.adapters else adapter
 
     def path(self, work: Work) -> str:
-        """The endpoint for this work. A raw prompt has no messages."""
-        return TEXT_PATH if self.token_ids or not work.messages else CHAT_PATH
+        """The endpoint for this work. A raw prompt has no messages.
+
+        A Sluice tells the bytes of log-probabilities' tokens in chats alone.
+        """
+        exact_bytes = self.dialect is Dialect.SLUICE and work.sampling.logprobs is not None
+        as_ids = self.token_ids and not (exact_bytes and work.partial is None)
+        return TEXT_PATH if as_ids or not work.messages else CHAT_PATH
 
     @property
     def continues(self) -> frozenset[Continue]:
@@ -172,6 +177,8 @@ class CompletionWriter:
                 # A chunk is then several tokens: each reports the number of tokens so far.
                 body["stream_interval"] = STREAM_INTERVAL
                 body["stream_options"]["continuous_usage_stats"] = True
+        elif self.dialect is Dialect.SLUICE:
+            body["sluice"] = {"token_ids": True}
         if self.send_priority and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import orjson
 import structlog
 
 from gateway.backends.workers.client import Timeouts, WorkerClient
@@ -14,7 +15,7 @@ from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, Trans
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.load import WorkerLoad, read_figures
-from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
+from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models, tokens_of
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
 
@@ -23,6 +24,10 @@ WATCH_CONNECTIONS = 2
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
 # connection takes a millisecond.
 VERDICT_S = 0.25
+# A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
+TOKENIZED = "The naïve  café_sold 1234567 Größe,\n\tfor (i = 0; i <= 9; i++) {漫画の巻数} Привет, مرحبا 🎉!"
+TOKENIZE_PATH = "/tokenize"
+TOKENIZE_BODY = orjson.dumps({"prompt": TOKENIZED, "add_special_tokens": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,8 @@ class Worker:
         self._clock = clock
         self._presence = presence
         self._on_return = on_return
-        self._on_sluice: Callable[[], None] | None = None
+        self._on_sluice: Callable[[bool], None] | None = None
+        self._token_bytes: Callable[[int], bytes] = lambda token: b""
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
@@ -98,9 +104,10 @@ class Worker:
         self._probe_path = watch.probe_path
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
-    def detect_sluice(self, on_sluice: Callable[[], None]) -> None:
-        """Detect whether the worker is another Sluice, and call ``on_sluice`` once it is known to be one."""
+    def detect_sluice(self, on_sluice: Callable[[bool], None], token_bytes: Callable[[int], bytes]) -> None:
+        """Detect whether the worker is a Sluice; ``on_sluice`` gets whether its tokenizer is the same."""
         self._on_sluice = on_sluice
+        self._token_bytes = token_bytes
 
     def view(self, now: float) -> WorkerView:
         """Its input to the choice."""
@@ -176,8 +183,8 @@ class Worker:
         while True:
             self._wake.clear()
             good = await self._probe()
-            if good and not self.health.in_service and await self._is_sluice():
-                good = await self._probe()
+            if good and not self.health.in_service:
+                good = await self._detect()
             now = self._clock()
             if good and self.health.probe_succeeded(now, alone=self._presence.none):
                 self._log.info("worker in service")
@@ -215,24 +222,26 @@ class Worker:
         # A server that refuses the probe's key is alive; requests show whether theirs is valid.
         return answer.status < 400 or answer.status in (401, 403)
 
-    async def _is_sluice(self) -> bool:
-        """Whether it was just detected to be a Sluice. Checked before it gets its first request."""
-        on_sluice = self._on_sluice
+    async def _detect(self) -> bool:
+        """Whether its kind is known, before its first request; false when it does not answer in time."""
+        on_sluice, timeout_s = self._on_sluice, self._watch.probe_timeout_s
         if on_sluice is None:
-            return False
+            return True
         try:
-            path = self.client.prefix + MODELS_PATH
-            answer = await self._watcher.get(path, timeout_s=self._watch.probe_timeout_s)
+            answer = await self._watcher.get(self.client.prefix + MODELS_PATH, timeout_s=timeout_s)
+            if answer.status != 200 or not is_sluice(answer.body):
+                return True
+            tokenized = await self._watcher.get(TOKENIZE_PATH, timeout_s=timeout_s, body=TOKENIZE_BODY)
         except TransportError:
             return False
-        if answer.status != 200 or not is_sluice(answer.body):
-            return False
-        self._log.info("the worker is a Sluice")
+        ids = tokens_of(tokenized.body) if tokenized.status == 200 else ()
+        same = b"".join(map(self._token_bytes, ids)) == TOKENIZED.encode()
+        self._log.info("the worker is a Sluice", same_tokenizer=same)
         # A Sluice also lists adapters that it has not loaded.
         self._on_sluice, self._lists_models = None, False
         self._probe_path = self._watch.sluice_probe_path
-        on_sluice()
-        return True
+        on_sluice(same)
+        return await self._probe()
 
     def _refused(self) -> None:
         if self.health.refused(self._clock()):
