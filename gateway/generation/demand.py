@@ -52,9 +52,7 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
     queue does not shorten it.
     """
     limits = demand.limits or AdmissionLimits()
-    wait_s = job.target.route.resume.max_wait_s
-    if job.request.deadline is not None:
-        wait_s = min(wait_s, job.request.deadline - now)
+    wait_s = min(job.target.route.resume.max_wait_s, job.deadline - now)
     input_tokens = demand.input_tokens + done
     return replace(
         demand,

@@ -89,7 +89,7 @@ class Dispatcher:
             backend.name,
             job.call_budget,
             delivered=lambda: stream.committed and stream.chars > chars,
-            deadline=job.request.deadline,
+            deadline=job.deadline,
             begun=lambda: stream.has_output,
             first_token_deadline=job.first_token_deadline,
         )

@@ -331,8 +331,7 @@ class FallbackChain:
         return replace(outcome, fallback=_fallback(outcome.backend_name, cause))
 
     def _time_left_s(self, job: Job) -> float:
-        deadline = job.request.deadline
-        return float("inf") if deadline is None else deadline - self._clock()
+        return job.deadline - self._clock()
 
 
 def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:

@@ -53,18 +53,25 @@ class Job:
         return backend.model if adapter is None else adapter.adapter_id
 
     @property
-    def fallback_reserve_s(self) -> float:
-        """Seconds before the deadline that are reserved for the degraded text; 0 where the route has none."""
-        deadline, arrived_at = self.request.deadline, self.request.arrived_at
-        if deadline is None or not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
-            return 0.0
-        return min(FALLBACK_RESERVE_S, max(0.0, (deadline - arrived_at) * FALLBACK_RESERVE_SHARE))
+    def deadline(self) -> float:
+        """When the answer ends with what there is: the caller's deadline, else the route's time."""
+        request = self.request
+        return (
+            request.arrived_at + self.target.route.timeout_s if request.deadline is None else request.deadline
+        )
 
     @property
-    def first_token_deadline(self) -> float | None:
+    def fallback_reserve_s(self) -> float:
+        """Seconds before the deadline that are reserved for the degraded text; 0 where the route has none."""
+        if not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
+            return 0.0
+        whole_s = self.deadline - self.request.arrived_at
+        return min(FALLBACK_RESERVE_S, max(0.0, whole_s * FALLBACK_RESERVE_SHARE))
+
+    @property
+    def first_token_deadline(self) -> float:
         """When the first token must be there, or a fallback answers instead; on the request's clock."""
-        deadline = self.request.deadline
-        return None if deadline is None else deadline - self.fallback_reserve_s
+        return self.deadline - self.fallback_reserve_s
 
 
 def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:

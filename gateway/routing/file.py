@@ -82,6 +82,7 @@ class RouteConfig(_Part):
     trim_in: tuple[Literal["native", "openai"], ...] = ("native",)
     admission: RouteAdmission = RouteAdmission()
     resume: RouteResume = RouteResume()
+    timeout_ms: Annotated[float, Field(gt=0, le=86_400_000)] = 60_000.0
     record_content: bool = False
     shadow: RouteShadow | None = None
     degraded_text: Annotated[str, Field(min_length=1)] = (

@@ -38,7 +38,7 @@ class Route:
 
     ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own;
     ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
-    hold prompts and answers.
+    hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Route:
     budgets: RouteBudgets = NO_ROUTE_BUDGETS
     limits: AdmissionLimits | None = None
     resume: ResumeRules = RESUME
+    timeout_s: float = 60.0
     adapter_fallback: bool = False
     record_content: bool = False
     shadow: RouteShadow | None = None
@@ -182,6 +183,7 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         ),
         limits=limits,
         resume=resume_rules(route.resume),
+        timeout_s=route.timeout_ms / 1000,
         record_content=route.record_content,
         shadow=route.shadow,
     )

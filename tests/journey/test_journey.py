@@ -285,6 +285,35 @@ async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_
     assert house.left_behind() == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_there_is(
+    build_house: Build, ask: Ask, stream: bool
+) -> None:
+    house = build_house(Script(("a",) * 50, delay_s=0.05), route={"timeout_ms": 1500})
+    sink = await house.run(ask(stream=stream))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
+    assert 0 < sink.answer.usage.output_tokens < 50
+    assert sink.answer.output_text == "a" * sink.answer.usage.output_tokens
+    assert house.left_behind() == []
+
+
+async def test_a_backend_that_hangs_holds_a_caller_no_longer_than_the_routes_time(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []})
+    sink = await house.run(ask())
+    assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
+    assert house.left_behind() == []
+
+
+async def test_a_callers_own_deadline_takes_the_place_of_the_routes_time(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(Script(("a",) * 4, delay_s=0.05), route={"timeout_ms": 10})
+    sink = await house.run(ask(deadline=time.monotonic() + 60))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.STOP
+
+
 @pytest.mark.parametrize("asked", [{"allow_fallback": False}, {}], ids=["no fallback", "no degraded leg"])
 async def test_a_deadline_before_the_first_token_is_504(
     build_house: Build, ask: Ask, asked: dict[str, bool]
