@@ -61,7 +61,8 @@ class PacedHost:
         self._places = asyncio.Semaphore(max_running)
         self._lengths: dict[int, int] = {}
         self._numbers = itertools.count()
-        self.unfinished = 0
+        self.unfinished = self.pending_tokens = self.computed_tokens = 0
+        self.occupied, self.last_error = False, ""
         self.state = BackendState.STARTING
         self.facts: EngineFacts | None = None
         self.exit_code: int | None = None
@@ -162,7 +163,12 @@ def paced_engine(settings: Settings) -> MakeHost:
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     words = plain_words(tokenizer.token_bytes, settings.engine.tokenizer_folder.name)
 
-    def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+    def make(
+        *,
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        kv_blocks: int | None = None,
+    ) -> EngineHost:
         return PacedHost(
             words,
             model=settings.engine.model_id,

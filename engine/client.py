@@ -62,13 +62,15 @@ class EngineState(StrEnum):
 class EngineTicket:
     """One request in flight, a context manager: leaving it before the end aborts the request at once."""
 
-    def __init__(self, request_id: str, wire_id: str, client: "EngineClient") -> None:
+    def __init__(self, request_id: str, wire_id: str, client: "EngineClient", pending_tokens: int) -> None:
         self.request_id = request_id
         self.wire_id = wire_id
         self._client = client
         self._mailbox: list[SequenceOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed: EngineError | None = None
+        # Prompt tokens of which no output has come yet.
+        self.pending_tokens = pending_tokens
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +166,7 @@ class EngineClient:
         self._adapter_calls: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
         self._calls = count()
         self._submitted = 0
+        self.pending_tokens = 0
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -179,6 +182,16 @@ class EngineClient:
     def exit_code(self) -> int | None:
         """How the child ended, negative for a signal; None before it has."""
         return None if self._process is None else self._process.returncode
+
+    @property
+    def death(self) -> str:
+        """Why the engine ended; empty while it runs, or when it reported nothing."""
+        return self._death
+
+    @property
+    def is_loading_adapters(self) -> bool:
+        """True while an adapter is loaded or unloaded."""
+        return bool(self._adapter_calls)
 
     @property
     def in_flight(self) -> int:
@@ -220,7 +233,9 @@ class EngineClient:
             raise RequestedAdapterMissing(f"adapter {request.adapter_id!r} is not loaded")
         # The id on the wire is never used twice, so late output of an aborted request cannot reach a new one.
         self._submitted += 1
-        ticket = EngineTicket(request.request_id, f"{self._submitted}:{request.request_id}", self)
+        tokens = len(request.prompt_token_ids) + len(request.partial_token_ids)
+        ticket = EngineTicket(request.request_id, f"{self._submitted}:{request.request_id}", self, tokens)
+        self.pending_tokens += tokens
         self._by_wire_id[ticket.wire_id] = ticket
         self._request_ids.add(request.request_id)
         self._send(Add(replace(request, request_id=ticket.wire_id)))
@@ -298,6 +313,7 @@ class EngineClient:
     def _release(self, ticket: EngineTicket) -> None:
         if self._by_wire_id.pop(ticket.wire_id, None) is None:
             return
+        self._prefilled(ticket)
         self._request_ids.discard(ticket.request_id)
         self._send(Abort(ticket.wire_id))
         ticket._close(EngineError("the ticket was left"))
@@ -336,10 +352,16 @@ class EngineClient:
         ticket = self._by_wire_id.get(output.request_id)
         if ticket is None:
             return  # aborted while the step ran
+        self._prefilled(ticket)
         if output.finish_reason is not None:
             del self._by_wire_id[ticket.wire_id]
             self._request_ids.discard(ticket.request_id)
         ticket._deliver(output)
+
+    def _prefilled(self, ticket: EngineTicket) -> None:
+        """The prompt of this request is computed, or no longer wanted."""
+        self.pending_tokens -= ticket.pending_tokens
+        ticket.pending_tokens = 0
 
     def _connection_lost(self, error: Exception | None) -> None:
         if error is not None and not self._death:

@@ -41,6 +41,9 @@ _BY_RUNTIME_MESSAGE: tuple[tuple[str, FailureKind], ...] = (
     ("out of memory", FailureKind.CUDA_OOM),
     ("defaultcpuallocator: ", FailureKind.CUDA_OOM),  # the host's memory, on machines without a GPU
     ("status_alloc_failed", FailureKind.CUDA_OOM),  # cuBLAS, cuDNN, hipBLAS
+    ("memoryerror", FailureKind.CUDA_OOM),
+    ("std::bad_alloc", FailureKind.CUDA_OOM),
+    ("cannot allocate memory", FailureKind.CUDA_OOM),
     ("nans detected in logits", FailureKind.NAN_OUTPUT),  # vLLM with VLLM_RAISE_ON_LOGIT_NANS
     ("probability tensor contains either", FailureKind.NAN_OUTPUT),  # torch.multinomial
     ("cuda error", FailureKind.CUDA_DRIVER_ERROR),
@@ -132,11 +135,16 @@ def _by_runtime_message(error: Exception) -> FailureKind | None:
     # Only runtime errors, as PyTorch raises them: another exception's text may be anything, a prompt too.
     if not isinstance(error, RuntimeError):
         return None
-    text = str(error).lower()
-    known = next((kind for sign, kind in _BY_RUNTIME_MESSAGE if sign in text), None)
+    known = kind_of_text(str(error))
     if known is None and _DEVICE_ERROR in names_of(error):
         return FailureKind.CUDA_DRIVER_ERROR
     return known
+
+
+def kind_of_text(text: str) -> FailureKind | None:
+    """The failure that a text of PyTorch, of CUDA or of their allocators names."""
+    lowered = text.lower()
+    return next((kind for sign, kind in _BY_RUNTIME_MESSAGE if sign in lowered), None)
 
 
 def _by_class(error: Exception, delivered: bool) -> FailureKind | None:

@@ -16,12 +16,16 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from resilience.heartbeat import Heartbeat
+
 # Restarts are counted over an hour.
 HOUR_S = 3600.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
 # A longer pause between two observations means that the observer itself was stopped: they are ignored.
 LONGEST_GAP_S = 2.0
+# Most that one pause between two observations counts: reports of steps may wait for the same event loop.
+LONGEST_COUNTED_S = 0.5
 
 
 class SupervisorState(StrEnum):
@@ -39,6 +43,7 @@ class Loss(StrEnum):
     """Why an engine was lost; a label of metrics."""
 
     EXITED = "exited"
+    OUT_OF_MEMORY = "out_of_memory"
     STOPPED = "stopped"
     NO_PROGRESS = "no_progress"
     DEVICE = "device"
@@ -47,12 +52,18 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The engine at one moment: ``gone`` and ``stopped`` (by a signal) hold for any of its processes."""
+    """The engine at one moment: ``gone`` and ``stopped`` (by a signal) hold for any of its processes.
+
+    ``pending_tokens`` are the most prompt tokens that its current step may compute; ``occupied``: it executes
+    a call that is no generation, such as loading an adapter.
+    """
 
     gone: bool = False
     stopped: bool = False
     unfinished: int = 0
     steps: int = 0
+    pending_tokens: int = 0
+    occupied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +151,8 @@ class Supervisor:
 
     Args:
         max_restarts_per_hour: 0: a lost engine stays lost.
-        hang_s: longest time of an engine with work without a step, seconds.
+        hang_s: longest time of an engine with work without a step, seconds; its own step times lower it
+            (:class:`~resilience.heartbeat.Heartbeat`).
         stopped_s: longest time that one of its processes may be stopped by a signal; a debugged process has
             another state.
     """
@@ -156,7 +168,8 @@ class Supervisor:
         self._observed_at: float | None = None
         self._stopped_since: float | None = None
         self._steps = -1
-        self._progress_at = 0.0
+        self._idle_s = 0.0
+        self._heartbeat = Heartbeat(hang_s)
 
     @property
     def state(self) -> SupervisorState:
@@ -201,9 +214,18 @@ class Supervisor:
         """The engine is to be stopped: from now on nothing is a loss."""
         self._state = SupervisorState.STOPPED
 
+    def working(self, now: float) -> None:
+        """The engine was given work."""
+        self._heartbeat.working(now)
+
+    def stepped(self, now: float, *, unfinished: bool, computed_tokens: int) -> None:
+        """The engine reported a step and its computed prompt tokens; ``unfinished``: work is left."""
+        self._heartbeat.stepped(now, unfinished=unfinished, computed_tokens=computed_tokens)
+
     def observe(self, now: float, observed: Observation) -> Loss | None:
         """Take an observation; on a loss the caller kills the remaining processes."""
-        late = self._observed_at is None or now - self._observed_at > LONGEST_GAP_S
+        gap_s = 0.0 if self._observed_at is None else now - self._observed_at
+        late = self._observed_at is None or gap_s > LONGEST_GAP_S
         self._observed_at = now
         if observed.gone:
             return Loss.EXITED
@@ -211,15 +233,17 @@ class Supervisor:
             self._stopped_since = None
         if observed.stopped and self._stopped_since is None:
             self._stopped_since = now
-        if late or not observed.unfinished or observed.steps != self._steps:
-            self._steps, self._progress_at = observed.steps, now
-        idle_s = now - self._progress_at
+        if not observed.unfinished or observed.steps != self._steps:
+            self._steps, self._idle_s = observed.steps, 0.0
+        else:
+            self._idle_s += min(gap_s, LONGEST_COUNTED_S)
+        limit_s = self._hang_s if observed.occupied else self._heartbeat.limit_s(observed.pending_tokens)
         if self._state in (SupervisorState.READY, SupervisorState.SUSPECT):
-            suspect = observed.stopped or idle_s >= self._hang_s / 2
+            suspect = observed.stopped or self._idle_s >= limit_s / 2
             self._state = SupervisorState.SUSPECT if suspect else SupervisorState.READY
         if self._stopped_since is not None and now - self._stopped_since >= self._stopped_s:
             return Loss.STOPPED
-        return Loss.NO_PROGRESS if idle_s >= self._hang_s else None
+        return Loss.NO_PROGRESS if self._idle_s >= limit_s else None
 
     def _again(self, now: float, reason: Loss) -> Restart | GiveUp:
         wait_s = self._policy.ask(now)
@@ -234,4 +258,5 @@ class Supervisor:
     def _reset(self) -> None:
         """Forget the observations of the previous engine."""
         self._observed_at = self._stopped_since = None
-        self._steps = -1
+        self._steps, self._idle_s = -1, 0.0
+        self._heartbeat = Heartbeat(self._hang_s)

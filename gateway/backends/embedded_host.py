@@ -70,6 +70,26 @@ class EmbeddedHost:
         return self._client.in_flight
 
     @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that the engine's current step may compute."""
+        return min(self._client.pending_tokens, self._config.max_num_batched_tokens)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that its last step computed."""
+        return 0 if self._client.signals is None else self._client.signals.tokens_scheduled
+
+    @property
+    def occupied(self) -> bool:
+        """Whether an adapter is loaded or unloaded."""
+        return self._client.is_loading_adapters
+
+    @property
+    def last_error(self) -> str:
+        """The error that ended the engine's process."""
+        return self._client.death
+
+    @property
     def exit_code(self) -> int | None:
         """Of the engine's process; negative for a signal."""
         return self._client.exit_code

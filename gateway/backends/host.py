@@ -44,8 +44,24 @@ class EngineHost(Protocol):
         """Sequences that the engine was given and has not ended."""
 
     @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that the engine's current step may compute."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that its last step computed."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether it executes a call that is no generation, such as loading an adapter."""
+
+    @property
     def exit_code(self) -> int | None:
         """Of its first process that ended by itself, negative for a signal; ``None``: not known."""
+
+    @property
+    def last_error(self) -> str:
+        """The last errors of its processes, ``Class: message``; empty: none was reported."""
 
     def figures(self) -> EngineFigures | None:
         """The engine's figures after its last step; ``None`` before it has loaded."""
@@ -67,7 +83,11 @@ class MakeHost(Protocol):
     """Makes an engine that has not been started."""
 
     def __call__(
-        self, *, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]
+        self,
+        *,
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        kv_blocks: int | None = None,
     ) -> EngineHost:
         """One that tells its counter of preemptions after each step, and once that it died by itself."""
 

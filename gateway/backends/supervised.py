@@ -15,6 +15,7 @@ from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
 from observability.events import EngineFigures
+from resilience.engine_death import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import (
     EngineGivenUp,
@@ -112,6 +113,7 @@ class SupervisedHost:
         emit: Callable[[SupervisorEvent], None],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        oom_kills: Callable[[], int] = kernel_oom_kills,
     ) -> None:
         self._make = make
         self._supervisor = supervisor
@@ -120,6 +122,11 @@ class SupervisedHost:
         self._emit = emit
         self._clock = clock
         self._sleep = sleep
+        self._oom_kills = oom_kills
+        self._oom_kills_before = oom_kills()
+        # Blocks of the first engine's KV pool, and of the next one's where that must be smaller.
+        self._first_blocks = 0
+        self._kv_blocks: int | None = None
         self._totals = Totals()
         self._facts: EngineFacts | None = None
         self._decision: Restart | GiveUp | None = None
@@ -195,6 +202,10 @@ class SupervisedHost:
                     await news.wait()
         return self.state is BackendState.READY
 
+    def working(self) -> None:
+        """The engine is given work: an idle one begins a step."""
+        self._supervisor.working(self._clock())
+
     def notice_death(self) -> None:
         """Check whether the engine is dead; a failed request may detect that first."""
         if self._life.host.state is BackendState.DEAD:
@@ -211,6 +222,7 @@ class SupervisedHost:
         """Start the first engine. Raises EngineStartError."""
         self._supervisor.begun(self._clock())
         self._facts = await self._life.host.start()
+        self._first_blocks = self._facts.total_blocks
         self._supervisor.started(self._clock())
         self._notify()
         return self._facts
@@ -259,9 +271,13 @@ class SupervisedHost:
             stopped=any_stopped(life.processes),
             unfinished=life.host.unfinished,
             steps=life.steps,
+            pending_tokens=life.host.pending_tokens,
+            occupied=life.host.occupied,
         )
         loss = self._supervisor.observe(self._clock(), seen)
-        if loss is not None:
+        if loss is None:
+            self._oom_kills_before = self._oom_kills()
+        else:
             # Recorded before the kill, so that requests failing by it find the engine lost.
             self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
             kill(life.processes)
@@ -269,11 +285,26 @@ class SupervisedHost:
     def _lose(self, life: _Life, reason: Loss, detail: str) -> None:
         if life is not self._life:
             return  # a late report of an engine that was already replaced
+        if reason is Loss.EXITED:
+            reason = self._cause(life.host.last_error)
         decision = self._supervisor.lost(self._clock(), reason)
         if decision is not None:
             self._decision, self._lost_at, self._detail = decision, self._clock(), detail
+            if reason is Loss.OUT_OF_MEMORY:
+                self._shrink_pool()
             self._emit(EngineLost(reason, detail))
             self._notify()
+
+    def _cause(self, error: str) -> Loss:
+        return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_kills_before)
+
+    def _shrink_pool(self) -> None:
+        """The next engine gets fewer KV blocks."""
+        facts = self._facts
+        if facts is not None:
+            longest = -(-facts.max_model_len // facts.block_size) + 1
+            blocks = self._kv_blocks or facts.total_blocks
+            self._kv_blocks = fewer_blocks(blocks, at_first=self._first_blocks, least=longest)
 
     async def _retire(self) -> None:
         """Stop what is left of a lost engine, and add its counters to the totals."""
@@ -292,10 +323,13 @@ class SupervisedHost:
         started_at = self._clock()
         life = self._life = self._new_life()
         self._supervisor.begun(started_at)
+        self._oom_kills_before = self._oom_kills()
         error = await self._load(life)
         now = self._clock()
         if error is not None:
             self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"
+            if self._cause(f"{type(error).__name__}: {self._detail}") is Loss.OUT_OF_MEMORY:
+                self._shrink_pool()
             decision = self._supervisor.start_failed(now)
             self._notify()
             return decision
@@ -329,10 +363,19 @@ class SupervisedHost:
     def _new_life(self) -> _Life:
         def on_step(preemptions: int) -> None:
             life.steps += 1
+            host = life.host
+            if life is self._life:
+                self._supervisor.stepped(
+                    self._clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
+                )
             self._on_step(self._totals.preemptions + preemptions)
 
         life = _Life(
-            self._make(on_step=on_step, on_death=lambda error: self._lose(life, Loss.EXITED, _line(error)))
+            self._make(
+                on_step=on_step,
+                on_death=lambda error: self._lose(life, Loss.EXITED, _line(error)),
+                kv_blocks=self._kv_blocks,
+            )
         )
         return life
 

@@ -108,6 +108,7 @@ class SupervisedBackend(DelegatingBackend):
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate on the engine that runs now; its death fails the call."""
         self._host.check_ready(self._name)
+        self._host.working()
         try:
             return await self.delegate.generate(work, out)
         except BackendFailure as failure:

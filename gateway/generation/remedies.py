@@ -9,6 +9,7 @@ from typing import Protocol
 from resilience.events import AttemptFailed, LoadScaled, ResilienceEvent
 from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.oom import LoadFactor
+from resilience.supervisor import EngineLost, EngineRestarted, Loss, SupervisorEvent
 
 # A timer may fire a little early; it is then set again for the rest, but not at once.
 LEAST_WAIT_S = 0.05
@@ -62,6 +63,7 @@ class Remediation:
         # By gate, which are configured, so their number is bounded.
         self._factors: dict[str, LoadFactor] = {}
         self._timers: dict[str, Cancellable] = {}
+        self._engine_ran_out = False
 
     def on_event(self, event: ResilienceEvent) -> None:
         """Take one event."""
@@ -70,12 +72,23 @@ class Remediation:
             return
         health = POLICIES[event.kind].health
         if health is HealthEffect.SHRINK_LOAD:
-            gate = self._gate_of(event.backend)
-            factor = self._factors.setdefault(gate, LoadFactor())
-            before, now = factor.at(self._clock()), self._clock()
-            self._give(gate, before, factor.ran_out(now))
+            self.ran_out(event.backend)
         elif health is HealthEffect.RESTART_ENGINE and event.kind is not FailureKind.ENGINE_DEAD:
             self._restart(event.backend, event.kind.value)
+
+    def ran_out(self, backend: str) -> None:
+        """A backend ran out of memory: it is given less load."""
+        gate = self._gate_of(backend)
+        factor = self._factors.setdefault(gate, LoadFactor())
+        now = self._clock()
+        self._give(gate, factor.at(now), factor.ran_out(now))
+
+    def on_engine(self, event: SupervisorEvent, backend: str) -> None:
+        """Take an event of the engine of ``backend``: one that ran out of memory restarts with less load."""
+        if isinstance(event, EngineLost):
+            self._engine_ran_out = event.reason is Loss.OUT_OF_MEMORY
+        elif isinstance(event, EngineRestarted) and self._engine_ran_out:
+            self.ran_out(backend)
 
     def _give(self, gate: str, before: float, after: float) -> None:
         if after != before:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from adapters.registry_file import read_registry_file
@@ -58,9 +58,14 @@ def engine_maker(
     if section.kind == "embedded":
         config = engine_config(section)
 
-        def embedded(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+        def embedded(
+            *,
+            on_step: Callable[[int], None],
+            on_death: Callable[[EngineDead], None],
+            kv_blocks: int | None = None,
+        ) -> EngineHost:
             return EmbeddedHost(
-                config,
+                config if kv_blocks is None else replace(config, num_blocks=kv_blocks),
                 model=section.model_id,
                 defaults=defaults,
                 token_bytes=token_bytes,
@@ -73,9 +78,14 @@ def engine_maker(
         return embedded
     adapters_registered = _any_adapters(settings)
 
-    def vllm(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+    def vllm(
+        *,
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        kv_blocks: int | None = None,
+    ) -> EngineHost:
         return VllmHost(
-            section,
+            section if kv_blocks is None else section.model_copy(update={"num_blocks": kv_blocks}),
             adapters_registered=adapters_registered,
             defaults=defaults,
             token_bytes=token_bytes,

@@ -13,6 +13,7 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from gateway.wiring.resilience import make_resilience
 from resilience.leg_limits import LegLimits
+from resilience.supervisor import EngineLost, EngineRestarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def make_generation(
         emit=emit,
         clock=base.clock,
     )
+    base.events.attach(resilience.on_engine_event, EngineLost, EngineRestarted)
     dispatcher = Dispatcher(resilience.retries, resilience.output_guard, model.tokenizer, emit)
     answers = make_answers(settings, clock=base.clock, unix_time=base.unix_time, emit=emit)
     limits = make_leg_limits(settings, clock=base.clock, emit=emit, price=accounts.target_price)

@@ -14,15 +14,20 @@ from resilience.blame import Blame
 from resilience.events import ResilienceEvent
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
+from resilience.supervisor import SupervisorEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """What the dispatcher needs; ``retries_left`` is of the retry budget, by backend."""
+    """What the dispatcher needs; ``retries_left`` is of the retry budget, by backend.
+
+    ``on_engine_event`` takes the supervisor's events: an engine that ran out of memory is given less load.
+    """
 
     retries: RetryLoop
     output_guard: OutputGuard
     retries_left: Callable[[], Mapping[str, float]]
+    on_engine_event: Callable[[SupervisorEvent], None]
 
 
 def make_resilience(
@@ -46,6 +51,11 @@ def make_resilience(
     remediation = Remediation(
         gate_of=admission.gate_name, scale=admission.scale, restart=restart, clock=clock, emit=emit
     )
+
+    def on_engine_event(event: SupervisorEvent) -> None:
+        if on_engine:
+            remediation.on_engine(event, next(iter(on_engine)))
+
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most
     )
@@ -54,4 +64,5 @@ def make_resilience(
         RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=remediation.on_event),
         OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock)),
         lambda: {name: budget.left(name, clock()) for name in budget.backends},
+        on_engine_event,
     )

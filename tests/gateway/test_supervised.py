@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from adapters.values import Adapter
+from engine.client import EngineClient
 from engine.errors import EngineDead, EngineStartError
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
@@ -65,7 +67,10 @@ class FakeEngine:
         self.number = number
         self.state = BackendState.STARTING
         self.facts: EngineFacts | None = None
-        self.unfinished = 0
+        self.unfinished = self.pending_tokens = self.computed_tokens = 0
+        self.occupied = False
+        self.last_error = ""
+        self.kv_blocks: int | None = None
         self.exit_code: int | None = None
         self.on_step = on_step
         self.on_death = on_death
@@ -99,7 +104,7 @@ class FakeEngine:
             raise self.failure
         if self.state is BackendState.STOPPED:
             raise EngineStartError("it was stopped")
-        self.facts = EngineFacts(512, 16, 10)
+        self.facts = EngineFacts(512, 16, self.kv_blocks or 200)
         self.state = BackendState.READY
         return self.facts
 
@@ -139,6 +144,7 @@ class Rig:
     events: list[SupervisorEvent] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     preemptions: list[int] = field(default_factory=list)
+    oom_kills: int = 0
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -150,10 +156,18 @@ class Rig:
             emit=self.events.append,
             clock=self.clock,
             sleep=self.sleep,
+            oom_kills=lambda: self.oom_kills,
         )
 
-    def make(self, *, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+    def make(
+        self,
+        *,
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        kv_blocks: int | None = None,
+    ) -> EngineHost:
         engine = FakeEngine(len(self.engines) + 1, on_step, on_death)
+        engine.kv_blocks = kv_blocks
         self.plan(engine)
         self.engines.append(engine)
         return engine
@@ -176,9 +190,9 @@ async def kept(host: SupervisedHost) -> AsyncIterator[None]:
     await host.stop(1.0)
 
 
-async def fails(backend: Backend) -> BackendFailure:
+async def fails(backend: Backend, asked: Work | None = None) -> BackendFailure:
     with pytest.raises(BackendFailure) as caught:
-        await backend.generate(work(), ignore)
+        await backend.generate(asked or work(), ignore)
     return caught.value
 
 
@@ -253,6 +267,43 @@ async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps
         [lost] = rig.told(EngineLost)
         assert isinstance(lost, EngineLost) and lost.reason is Loss.NO_PROGRESS
         assert rig.host.state is BackendState.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "oom_kills", "reason"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", 0, Loss.OUT_OF_MEMORY),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory", 0, Loss.OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: out of memory", 0, Loss.OUT_OF_MEMORY),
+        ("", 1, Loss.OUT_OF_MEMORY),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", 0, Loss.DEVICE),
+        ("KeyError: 7", 0, Loss.EXITED),
+        ("", 0, Loss.EXITED),
+    ],
+)
+async def test_a_death_is_told_apart_and_after_one_for_want_of_memory_the_next_pool_is_smaller(
+    error: str, oom_kills: int, reason: Loss
+) -> None:
+    rig = Rig()
+    async with kept(rig.host):
+        rig.engines[0].last_error = error
+        rig.oom_kills += oom_kills
+        rig.engines[0].die()
+        assert await rig.host.wait_ready(60.0)
+        assert [event.reason for event in rig.events if isinstance(event, EngineRestarting)] == [reason]
+        smaller = 140 if reason is Loss.OUT_OF_MEMORY else None
+        assert rig.engines[1].kv_blocks == smaller
+
+
+async def test_the_pool_shrinks_with_each_want_of_memory_but_holds_the_longest_request() -> None:
+    rig = Rig()
+    async with kept(rig.host):
+        for number in range(5):
+            rig.engines[number].last_error = "OutOfMemoryError: CUDA out of memory"
+            rig.engines[number].die()
+            assert await rig.host.wait_ready(60.0)
+        # 512 tokens are 32 blocks; a quarter of the first pool is 50.
+        assert [engine.kv_blocks for engine in rig.engines[1:]] == [140, 98, 68, 50, 50]
 
 
 async def test_an_engine_whose_device_fails_is_replaced_once_however_often_it_is_asked() -> None:
@@ -369,7 +420,12 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
         str(DEMO_MODEL), max_model_len=512, block_size=16, num_blocks=256, num_threads=1, max_loras=max_loras
     )
 
-    def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+    def make(
+        *,
+        on_step: Callable[[int], None],
+        on_death: Callable[[EngineDead], None],
+        kv_blocks: int | None = None,
+    ) -> EngineHost:
         return EmbeddedHost(
             config,
             model="demo",
@@ -412,6 +468,30 @@ async def real(*, max_loras: int = 0, hang_s: float = 30.0) -> AsyncIterator[Rea
     )
     async with kept(host):
         yield Real(host, events)
+
+
+async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "hang"
+    monkeypatch.setenv("HANG_FILE", str(mark))
+    monkeypatch.setattr(EngineClient, "child_module", "tests.engine.hanging_child")
+    async with real() as engine, asyncio.TaskGroup() as group:
+        backend = engine.host.backend("local")
+        long = replace(work(400), token_ids=tuple(range(300, 380)))
+        await backend.generate(long, ignore)  # its steps are known now
+        asked = group.create_task(fails(backend, long))
+        await until(lambda: engine.host._life.host.unfinished)
+        mark.touch()
+        struck = time.monotonic()
+        await until(lambda: engine.told(EngineLost))
+        [(lost_at, lost)] = [each for each in engine.events if isinstance(each[1], EngineLost)]
+        assert isinstance(lost, EngineLost) and lost.reason is Loss.NO_PROGRESS
+        assert lost_at - struck < 15, "1.3 s on an idle machine; the configured limit is 30"
+        assert (await asked).kind is FailureKind.ENGINE_DEAD
+        mark.unlink()
+        assert await backend.wait_ready(60.0)
+        assert (await backend.generate(work(), ignore)).usage.output_tokens == 8
 
 
 async def answer(backend: Backend, asked: Work) -> str:

@@ -39,7 +39,9 @@ def mapped(but: set[int]) -> set[str]:
     return set(re.findall(r"/dev/shm/(psm_\w+)", "\n".join(maps)))
 
 
-def make(*, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None]) -> EngineHost:
+def make(
+    *, on_step: Callable[[int], None], on_death: Callable[[EngineDead], None], kv_blocks: int | None = None
+) -> EngineHost:
     section = EngineSection(
         kind="vllm",
         model=str(DEMO_MODEL),

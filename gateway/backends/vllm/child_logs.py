@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 CONFIG_FILE = "logging.json"
 # More than vLLM logs at warning and above while it starts; enough to find the first error.
 MAX_STORED = 200
+# Errors of this time before a death belong to it.
+RECENT_S = 10.0
 RECEIVE_BYTES = 1 << 20
 # Datagrams taken at one go, so that a flood does not hold the event loop.
 MAX_AT_ONCE = 64
@@ -54,6 +57,8 @@ class ChildLogs:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._socket.bind(str(self.folder / "logs"))
         self._stored: deque[ChildLogLine] = deque(maxlen=MAX_STORED)
+        self._stored_at: deque[float] = deque(maxlen=MAX_STORED)
+        self._clock = time.monotonic
         self._starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log = structlog.get_logger("vllm")
@@ -84,12 +89,19 @@ class ChildLogs:
         """The engine runs: errors are logged from now on."""
         self._starting = False
         self._stored.clear()
+        self._stored_at.clear()
 
     @property
     def errors(self) -> tuple[ChildLogLine, ...]:
         """Errors received, the oldest first."""
         self.drain()
         return tuple(line for line in self._stored if line.level >= logging.ERROR)
+
+    def recent_errors(self) -> list[str]:
+        """The errors that came within :data:`RECENT_S`."""
+        self.drain()
+        since = self._clock() - RECENT_S
+        return [line.error for at, line in zip(self._stored_at, self._stored, strict=True) if at >= since]
 
     def drain(self) -> None:
         """Take what waits, up to a bound."""
@@ -109,6 +121,7 @@ class ChildLogs:
     def _take(self, line: ChildLogLine) -> None:
         if line.level >= logging.ERROR:
             self._stored.append(line)
+            self._stored_at.append(self._clock())
         level = logging.DEBUG if self._starting and line.level >= logging.ERROR else line.level
         extra = {"error": line.error, "trace": line.trace} if line.error else {}
         self._log.log(level, line.message, process=line.process, pid=line.pid, **extra)

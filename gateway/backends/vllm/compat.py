@@ -224,6 +224,9 @@ class VllmEngine:
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
         config = llm.vllm_config
+        # The prompts that are not computed, by request.
+        self._pending: dict[str, int] = {}
+        self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
         self.shape = EngineShape(
             max_model_len=int(config.model_config.max_model_len),
             block_size=int(config.cache_config.block_size),
@@ -251,8 +254,25 @@ class VllmEngine:
         """Requests that it was given and has not ended."""
         return int(self._llm.get_num_unfinished_requests())
 
+    @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that its current step may compute."""
+        return min(sum(self._pending.values()), self._step_tokens)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether its core executes a call that is no generation."""
+        return bool(self._llm.engine_core.utility_results)
+
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
-        """Generate; closing vLLM's generator early aborts the request, all of its sequences."""
+        """Generate; cancelling aborts the request, all of its sequences."""
+        self._pending[ask.request_id] = len(ask.token_ids)
+        try:
+            return await self._run(ask, out)
+        finally:
+            self._pending.pop(ask.request_id, None)
+
+    async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
         tokens, cached, wait_s, first = 0, 0, 0.0, True
         async with aclosing(self._stream(ask)) as outputs:
@@ -270,6 +290,7 @@ class VllmEngine:
                     figures: tuple[int | None, float | None] = (None, None)
                     if first:  # the first text computes the prompt; the others find it in the cache
                         first = False
+                        self._pending.pop(ask.request_id, None)
                         cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
                         wait_s = _queue_wait_s(output.metrics)
                         figures = cached, wait_s

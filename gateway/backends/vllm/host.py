@@ -107,6 +107,26 @@ class VllmHost:
         return self._engine.unfinished if self._engine is not None else 0
 
     @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that the engine's current step may compute."""
+        return self._engine.pending_tokens if self._engine is not None else 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that its last step computed."""
+        return self.board.computed_tokens
+
+    @property
+    def occupied(self) -> bool:
+        """Whether its core executes a call that is no generation."""
+        return self._engine is not None and self._engine.occupied
+
+    @property
+    def last_error(self) -> str:
+        """The errors that its processes have logged in the last seconds."""
+        return "" if self._logs is None else "\n".join(self._logs.recent_errors())
+
+    @property
     def exit_code(self) -> int | None:
         """The exit code of the first core that has ended; negative for a signal."""
         return next((code for core in self._cores if (code := core.exitcode) is not None), None)

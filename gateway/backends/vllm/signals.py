@@ -58,6 +58,8 @@ class SignalBoard:
         self._prefix_queries = self._prefix_hits = 0
         self._prompt_tokens = self._generation_tokens = 0
         self._loras_used = False
+        # Prompt tokens that the last step computed; without a prefix cache, of the prompts that it completed.
+        self.computed_tokens = 0
         self._ttft = _Histogram(
             "vllm:time_to_first_token_seconds", "From the request's arrival at the engine.", _TTFT_BOUNDS
         )
@@ -100,6 +102,8 @@ class SignalBoard:
     ) -> None:
         """One engine's scheduler reported; queries and hits are counted since its last report."""
         self._schedulers[engine] = running, waiting, kv_usage
+        if prefix_queries:
+            self.computed_tokens = max(0, prefix_queries - prefix_hits)
         self._prefix_queries += prefix_queries
         self._prefix_hits += prefix_hits
         self._loras = tuple(running_loras), tuple(waiting_loras)
@@ -116,6 +120,7 @@ class SignalBoard:
     ) -> None:
         """One step reported: times to first tokens; queue and prefill time of the ended requests."""
         self.preemptions += preemptions
+        self.computed_tokens = prompt_tokens
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += generation_tokens
         for value in first_tokens_s:

@@ -70,6 +70,14 @@ class LoadedEngine(Protocol):
     def unfinished(self) -> int:
         """Requests that it was given and has not ended."""
 
+    @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that its current step may compute."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether its core executes a call that is no generation."""
+
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the request. Raises BackendFailure."""
 
